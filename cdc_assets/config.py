@@ -1,0 +1,363 @@
+"""The configuration: one shape for the Dagster component, the command line and the flusher.
+
+Pydantic models and their reading from YAML (JSON is YAML). Everything has a default but the tables.
+Nothing here connects to anything. ``${VAR}`` in a value is taken from the environment, so that no
+secret needs to stand in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.postgres.names import TableId
+
+_NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_QUANTITY = re.compile(r"\A\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*\Z")
+
+
+def home() -> Path:
+    """The folder of what this installation keeps at run time; ``$CDC_ASSETS_HOME`` moves it."""
+    return Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute()
+
+
+def _quantity(value: object, units: Mapping[str, float], example: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    match = _QUANTITY.match(str(value))
+    if match is None or match[2].lower() not in units:
+        raise ValueError(f"{value!r} has no known unit; write it like {example}")
+    return float(match[1]) * units[match[2].lower()]
+
+
+def _duration(value: object) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    return timedelta(seconds=_quantity(value, _SECONDS, "1s, 500ms, 5m or 2h"))
+
+
+def _size(value: object) -> int:
+    return int(_quantity(value, _BYTES, "64MB or 16MiB"))
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Size = Annotated[int, BeforeValidator(_size)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class PostgresConfig(_Section):
+    """Where the source is: a DSN, or a throw-away Postgres that the platform runs itself."""
+
+    dsn: SecretStr | None = None
+    embedded: bool = False
+    version: Literal[16, 18] = 18
+    """Major version of the embedded Postgres."""
+    demo: bool = False
+    """Fill the embedded Postgres with the demo tables and keep traffic on them."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.dsn is None) == (not self.embedded):
+            raise ValueError("give either dsn: postgresql://… or embedded: true")
+        if self.demo and not self.embedded:
+            raise ValueError("demo: true writes tables and traffic; it goes with embedded: true only")
+        return self
+
+
+class ColumnsConfig(_Section):
+    """What of a table is replicated, and how what Iceberg can't hold is treated."""
+
+    exclude: tuple[str, ...] = ()
+    types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
+    """Columns to be kept in Postgres's text form instead of their native type."""
+    unrepresentable: Literal["null", "clamp", "fail"] = "null"
+
+    @field_validator("unrepresentable", mode="before")
+    @classmethod
+    def _yaml_null(cls, value: object) -> object:
+        return "null" if value is None else value  # an unquoted null in YAML means the word
+
+
+class FreshnessConfig(_Section):
+    """How old a lake table may be before the UI warns and fails."""
+
+    warn: Duration = timedelta(minutes=5)
+    fail: Duration = timedelta(minutes=15)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.warn >= self.fail:
+            raise ValueError("warn has to be shorter than fail")
+        return self
+
+
+class TableConfig(_Section):
+    """One table of the source."""
+
+    name: str
+    mode: Literal["mirror", "soft_delete", "append"] = "mirror"
+    columns: ColumnsConfig = ColumnsConfig()
+    partition_by: tuple[str, ...] = ()
+    chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
+    """Pages of 8 kB a chunk: 2,048 are 16 MB, about a second of work."""
+    freshness: FreshnessConfig = FreshnessConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _as_in_sql(cls, value: str) -> str:
+        return str(TableId.parse(value))
+
+    @property
+    def id(self) -> TableId:
+        return TableId.parse(self.name)
+
+
+class SnapshotConfig(_Section):
+    """How the first copy is made."""
+
+    mode: Literal["initial", "snapshot_only", "never"] = "initial"
+    max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
+    max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
+
+
+class StagingConfig(_Section):
+    """Where changes wait as Parquet, and how often the flusher writes them."""
+
+    uri: str | None = None
+    flush_interval: Duration = timedelta(seconds=1)
+    flush_bytes: Size = 64 * 10**6
+
+    @field_validator("uri")
+    @classmethod
+    def _scheme(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("file:///", "s3://")):
+            raise ValueError("write file:///absolute/path or s3://bucket/prefix")
+        return value.rstrip("/") if value else value
+
+    @property
+    def flush_interval_seconds(self) -> float:
+        return self.flush_interval.total_seconds()
+
+
+class StateConfig(_Section):
+    """The coordination database; by default the source itself."""
+
+    postgres_url: SecretStr | None = None
+    schema_: Annotated[str, Field(alias="schema", pattern=r"\A[a-z_][a-z0-9_]{0,62}\Z")] = (
+        "_pg2iceberg"
+    )
+
+
+class CatalogConfig(_Section):
+    """The Iceberg catalog; by default SQL tables in the coordination database."""
+
+    type: Literal["sql", "rest", "glue"] = "sql"
+    uri: SecretStr | None = None
+    warehouse: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.type == "rest" and self.uri is None:
+            raise ValueError("a rest catalog needs uri: https://…")
+        if self.type == "glue" and self.warehouse is None:
+            raise ValueError("a glue catalog needs warehouse: s3://bucket/prefix")
+        return self
+
+
+class LakeConfig(_Section):
+    """Where the tables end up."""
+
+    namespace: str | None = None
+    format_version: Literal[2, 3] = 3
+    catalog: CatalogConfig = CatalogConfig()
+
+    @field_validator("namespace")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[a-z_][a-z0-9_]*", value):
+            raise ValueError("write one plain lower-case word")
+        return value
+
+
+class S3Config(_Section):
+    """S3 settings; keys come from the environment only."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+
+
+class SparkConfig(_Section):
+    """A local Connect server of ours, or the user's own cluster."""
+
+    remote: str | None = None
+    cores: Annotated[int, Field(ge=1, le=256)] = 2
+    memory: Annotated[str, Field(pattern=r"\A[1-9][0-9]*[mg]\Z")] = "3g"
+    conf: Mapping[str, str] = Field(default_factory=dict)
+
+    @field_validator("remote")
+    @classmethod
+    def _connect_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("sc://"):
+            raise ValueError("write a Spark Connect address: sc://host:15002")
+        return value
+
+
+class SourceConfig(_Section):
+    """One source database and the lake it is replicated into."""
+
+    name: str
+    postgres: PostgresConfig
+    slot: str = ""
+    publication: str = ""
+    tables: Annotated[tuple[TableConfig, ...], Field(min_length=1)]
+    snapshot: SnapshotConfig = SnapshotConfig()
+    staging: StagingConfig = StagingConfig()
+    state: StateConfig = StateConfig()
+    lake: LakeConfig = LakeConfig()
+    s3: S3Config = S3Config()
+    spark: SparkConfig = SparkConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environment(cls, data: Any) -> Any:
+        return _expand(data)
+
+    @field_validator("name")
+    @classmethod
+    def _word(cls, value: str) -> str:
+        if not _NAME.match(value):
+            raise ValueError(
+                "write up to 40 lower-case letters, digits and underscores, beginning with a letter"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _defaults_and_collisions(self) -> Self:
+        object.__setattr__(self, "slot", self.slot or f"cdc_{self.name}")
+        object.__setattr__(self, "publication", self.publication or f"cdc_{self.name}")
+        if not re.fullmatch(r"[a-z0-9_]{1,63}", self.slot):
+            raise ValueError("slot: Postgres allows lower-case letters, digits and underscores only")
+        seen: set[str] = set()
+        for table in self.tables:
+            if table.name in seen:
+                raise ValueError(f"tables: {table.name} stands twice; keep one")
+            seen.add(table.name)
+        lake: dict[str, str] = {}
+        for table in self.tables:
+            name = self.lake_name(table.id)
+            other = lake.setdefault(name.lower(), table.name)
+            if other != table.name:
+                raise ValueError(
+                    f"tables: {other} and {table.name} would both become the lake table {name!r};"
+                    " replicate one of them through another source with its own lake.namespace"
+                )
+        return self
+
+    @property
+    def namespace(self) -> str:
+        return self.lake.namespace or self.name
+
+    @property
+    def staging_uri(self) -> str:
+        return self.staging.uri or (home() / self.name / "staging").as_uri()
+
+    @property
+    def warehouse(self) -> str:
+        return (self.lake.catalog.warehouse or (home() / self.name / "warehouse").as_uri()).rstrip(
+            "/"
+        )
+
+    def lake_name(self, table: TableId) -> str:
+        """The table's name in the lake: its own, with the schema in front where two would meet."""
+        alike = [t.id for t in self.tables if t.id.name.lower() == table.name.lower()]
+        return f"{table.schema}_{table.name}" if len(alike) > 1 else table.name
+
+    def table(self, name: str | TableId) -> TableConfig:
+        """The configured table of that SQL name; raises ConfigurationError if there is none."""
+        try:
+            wanted = TableId.parse(name) if isinstance(name, str) else name
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        for table in self.tables:
+            if table.id == wanted:
+                return table
+        known = ", ".join(t.name for t in self.tables)
+        raise ConfigurationError(
+            f"table {wanted} is not in the configuration of source {self.name}.",
+            f"It has: {known}. Add it under tables:, or correct the name.",
+        )
+
+
+def _expand(value: Any) -> Any:
+    """Replace ``${VAR}`` in every string; an unset variable is an error that names it."""
+    if isinstance(value, str):
+        for name in _VARIABLE.findall(value):
+            if name not in os.environ:
+                raise ValueError(f"the environment variable {name} is not set; export it")
+        return _VARIABLE.sub(lambda match: os.environ[match[1]], value)
+    if isinstance(value, Mapping):
+        return {key: _expand(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_expand(item) for item in value]
+    return value
+
+
+def parse_config(data: object, origin: str) -> SourceConfig:
+    """Validate what was read from ``origin``; raises ConfigurationError naming key and remedy."""
+    if isinstance(data, Mapping) and set(data) >= {"type", "attributes"}:
+        data = data["attributes"]  # a component's defs.yaml works as a plain file too
+    if not isinstance(data, Mapping):
+        raise ConfigurationError(f"{origin}: expected a mapping with name, postgres and tables.")
+    try:
+        return SourceConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{origin}: {_explain(item)}" for item in error.errors(include_url=False)]
+        raise ConfigurationError("\n".join(lines)) from None
+
+
+def load_config(path: str | os.PathLike[str]) -> SourceConfig:
+    """Read a YAML or JSON file; raises ConfigurationError for whatever is wrong with it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"can't read the configuration {os.fspath(path)}: {error}.", "Check --config."
+        ) from error
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
+    return parse_config(data, os.fspath(path))
+
+
+def _explain(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "the whole file"
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key; remove it or correct its spelling."
+    if item["type"] == "missing":
+        return f"{where}: missing; it is required."
+    return f"{where}: {item['msg'].removeprefix('Value error, ')}."

@@ -1,0 +1,78 @@
+"""Every error this package raises on purpose.
+
+A message says what is wrong, where, and what to do next. An error that a person can act on derives
+from :class:`CdcError`; anything else that escapes is a defect. No secret is ever part of a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CdcError(Exception):
+    """Base of all expected errors: ``what`` is wrong and the ``remedy`` a person can apply."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        self.what = what
+        self.remedy = remedy
+        super().__init__(f"{what} {remedy}".strip())
+
+
+class ConfigurationError(CdcError):
+    """The configuration can't be used: a bad key, value, environment variable or table name."""
+
+
+class EnvironmentProblem(CdcError):
+    """This machine lacks something: Java, a free port, a supported Python, a readable directory."""
+
+
+class PreflightError(CdcError):
+    """The source database isn't ready for logical replication."""
+
+
+class ReplicationProblem(CdcError):
+    """The replication stream can't go on without a person or a restart."""
+
+
+class SlotLost(ReplicationProblem):
+    """The replication slot that the log was fed from no longer exists: changes may be missing."""
+
+
+class SlotMoved(ReplicationProblem):
+    """Somebody else consumed from the slot: changes between the log and the slot are missing."""
+
+
+class SlotBusy(ReplicationProblem):
+    """Slot creation waits for transactions that don't end."""
+
+
+class CoordinationError(CdcError):
+    """The coordination schema is missing, newer than this program, or unusable through a pooler."""
+
+
+class TableProblem(CdcError):
+    """One table can't go on; the others do. Carries the table so that it can be parked by name."""
+
+    def __init__(self, table: object, what: str, remedy: str = "") -> None:
+        self.table = table
+        super().__init__(f"{table}: {what}", remedy)
+
+
+class TablesFailed(CdcError):
+    """Some tables failed while the others went on; raised at the end of the work."""
+
+    def __init__(self, problems: Sequence[TableProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(problem) for problem in problems))
+
+
+class SnapshotLost(CdcError):
+    """The exported snapshot is gone because the connection that exported it is."""
+
+
+class SparkProblem(CdcError):
+    """The Spark Connect server can't be started or reached."""
+
+
+class Fenced(CdcError):
+    """Another worker took over what this one was doing; it must not commit."""

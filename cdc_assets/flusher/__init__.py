@@ -1,0 +1,1 @@
+"""The flusher: streams the slot, stages changes as Parquet, registers them, then acks."""

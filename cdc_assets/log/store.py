@@ -1,0 +1,373 @@
+"""The leaderless log in Postgres: what was staged, how far it is safe, how far it was applied.
+
+Keeps invariants 1 to 3: a file is registered, its offsets are taken and ``flushed_lsn`` moves in one
+transaction; offsets of a table rise in the order of registration, which is commit order. There is
+no leader: whoever holds the rows of this schema knows everything.
+
+A store wraps one connection in autocommit mode and is used by one thread at a time. What the rows
+of a copy mean is in ``log.progress``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.log.schema import migrate
+from cdc_assets.postgres.catalog import Column, SourceTable
+from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+
+# The one group of consumers that merges into the lake; the schema has room for others.
+GROUP = "lake"
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A replicated table as the coordination schema knows it."""
+
+    table: TableId
+    oid: int
+    epoch: int
+    state: str
+    key_columns: tuple[str, ...]
+    columns: tuple[Column, ...]
+    snapshot_lsn: Lsn | None
+    complete_lsn: Lsn | None
+    pin: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A staged Parquet file of one table, ready to be registered.
+
+    ``flushable_lsn`` is where the last transaction in it ended; ``path`` is a URI.
+    """
+
+    table: TableId
+    path: str
+    row_count: int
+    byte_size: int
+    flushable_lsn: Lsn
+    commit_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A registered file: it holds the offsets ``start_offset`` to ``end_offset`` (excluded)."""
+
+    start_offset: int
+    end_offset: int
+    path: str
+    byte_size: int
+    flushable_lsn: Lsn
+    commit_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a table's log is applied: ``offset`` is the first one that isn't."""
+
+    offset: int
+    applied_lsn: Lsn
+    commit_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What of a table's log waits to be applied."""
+
+    table: TableId
+    rows: int
+    bytes: int
+    oldest_commit: datetime | None
+
+
+class LogStore:
+    """Reads and writes the coordination schema for one source."""
+
+    def __init__(self, connection: psycopg.Connection[Any], source: str, schema: str) -> None:
+        self.connection = connection
+        self.source = source
+        self.schema = schema
+        connection.execute(
+            sql.SQL("set search_path to {}, pg_catalog").format(sql.Identifier(schema))
+        )
+
+    @classmethod
+    def open(cls, dsn: str, source: str, schema: str) -> Self:
+        """Connect, bring the schema up to date, and return the store."""
+        connection = connect(dsn, application_name=f"cdc_assets {source} log")
+        try:
+            migrate(connection, schema)
+            return cls(connection, source, schema)
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        self.connection.close()
+
+    # --- locks: one writer a table, one active flusher a source (session advisory locks) ---
+
+    def _lock_key(self, name: str) -> str:
+        return f"cdc_assets:{self.schema}:{self.source}:{name}"
+
+    def try_lock(self, name: str) -> bool:
+        """Take the session lock ``name`` if nobody has it."""
+        row = self.connection.execute(
+            "select pg_try_advisory_lock(hashtextextended(%s, 0))", (self._lock_key(name),)
+        ).fetchone()
+        return bool(row and row[0])
+
+    def lock(self, name: str) -> None:
+        """Wait for the session lock ``name``."""
+        self.connection.execute(
+            "select pg_advisory_lock(hashtextextended(%s, 0))", (self._lock_key(name),)
+        )
+
+    def unlock(self, name: str) -> None:
+        self.connection.execute(
+            "select pg_advisory_unlock(hashtextextended(%s, 0))", (self._lock_key(name),)
+        )
+
+    def is_locked(self, name: str) -> bool:
+        """Whether any session, this one included, holds the lock."""
+        row = self.connection.execute(
+            "with k as (select hashtextextended(%s, 0) as key)"
+            " select exists (select from pg_locks, k where locktype = 'advisory' and granted"
+            " and database = (select oid from pg_database where datname = current_database())"
+            " and objsubid = 1 and (classid::bigint << 32 | objid::bigint) = k.key)",
+            (self._lock_key(name),),
+        ).fetchone()
+        return bool(row and row[0])
+
+    # --- facts of the source ---
+
+    def meta(self, key: str) -> str | None:
+        row = self.connection.execute(
+            "select value from pipeline_meta where source = %s and key = %s", (self.source, key)
+        ).fetchone()
+        return str(row[0]) if row else None
+
+    def set_meta(self, key: str, value: str) -> None:
+        self.connection.execute(
+            "insert into pipeline_meta (source, key, value) values (%s, %s, %s)"
+            " on conflict (source, key) do update set value = excluded.value",
+            (self.source, key, value),
+        )
+
+    # --- tables ---
+
+    def tables(self) -> list[TableRow]:
+        """Every registered table, by name."""
+        rows = self.connection.execute(
+            "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn, complete_lsn,"
+            " pin, reason from tables where source = %s order by table_name",
+            (self.source,),
+        ).fetchall()
+        return [
+            TableRow(
+                TableId.parse(name),
+                int(oid),
+                epoch,
+                state,
+                tuple(key),
+                tuple(Column.from_json(c) for c in columns),
+                _lsn(snapshot),
+                _lsn(complete),
+                str(pin) if pin else None,
+                reason,
+            )
+            for name, oid, epoch, state, key, columns, snapshot, complete, pin, reason in rows
+        ]
+
+    def table(self, table: TableId) -> TableRow | None:
+        return next((row for row in self.tables() if row.table == table), None)
+
+    def add_table(self, table: SourceTable) -> None:
+        """Register a table that waits for its pin; one that is registered stays as it is."""
+        self.connection.execute(
+            "insert into tables as t (source, table_name, oid, state, key_columns, columns)"
+            " values (%s, %s, %s, 'waiting', %s, %s)"
+            " on conflict (source, table_name) do update set oid = excluded.oid,"
+            " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
+            " reason = null, updated_at = now() where t.oid = 0",
+            (
+                self.source,
+                str(table.id),
+                table.oid,
+                list(table.key_columns),
+                json.dumps([c.to_json() for c in table.columns]),
+            ),
+        )
+
+    def park_unknown(self, table: TableId, reason: str) -> None:
+        """Register a table that the source doesn't have; ``add_table`` revives it later."""
+        self.connection.execute(
+            "insert into tables (source, table_name, oid, state, key_columns, columns, reason)"
+            " values (%s, %s, 0, 'parked', '{}', '[]', %s) on conflict do nothing",
+            (self.source, str(table), reason),
+        )
+
+    def park(self, table: TableId, reason: str) -> None:
+        """Set a registered table aside, with the reason and the way out."""
+        self.connection.execute(
+            "update tables set state = 'parked', reason = %s, updated_at = now()"
+            " where source = %s and table_name = %s",
+            (reason, self.source, str(table)),
+        )
+
+    def finish_copy(self, table: TableId, epoch: int, complete_lsn: Lsn) -> bool:
+        """Every chunk landed: from here on the log is applied. False if the epoch has passed."""
+        done = self.connection.execute(
+            "update tables set state = 'streaming', complete_lsn = %s, updated_at = now()"
+            " where source = %s and table_name = %s and epoch = %s and state = 'copying'",
+            (str(complete_lsn), self.source, str(table), epoch),
+        )
+        return done.rowcount == 1
+
+    # --- the log ---
+
+    def flushed_lsn(self) -> Lsn | None:
+        """Everything that committed below it is registered; None before the first pin."""
+        row = self.connection.execute(
+            "select lsn from flushed_lsn where source = %s", (self.source,)
+        ).fetchone()
+        return _lsn(row[0]) if row else None
+
+    def register(
+        self, files: Sequence[StagedFile], flushed: Lsn, commit_time: datetime | None
+    ) -> None:
+        """Take offsets, insert the files, move ``flushed_lsn``: all in one transaction.
+
+        ``files`` of one table are in commit order. Raises psycopg.Error having changed nothing.
+        """
+        with self.connection.transaction():
+            for file in files:
+                name = str(file.table)
+                row = self.connection.execute(
+                    "insert into log_seq as s (source, table_name, next_offset) values (%s, %s, %s)"
+                    " on conflict (source, table_name)"
+                    " do update set next_offset = s.next_offset + excluded.next_offset"
+                    " returning next_offset",
+                    (self.source, name, file.row_count),
+                ).fetchone()
+                assert row is not None
+                self.connection.execute(
+                    "insert into log_index (source, table_name, start_offset, end_offset, path,"
+                    " row_count, byte_size, flushable_lsn, commit_time)"
+                    " values (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                    (
+                        self.source,
+                        name,
+                        row[0] - file.row_count,
+                        row[0],
+                        file.path,
+                        file.row_count,
+                        file.byte_size,
+                        str(file.flushable_lsn),
+                        file.commit_time,
+                    ),
+                )
+            self._move_flushed(flushed, commit_time)
+
+    def advance(self, lsn: Lsn) -> None:
+        """Move ``flushed_lsn`` alone: nothing of ours committed up to ``lsn``."""
+        self._move_flushed(lsn, None)
+
+    def _move_flushed(self, lsn: Lsn, commit_time: datetime | None) -> None:
+        self.connection.execute(
+            "insert into flushed_lsn as f (source, lsn, commit_time) values (%s, %s, %s)"
+            " on conflict (source) do update set lsn = greatest(f.lsn, excluded.lsn),"
+            " commit_time = coalesce(greatest(f.commit_time, excluded.commit_time), f.commit_time),"
+            " updated_at = now()",
+            (self.source, str(lsn), commit_time),
+        )
+
+    def entries(self, table: TableId, offset: int) -> list[LogEntry]:
+        """The registered files of ``table`` that hold offsets from ``offset`` on, in order."""
+        rows = self.connection.execute(
+            "select start_offset, end_offset, path, byte_size, flushable_lsn, commit_time"
+            " from log_index where source = %s and table_name = %s and end_offset > %s"
+            " order by start_offset",
+            (self.source, str(table), offset),
+        ).fetchall()
+        return [LogEntry(a, b, path, size, _must(lsn), at) for a, b, path, size, lsn, at in rows]
+
+    def log_end(self, table: TableId) -> int:
+        """The offset that the next registered row of ``table`` gets."""
+        row = self.connection.execute(
+            "select next_offset from log_seq where source = %s and table_name = %s",
+            (self.source, str(table)),
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    # --- the materializer's cursor ---
+
+    def cursor(self, table: TableId) -> Cursor | None:
+        row = self.connection.execute(
+            'select "offset", applied_lsn, commit_time from mat_cursor'
+            " where consumer_group = %s and source = %s and table_name = %s",
+            (GROUP, self.source, str(table)),
+        ).fetchone()
+        return Cursor(row[0], _must(row[1]), row[2]) if row else None
+
+    def set_cursor(self, table: TableId, cursor: Cursor) -> None:
+        """Remember what the Iceberg table says; the table is the truth, this is its cache."""
+        self.connection.execute(
+            "insert into mat_cursor as m"
+            ' (consumer_group, source, table_name, "offset", applied_lsn, commit_time)'
+            " values (%s, %s, %s, %s, %s, %s) on conflict (consumer_group, source, table_name)"
+            ' do update set "offset" = excluded."offset", applied_lsn = excluded.applied_lsn,'
+            " commit_time = coalesce(excluded.commit_time, m.commit_time), updated_at = now()",
+            (
+                GROUP,
+                self.source,
+                str(table),
+                cursor.offset,
+                str(cursor.applied_lsn),
+                cursor.commit_time,
+            ),
+        )
+
+    def backlogs(self) -> list[Backlog]:
+        """What waits to be applied, for every table that streams; the caught-up have 0 rows."""
+        rows = self.connection.execute(
+            "select t.table_name, coalesce(sum(l.row_count), 0), coalesce(sum(l.byte_size), 0),"
+            " min(l.commit_time) from tables t"
+            " left join mat_cursor m on m.source = t.source and m.table_name = t.table_name"
+            "  and m.consumer_group = %s"
+            " left join log_index l on l.source = t.source and l.table_name = t.table_name"
+            '  and l.end_offset > coalesce(m."offset", 0)'
+            " where t.source = %s and t.state = 'streaming' group by t.table_name order by 1",
+            (GROUP, self.source),
+        ).fetchall()
+        return [Backlog(TableId.parse(n), int(r), int(b), at) for n, r, b, at in rows]
+
+    def server_now(self) -> datetime:
+        """The coordination server's clock, the only one that lags are measured with."""
+        row = self.connection.execute("select clock_timestamp()").fetchone()
+        assert row is not None and isinstance(row[0], datetime)
+        return row[0]
+
+
+def _lsn(value: object) -> Lsn | None:
+    return None if value is None else Lsn.parse(str(value))
+
+
+def _must(value: object) -> Lsn:
+    return Lsn.parse(str(value))
+
+
+def total_rows(entries: Iterable[LogEntry]) -> int:
+    """How many offsets the entries span."""
+    return sum(entry.end_offset - entry.start_offset for entry in entries)

@@ -1,0 +1,82 @@
+"""One source, opened: its configuration, its databases and its log, handed to every engine function.
+
+Nothing here decides anything; it only resolves where things are.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from cdc_assets.config import SourceConfig, home
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.log.store import LogStore
+from cdc_assets.postgres.connect import connect
+
+
+def embedded_postgres(config: SourceConfig) -> EmbeddedPostgres:
+    """The throw-away Postgres of a source with ``embedded: true``."""
+    return EmbeddedPostgres(home() / config.name / "postgres", version=config.postgres.version)
+
+
+def source_dsn(config: SourceConfig) -> str:
+    """Where the source is; raises EnvironmentProblem if it is embedded and doesn't run."""
+    if config.postgres.dsn is not None:
+        return config.postgres.dsn.get_secret_value()
+    dsn = embedded_postgres(config).dsn()
+    if dsn is None:
+        raise EnvironmentProblem(
+            f"the embedded Postgres of source {config.name} isn't running.",
+            "dagster dev starts it within seconds; the cdc-assets commands start it themselves.",
+        )
+    return dsn
+
+
+def coordination_dsn(config: SourceConfig) -> str:
+    """Where the coordination schema is: the source, unless ``state.postgres_url`` moves it."""
+    url = config.state.postgres_url
+    return url.get_secret_value() if url is not None else source_dsn(config)
+
+
+class Pipeline:
+    """A source with its log open; a context manager, for one thread."""
+
+    def __init__(self, config: SourceConfig, source_dsn: str, store: LogStore) -> None:
+        self.config = config
+        self.source_dsn = source_dsn
+        self.store = store
+
+    @classmethod
+    def open(cls, config: SourceConfig) -> Self:
+        """Connect to the coordination database and migrate it.
+
+        Raises EnvironmentProblem, CoordinationError or psycopg.OperationalError.
+        """
+        dsn = source_dsn(config)
+        store = LogStore.open(coordination_dsn(config), config.name, config.state.schema_)
+        return cls(config, dsn, store)
+
+    @property
+    def staging_uri(self) -> str:
+        return self.config.staging_uri
+
+    def connect_source(self, purpose: str) -> psycopg.Connection[Any]:
+        """An ordinary connection to the source; the caller closes it."""
+        return connect(self.source_dsn, application_name=f"cdc_assets {self.config.name} {purpose}")
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

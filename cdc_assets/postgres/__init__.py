@@ -1,0 +1,1 @@
+"""Everything that speaks Postgres: catalog, CTID ranges, LSNs, pins, replication, types."""

@@ -1,0 +1,93 @@
+"""The only place where connections to Postgres are opened.
+
+Every session that reads or decodes pins the settings that decide a value's text form, so that the
+snapshot and the log send the same text for the same value, and clears the role's time-outs, which
+would end a copy half-way. The same settings go to the replication connection: the walsender's
+output functions obey them too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc_assets.errors import ReplicationProblem
+
+# One text form for each value, whatever the role or the database has set.
+TEXT_FORM = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "xmlbinary": "base64",
+}
+# A role's time-outs are meant for its applications, not for a copy that takes hours. An idle
+# transaction of ours holds a pin open on purpose.
+NO_TIMEOUTS = {
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+# A dead peer is noticed after about 30 + 3 * 10 seconds instead of the kernel's two hours.
+KEEPALIVES = {
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "connect_timeout": "10",
+}
+
+
+def conninfo(dsn: str, application_name: str, **extra: str) -> str:
+    """``dsn`` with our session settings; what the user's DSN sets itself (keepalives…) wins."""
+    given = conninfo_to_dict(dsn)
+    settings = " ".join(f"-c {key}={value}" for key, value in (TEXT_FORM | NO_TIMEOUTS).items())
+    options = f"{given.pop('options', '') or ''} {settings}".strip()
+    params = KEEPALIVES | {k: str(v) for k, v in given.items() if v is not None}
+    params |= {"options": options, "client_encoding": "UTF8"}
+    params |= {"application_name": application_name, **extra}
+    return make_conninfo("", **params)
+
+
+def uri(dsn: str, application_name: str) -> str:
+    """The same connection as a libpq URI, for drivers (ADBC) that accept nothing else."""
+    from urllib.parse import quote, urlencode
+
+    params = conninfo_to_dict(conninfo(dsn, application_name))
+    host, port = str(params.pop("host", "") or ""), str(params.pop("port", "") or "")
+    query = {k: str(v) for k, v in params.items() if v is not None}
+    if host:
+        query["host"] = host
+    if port:
+        query["port"] = port
+    return "postgresql://?" + urlencode(query, quote_via=quote)
+
+
+def connect(
+    dsn: str, *, application_name: str = "cdc_assets", autocommit: bool = True
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """An ordinary session with the pinned text form. Raises psycopg.OperationalError."""
+    return psycopg.connect(conninfo(dsn, application_name), autocommit=autocommit)
+
+
+def replication_connect(dsn: str, application_name: str = "cdc_assets") -> pq.PGconn:
+    """A replication session (``replication=database``) as libpq has it; psycopg has no API for it."""
+    connection = pq.PGconn.connect(
+        conninfo(dsn, application_name, replication="database").encode()
+    )
+    if connection.status != pq.ConnStatus.OK:
+        raise ReplicationProblem(
+            "can't open a replication connection: " + connection.get_error_message().strip(),
+            "The role needs REPLICATION, pg_hba.conf must let it in, and a transaction pooler"
+            " (PgBouncer) can't be in between: give the database's own address.",
+        )
+    return connection
+
+
+def redacted(dsn: str) -> str:
+    """A DSN without its password, for messages."""
+    return make_conninfo("", **{k: v for k, v in conninfo_to_dict(dsn).items() if k != "password"})

@@ -1,0 +1,69 @@
+"""Table names as SQL spells them, parsed once and carried as values.
+
+Configuration, ``--table`` and messages all use the SQL spelling: ``public.orders`` or
+``public."My.Table"``. An unquoted part is folded to lower case, as Postgres folds it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from psycopg import sql
+
+_PART = re.compile(r'"((?:[^"]|"")+)"|([A-Za-z_\u0080-\uffff][\w$\u0080-\uffff]*)')
+_PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
+# Words that Postgres refuses as a bare table name; the list only decides when quotes are printed.
+_RESERVED = frozenset(
+    "all analyse analyze and any array as asc asymmetric both case cast check collate column"
+    " constraint create current_date current_role current_time current_timestamp current_user"
+    " default deferrable desc distinct do else end except false fetch for foreign from grant group"
+    " having in initially intersect into lateral leading limit localtime localtimestamp not null"
+    " offset on only or order placing primary references returning select session_user some"
+    " symmetric table then to trailing true union unique user using variadic when where window"
+    " with".split()
+)
+
+
+def quoted(name: str) -> str:
+    """One identifier as SQL spells it, with quotes only where they are needed."""
+    if _PLAIN.match(name) and name not in _RESERVED:
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableId:
+    """A table of the source: its schema and its name, exactly as the catalog has them."""
+
+    schema: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the SQL spelling; a name without a schema is in ``public``; else ValueError."""
+        parts: list[str] = []
+        position = 0
+        while match := _PART.match(text, position):
+            quoted_part, bare = match[1], match[2]
+            parts.append(bare.lower() if quoted_part is None else quoted_part.replace('""', '"'))
+            position = match.end()
+            if position == len(text) or text[position] != ".":
+                break
+            position += 1
+        if position != len(text) or not parts or len(parts) > 2:
+            raise ValueError(
+                f"{text!r} is not a table name; write it as in SQL:"
+                ' schema.table, with quotes where SQL needs them (public."My.Table")'
+            )
+        schema, name = parts if len(parts) == 2 else ("public", parts[0])
+        return cls(schema, name)
+
+    def __str__(self) -> str:
+        return f"{quoted(self.schema)}.{quoted(self.name)}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """For composing statements with :mod:`psycopg.sql`."""
+        return sql.Identifier(self.schema, self.name)

@@ -1,0 +1,281 @@
+"""Pinning tables: one consistent point for the copy and for the log.
+
+Keeps invariant 5. The publication has a table before a slot's consistent point is taken, so every
+change that commits from that point on is in the stream; the snapshot that the slot exports shows
+every change that committed before it. Together they are the table, without a gap or an overlap. The
+first pin comes from the main slot itself; later ones (a table added, a pin that was lost) from a
+temporary slot, which lives only as long as it takes to import its snapshot.
+
+A snapshot lives as long as one session that imported it stays in its transaction. So a pin has
+*holders*: each imports the snapshot and exports it again under a name of its own. The flusher holds
+every pin it made, a running copy holds the one it reads from: either may die without costing the
+other anything. A holder is alive when its backend is: the server knows, no clock is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.errors import CoordinationError, SlotLost, SnapshotLost, TableProblem
+from cdc_assets.log.progress import plan_copy, restart_copy
+from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import describe, size_pages
+from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import (
+    NewSlot,
+    create_slot,
+    ensure_publication,
+    slot_status,
+    system_identifier,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Holder:
+    """A session that keeps a pin's snapshot alive; ``snapshot_name`` is what it exported."""
+
+    pin: str
+    snapshot_name: str
+    connection: psycopg.Connection[Any]
+
+    def alive(self) -> bool:
+        """False once the session is gone (asked of the server, over this very session)."""
+        try:
+            self.connection.execute("select 1")
+        except psycopg.Error:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Holder:
+    """Import ``snapshot_name`` in a new session, export it again, and say so in ``pin_holders``.
+
+    Raises SnapshotLost when the snapshot is gone.
+    """
+    connection = connect(source_dsn, application_name=f"cdc_assets {store.source} pin")
+    try:
+        connection.execute("begin isolation level repeatable read read only")
+        connection.execute(
+            sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name))
+        )
+        row = connection.execute("select pg_export_snapshot(), pg_backend_pid()").fetchone()
+        assert row is not None
+        store.connection.execute(
+            "insert into pin_holders (pin, snapshot_name, backend_pid) values (%s, %s, %s)",
+            (pin, row[0], row[1]),
+        )
+        return Holder(pin, row[0], connection)
+    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+        connection.close()
+        raise SnapshotLost(f"the exported snapshot {snapshot_name} is gone: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+def join_pin(store: LogStore, source_dsn: str, pin: str) -> Holder:
+    """Become one more holder of ``pin``; raises SnapshotLost when none of its holders lives."""
+    names = store.connection.execute(
+        "select snapshot_name from pin_holders where pin = %s order by since desc", (pin,)
+    ).fetchall()
+    for (name,) in names:
+        try:
+            return hold(store, source_dsn, pin, name)
+        except SnapshotLost:
+            store.connection.execute(
+                "delete from pin_holders where pin = %s and snapshot_name = %s", (pin, name)
+            )
+    raise SnapshotLost(f"no session holds the pin {pin} any more.")
+
+
+class Pins:
+    """Makes and holds the pins of one source. Has connections of its own: usable in a thread."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = Pipeline.open(pipeline.config)
+        self._config = pipeline.config
+        self._store = self._pipeline.store
+        self._held: dict[str, Holder] = {}
+
+    def prepare(self) -> None:
+        """Register the tables, complete the publication, create the slot with the first pin.
+
+        Idempotent, and safe when several processes start at once. Raises PreflightError, SlotBusy,
+        SlotLost or CoordinationError.
+        """
+        self._store.lock("pins")
+        try:
+            with self._pipeline.connect_source("pins") as source:
+                self._check_identity(source)
+                self._register_tables(source)
+                waiting = self._publish(source)
+                slot = slot_status(source, self._config.slot)
+                flushed = self._store.flushed_lsn()
+                if slot is None and flushed is not None:
+                    raise SlotLost(
+                        f"the replication slot {self._config.slot} is gone, though the log was fed"
+                        f" from it up to {flushed}: what was changed since is not in the log.",
+                        "Find out who dropped it (or max_slot_wal_keep_size), then run cdc-assets"
+                        " resync for every table of this source.",
+                    )
+                if slot is None:
+                    made = create_slot(
+                        self._pipeline.source_dsn, self._config.slot, temporary=False
+                    )
+                    self._pin(source, made, waiting, first=True)
+                elif flushed is None:
+                    # Made by hand, or by a process that died before it could write down the pin:
+                    # the log starts where the slot stands, the tables get later pins of their own.
+                    self._store.advance(slot.confirmed_flush or Lsn.ZERO)
+        finally:
+            self._store.unlock("pins")
+
+    def tick(self) -> None:
+        """Hold what is being copied, restart what lost its pin, pin what waits, release the rest.
+
+        May block for as long as slot creation does. Raises like :meth:`prepare`.
+        """
+        if not self._store.try_lock("pins"):
+            return  # another process is at it; the next tick looks again
+        try:
+            copying = [row for row in self._store.tables() if row.state == "copying"]
+            for row in copying:
+                self._keep(row)
+            rows = [row for row in self._store.tables() if row.state == "waiting"]
+            if rows:
+                with self._pipeline.connect_source("pins") as source:
+                    waiting = self._publish(source)
+                    if waiting:
+                        name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
+                        made = create_slot(self._pipeline.source_dsn, name, temporary=True)
+                        self._pin(source, made, waiting, first=False)
+            self._release()
+        finally:
+            self._store.unlock("pins")
+
+    def close(self) -> None:
+        """Let go of every snapshot and close the connections."""
+        for holder in self._held.values():
+            holder.close()
+        self._held.clear()
+        self._pipeline.close()
+
+    # --- parts ---
+
+    def _check_identity(self, source: psycopg.Connection[Any]) -> None:
+        known, found = self._store.meta("system_identifier"), system_identifier(source)
+        if known is None:
+            self._store.set_meta("system_identifier", found)
+        elif known != found:
+            raise CoordinationError(
+                f"source {self._config.name} is another Postgres cluster (system identifier"
+                f" {found}) than the one its log was made from ({known}).",
+                "Correct postgres.dsn, or give the new cluster a source name of its own.",
+            )
+
+    def _register_tables(self, source: psycopg.Connection[Any]) -> None:
+        known = {row.table: row for row in self._store.tables()}
+        for table in self._config.tables:
+            row = known.get(table.id)
+            if row is not None and row.oid:
+                continue
+            try:
+                found = describe(source, table.id)
+            except TableProblem as problem:
+                logger.error("%s", problem)
+                self._store.park_unknown(table.id, str(problem))
+            else:
+                self._store.add_table(found)
+
+    def _publish(self, source: psycopg.Connection[Any]) -> list[TableRow]:
+        """Complete the publication and return the tables that wait for a pin."""
+        configured = {table.id for table in self._config.tables}
+        rows = [
+            row for row in self._store.tables() if row.table in configured and row.state != "parked"
+        ]
+        ensure_publication(source, self._config.publication, [row.table for row in rows])
+        return [row for row in rows if row.state == "waiting"]
+
+    def _pin(
+        self,
+        source: psycopg.Connection[Any],
+        slot: NewSlot,
+        tables: list[TableRow],
+        *,
+        first: bool,
+    ) -> None:
+        """Write down the pin with the frozen plans, then hold its snapshot."""
+        pin = str(uuid.uuid4())
+        try:
+            with self._store.connection.transaction():
+                self._store.connection.execute(
+                    "insert into pins (pin, source, consistent_point) values (%s, %s, %s)",
+                    (pin, self._config.name, str(slot.consistent_point)),
+                )
+                if first:
+                    self._store.advance(slot.consistent_point)
+                for row in tables:
+                    chunk_pages = self._config.table(row.table).chunk_pages
+                    pages = size_pages(source, row.oid)
+                    copy = self._config.snapshot.mode != "never"
+                    chunks = plan_chunks(pages, chunk_pages) if copy else []
+                    plan_copy(self._store, row, pin, slot.consistent_point, chunks)
+            self._held[pin] = hold(
+                self._store, self._pipeline.source_dsn, pin, slot.snapshot_name
+            )
+        finally:
+            slot.connection.finish()  # a temporary slot goes with it, and keeps no WAL any longer
+        logger.info(
+            "pinned %d tables at %s: %s",
+            len(tables),
+            slot.consistent_point,
+            ", ".join(str(row.table) for row in tables),
+        )
+
+    def _keep(self, row: TableRow) -> None:
+        """Hold the pin that ``row`` is copied under, or start its copy again without it."""
+        assert row.pin is not None
+        if row.pin in self._held:
+            if self._held[row.pin].alive():
+                return
+            self._held.pop(row.pin).close()
+        try:
+            self._held[row.pin] = join_pin(self._store, self._pipeline.source_dsn, row.pin)
+        except SnapshotLost:
+            logger.warning("%s: its pin was lost while it was copied; copying again", row.table)
+            restart_copy(self._store, row)
+
+    def _release(self) -> None:
+        needed = {row.pin for row in self._store.tables() if row.state == "copying"}
+        for pin in [pin for pin in self._held if pin not in needed]:
+            self._held.pop(pin).close()
+            self._store.connection.execute(
+                "update pins set released_at = now() where pin = %s", (pin,)
+            )
+            self._store.connection.execute("delete from pin_holders where pin = %s", (pin,))

@@ -1,0 +1,169 @@
+"""Slots and publications: creating them, and what the server says of them.
+
+The stream itself is read in ``flusher``; which snapshot belongs to which table is in ``pins``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import pq, sql
+
+from cdc_assets.errors import PreflightError, SlotBusy
+from cdc_assets.postgres.connect import replication_connect
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Slot creation waits for every transaction that runs; after this long we say which ones instead.
+SLOT_PATIENCE_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A replication slot as ``pg_replication_slots`` shows it; bytes of WAL it keeps."""
+
+    name: str
+    plugin: str
+    active_pid: int | None
+    confirmed_flush: Lsn | None
+    wal_status: str | None
+    retained_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewSlot:
+    """A slot just made: the snapshot shows exactly what committed below ``consistent_point``.
+
+    The snapshot dies with the next command on ``connection``, or with it.
+    """
+
+    consistent_point: Lsn
+    snapshot_name: str
+    connection: pq.PGconn
+
+
+def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
+    """What the server knows of ``slot``, None if there is none of that name."""
+    row = connection.execute(
+        "select slot_name::text, plugin::text, active_pid, confirmed_flush_lsn::text, wal_status,"
+        " coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint"
+        " from pg_catalog.pg_replication_slots where slot_name = %s",
+        (slot,),
+    ).fetchone()
+    if row is None:
+        return None
+    return SlotStatus(
+        row[0], row[1] or "", row[2], Lsn.parse(row[3]) if row[3] else None, row[4], int(row[5])
+    )
+
+
+def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
+    """Create a logical slot that exports its snapshot (invariant 5).
+
+    Waits for the transactions that run now, for SLOT_PATIENCE_SECONDS at most; then SlotBusy.
+    The caller closes the connection once the snapshot is held elsewhere.
+    """
+    connection = replication_connect(dsn, f"cdc_assets pin {slot}")
+    try:
+        _command(connection, f"set lock_timeout = '{SLOT_PATIENCE_SECONDS}s'")
+        kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+        # The old spelling of SNAPSHOT 'export': every version from 13 to 18 reads it.
+        made = _command(
+            connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput EXPORT_SNAPSHOT'
+        )
+        point, name = made.get_value(0, 1), made.get_value(0, 2)
+        assert point is not None and name is not None
+        return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
+    except BaseException:
+        connection.finish()
+        raise
+
+
+def _command(connection: pq.PGconn, command: str) -> pq.PGresult:
+    result = connection.exec_(command.encode())
+    if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        return result
+    message = result.get_error_message().strip()
+    if result.error_field(pq.DiagnosticField.SQLSTATE) == b"55P03":  # lock_not_available
+        raise SlotBusy(
+            f"slot creation waited {SLOT_PATIENCE_SECONDS} s for transactions that don't end"
+            f" ({message}).",
+            "See select pid, xact_start, query from pg_stat_activity where backend_xid is not null"
+            " order by xact_start; end the oldest, then try again.",
+        )
+    raise PreflightError(
+        f"Postgres refused {command.split()[0].lower()}: {message}.",
+        "Run cdc-assets check: it names what is missing.",
+    )
+
+
+def drop_slot(connection: Connection, slot: str) -> None:
+    """Drop ``slot`` if it exists; raises psycopg.errors.ObjectInUse while somebody streams it."""
+    connection.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_catalog.pg_replication_slots"
+        " where slot_name = %s",
+        (slot,),
+    )
+
+
+def published_tables(connection: Connection, publication: str) -> set[TableId] | None:
+    """The tables of a publication, None if there is none of that name."""
+    if not connection.execute(
+        "select from pg_catalog.pg_publication where pubname = %s", (publication,)
+    ).fetchall():
+        return None
+    rows = connection.execute(
+        "select schemaname, tablename from pg_catalog.pg_publication_tables where pubname = %s",
+        (publication,),
+    ).fetchall()
+    return {TableId(schema, name) for schema, name in rows}
+
+
+def ensure_publication(
+    connection: Connection, publication: str, tables: Iterable[TableId]
+) -> list[TableId]:
+    """Create the publication, or add what it lacks; returns the tables that were added."""
+    wanted = sorted(set(tables))
+    present = published_tables(connection, publication)
+    missing = wanted if present is None else [t for t in wanted if t not in present]
+    if not missing:
+        return []
+    listed = sql.SQL(", ").join(t.identifier for t in missing)
+    name = sql.Identifier(publication)
+    if present is None:
+        statement = sql.SQL(
+            "create publication {} for table {} with (publish = 'insert, update, delete, truncate',"
+            " publish_via_partition_root = true)"
+        ).format(name, listed)
+    else:
+        statement = sql.SQL("alter publication {} add table {}").format(name, listed)
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PreflightError(
+            f"the role may not change the publication {publication}: {error}",
+            "An owner of the tables runs: " + statement.as_string(connection) + ";",
+        ) from error
+    return missing
+
+
+def current_lsn(connection: Connection) -> Lsn:
+    """An LSN above every transaction that committed before the call, sure to be streamed soon.
+
+    The message costs some bytes of WAL; without it the position could lie beyond the last record
+    (a page header), which an idle server would never reach.
+    """
+    row = connection.execute("select pg_logical_emit_message(false, 'cdc_assets', '')").fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0]))
+
+
+def system_identifier(connection: Connection) -> str:
+    """The cluster's identity; a restored copy keeps it, another cluster never has it."""
+    row = connection.execute("select system_identifier from pg_control_system()").fetchone()
+    return str(row[0]) if row else ""

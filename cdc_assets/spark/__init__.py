@@ -1,0 +1,1 @@
+"""Spark: the Connect server, sessions, and the Iceberg tables."""

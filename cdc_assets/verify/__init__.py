@@ -1,0 +1,1 @@
+"""Comparing every row of source and lake at one LSN."""
