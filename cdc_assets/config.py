@@ -7,6 +7,7 @@ secret needs to stand in a file.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ from pydantic import (
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
 
+# A supervised child gets its configuration this way: secrets stand in no file and no argument.
+CONFIG_VARIABLE = "CDC_ASSETS_CONFIG_JSON"
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -83,7 +86,7 @@ class PostgresConfig(_Section):
         if (self.dsn is None) == (not self.embedded):
             raise ValueError("give either dsn: postgresql://… or embedded: true")
         if self.demo and not self.embedded:
-            raise ValueError("demo: true writes tables and traffic; it goes with embedded: true only")
+            raise ValueError("demo: true writes tables and traffic; it goes with embedded: true")
         return self
 
 
@@ -260,7 +263,7 @@ class SourceConfig(_Section):
         object.__setattr__(self, "slot", self.slot or f"cdc_{self.name}")
         object.__setattr__(self, "publication", self.publication or f"cdc_{self.name}")
         if not re.fullmatch(r"[a-z0-9_]{1,63}", self.slot):
-            raise ValueError("slot: Postgres allows lower-case letters, digits and underscores only")
+            raise ValueError("slot: Postgres allows lower-case letters, digits and underscores")
         seen: set[str] = set()
         for table in self.tables:
             if table.name in seen:
@@ -291,6 +294,10 @@ class SourceConfig(_Section):
             "/"
         )
 
+    def dump(self) -> str:
+        """The configuration as JSON with its secrets: for a child's environment, never for a file."""
+        return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
+
     def lake_name(self, table: TableId) -> str:
         """The table's name in the lake: its own, with the schema in front where two would meet."""
         alike = [t.id for t in self.tables if t.id.name.lower() == table.name.lower()]
@@ -310,6 +317,18 @@ class SourceConfig(_Section):
             f"table {wanted} is not in the configuration of source {self.name}.",
             f"It has: {known}. Add it under tables:, or correct the name.",
         )
+
+
+def _revealed(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {key: _revealed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_revealed(item) for item in value]
+    return value
 
 
 def _expand(value: Any) -> Any:
@@ -337,6 +356,14 @@ def parse_config(data: object, origin: str) -> SourceConfig:
     except ValidationError as error:
         lines = [f"{origin}: {_explain(item)}" for item in error.errors(include_url=False)]
         raise ConfigurationError("\n".join(lines)) from None
+
+
+def config_from_environment() -> SourceConfig:
+    """What a parent process handed down (:meth:`SourceConfig.dump`) in ``CONFIG_VARIABLE``."""
+    text = os.environ.get(CONFIG_VARIABLE)
+    if text is None:
+        raise ConfigurationError(f"neither --config nor {CONFIG_VARIABLE} is given.")
+    return parse_config(json.loads(text), CONFIG_VARIABLE)
 
 
 def load_config(path: str | os.PathLike[str]) -> SourceConfig:

@@ -1,0 +1,168 @@
+"""Reading a batch of the log: which entries it takes, and what is in them.
+
+A batch is bounded by bytes, so that a backlog of any size is drained in steps of one size. The
+staged files are read by Spark tasks with pyarrow, each row with its log offset; what decides how a
+batch is folded (is there a truncate, are there unchanged columns) is read beforehand from two small
+columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc_assets.log.files import OLD_KEY, Storage
+from cdc_assets.log.store import LogEntry
+from cdc_assets.postgres.lsn import Lsn
+
+# Staged bytes a merge: compressed JSON, so about ten times as much once parsed.
+BATCH_BYTES = 64 * 10**6
+
+EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data string"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The rows of the log that count: offsets from ``offset`` on, committed in [above, below).
+
+    ``above`` is the table's snapshot LSN: what committed before it is in the copy (invariant 4).
+    ``below`` is None, or where a comparison wants the log to be cut.
+    """
+
+    offset: int
+    above: Lsn
+    below: Lsn | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What decides how a batch is folded. Offsets count from the table's first change.
+
+    ``end_offset``: the first offset that the batch doesn't hold. ``truncate``: that of the last
+    truncate, or None. ``unchanged``: the columns that some update left out (unchanged TOAST).
+    ``relinked``: both keys, as text, of every key change that left columns out.
+    """
+
+    end_offset: int
+    rows: int
+    truncate: int | None
+    unchanged: frozenset[str]
+    relinked: frozenset[tuple[str | None, ...]]
+
+
+def take(entries: Sequence[LogEntry], limit_bytes: int = BATCH_BYTES) -> list[LogEntry]:
+    """The leading entries of up to ``limit_bytes``, one at least."""
+    taken: list[LogEntry] = []
+    size = 0
+    for entry in entries:
+        if taken and size + entry.byte_size > limit_bytes:
+            break
+        taken.append(entry)
+        size += entry.byte_size
+    return taken
+
+
+def _selected(
+    table: pa.Table, entry_start: int, window: Window
+) -> tuple[pa.Array, pa.ChunkedArray | pa.Array]:
+    """``(offsets, mask)`` of a staged file's rows."""
+    offsets = pa.array(np.arange(entry_start, entry_start + table.num_rows, dtype=np.int64))
+    commit = table["_commit_lsn"].combine_chunks()
+    mask = pc.and_(pc.greater_equal(offsets, window.offset), pc.greater_equal(commit, int(window.above)))
+    if window.below is not None:
+        mask = pc.and_(mask, pc.less(commit, int(window.below)))
+    return offsets, mask
+
+
+def facts(
+    entries: Sequence[LogEntry], window: Window, storage: Storage, key: Sequence[str]
+) -> Facts:
+    """Look at the small columns of the batch's files. Raises FileNotFoundError if one is gone."""
+    rows, truncate, end = 0, None, window.offset
+    unchanged: set[str] = set()
+    relinked: set[tuple[str | None, ...]] = set()
+    for entry in entries:
+        filesystem, path = storage.locate(entry.path)
+        table = pq.read_table(
+            path, columns=["_op", "_commit_lsn", "_unchanged_cols"], filesystem=filesystem
+        )
+        offsets, mask = _selected(table, entry.start_offset, window)
+        chosen, kept = table.filter(mask), offsets.filter(mask)
+        rows += len(kept)
+        truncates = kept.filter(pc.equal(chosen["_op"].cast(pa.string()), "T").combine_chunks())
+        if len(truncates):
+            truncate = truncates[-1].as_py()
+        if chosen["_unchanged_cols"].null_count < len(chosen):
+            for text in pc.unique(chosen["_unchanged_cols"]).to_pylist():
+                unchanged.update(json.loads(text) if text else ())
+            data = pq.read_table(path, columns=["_data"], filesystem=filesystem).filter(mask)
+            relinked |= _relinked(data["_data"], key)
+        if window.below is None:
+            end = entry.end_offset
+        else:
+            # Commit order: what lies below the cut is a prefix of the file.
+            below = pc.sum(pc.less(table["_commit_lsn"], int(window.below))).as_py()
+            end = max(end, entry.start_offset + int(below or 0))
+    return Facts(end, rows, truncate, frozenset(unchanged), frozenset(relinked))
+
+
+def _relinked(data: pa.ChunkedArray, key: Sequence[str]) -> set[tuple[str | None, ...]]:
+    """Both keys of the rows that carry an old key; a raw quote can't stand inside a JSON string."""
+    found: set[tuple[str | None, ...]] = set()
+    for text in data.filter(pc.match_substring(data, f',"{OLD_KEY}":"')).to_pylist():
+        row = json.loads(text)
+        found.add(tuple(row[name] for name in key))
+        old = json.loads(row[OLD_KEY])
+        found.add(tuple(old[name] for name in key))
+    return found
+
+
+def events(
+    session: SparkSession,
+    entries: Sequence[LogEntry],
+    window: Window,
+    storage: Storage,
+    tasks: int,
+) -> DataFrame:
+    """The batch as a DataFrame of EVENT_SCHEMA, read by ``tasks`` Spark tasks at most."""
+    files = tuple((entry.path, entry.start_offset) for entry in entries)
+    number = max(1, min(tasks, len(files)))
+    shares = tuple(files[i::number] for i in range(number))
+    return session.range(0, number, 1, number).mapInArrow(
+        _event_reader(shares, window, storage), EVENT_SCHEMA
+    )
+
+
+def _event_reader(
+    shares: tuple[tuple[tuple[str, int], ...], ...], window: Window, storage: Storage
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in [n for batch in numbers for n in batch.column(0).to_pylist()]:
+            for uri, start in shares[number]:
+                filesystem, path = storage.locate(uri)
+                table = pq.read_table(
+                    path,
+                    columns=["_op", "_commit_lsn", "_unchanged_cols", "_data"],
+                    filesystem=filesystem,
+                )
+                offsets, mask = _selected(table, start, window)
+                chosen = table.filter(mask)
+                yield from pa.table(
+                    {
+                        "off": offsets.filter(mask),
+                        "op": chosen["_op"].cast(pa.string()),
+                        "commit_lsn": chosen["_commit_lsn"],
+                        "unchanged": chosen["_unchanged_cols"],
+                        "data": chosen["_data"].cast(pa.string()),
+                    }
+                ).to_batches(max_chunksize=20_000)
+
+    return read
+

@@ -1,0 +1,156 @@
+"""Draining a table's log into the lake, one bounded merge after the other.
+
+Keeps invariants 4, 7 and 9. The cursor is read from the Iceberg table, never from its cache; the
+table's writer lock is held from reading it to the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import Fenced, TableProblem
+from cdc_assets.log.files import Storage
+from cdc_assets.log.store import Cursor, LogEntry
+from cdc_assets.materializer.batch import BATCH_BYTES, Window, events, facts, take
+from cdc_assets.materializer.merge import merge
+from cdc_assets.materializer.repair import rereader
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.tables import LakeTable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What draining a table did. ``pending_entries`` were registered but not applied."""
+
+    table: TableId
+    merges: int
+    changes: int
+    upserted: int
+    deleted: int
+    repaired: int
+    pending_entries: int
+    cursor: Cursor
+    rows: int
+    seconds: float
+
+
+def drain(
+    pipeline: Pipeline,
+    session: SparkSession,
+    table: TableId,
+    *,
+    below: Lsn | None = None,
+    budget_seconds: float | None = None,
+    batch_bytes: int = BATCH_BYTES,
+    on_merge: Callable[[str], None] = logger.info,
+) -> Drained | None:
+    """Apply what is registered for ``table``, until nothing is pending or the budget is over.
+
+    ``below`` applies only transactions that committed below that LSN. Returns None when another
+    worker is at the table or its copy isn't complete (there is nothing to do here and now). Raises
+    TableProblem when the table is parked or its lake table is gone.
+    """
+    store = pipeline.store
+    lock = f"write:{table}"
+    if below is not None:
+        store.lock(lock)
+    elif not store.try_lock(lock):
+        return None
+    try:
+        return _drain(pipeline, session, table, below, budget_seconds, batch_bytes, on_merge)
+    finally:
+        store.unlock(lock)
+
+
+def _drain(
+    pipeline: Pipeline,
+    session: SparkSession,
+    table: TableId,
+    below: Lsn | None,
+    budget_seconds: float | None,
+    batch_bytes: int,
+    on_merge: Callable[[str], None],
+) -> Drained | None:
+    store, began = pipeline.store, time.monotonic()
+    row = store.table(table)
+    if row is not None and row.state == "parked":
+        raise TableProblem(table, row.reason or "it is parked")
+    if row is None or row.state != "streaming" or row.snapshot_lsn is None:
+        return None
+    lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
+    if lake.load() is None:
+        if pipeline.config.snapshot.mode != "never":
+            raise TableProblem(
+                table,
+                f"its lake table {lake.sql_name} is gone from the catalog",
+                f"Restore it, or copy it again: cdc-assets resync {table}.",
+            )
+        lake.create(session)
+    storage = Storage.of(pipeline.config.s3)
+    key = [c.name for c in lake.key]
+    merges = changes = upserted = deleted = repaired = 0
+    state = lake.state()
+    cursor = state.cursor or Cursor(0, row.snapshot_lsn)
+    while True:
+        entries, cursor = _outstanding(pipeline, table, cursor, row.snapshot_lsn)
+        batch = take(entries, batch_bytes)
+        over = budget_seconds is not None and time.monotonic() - began > budget_seconds
+        if not batch or over:
+            break
+        window = Window(cursor.offset, row.snapshot_lsn, below)
+        found = facts(batch, window, storage, key)
+        if found.end_offset <= cursor.offset:
+            break  # what comes next committed at or above the cut
+        last = batch[-1]
+        applied = last.flushable_lsn if below is None else min(below, last.flushable_lsn)
+        reached = Cursor(found.end_offset, applied, last.commit_time)
+        if found.rows:  # else the copy holds all of it already: no commit for nothing
+            at = time.monotonic()
+            frame = events(session, batch, window, storage, pipeline.config.spark.cores)
+            done = merge(session, lake, state, frame, found, reached, rereader(pipeline, lake))
+            state = lake.state()
+            if state.cursor is None or state.cursor.offset != reached.offset:
+                raise Fenced(f"{table}: another writer moved the lake table meanwhile; try again.")
+            merges, changes = merges + 1, changes + found.rows
+            upserted, deleted = upserted + done.upserted, deleted + done.deleted
+            repaired += done.repaired
+            on_merge(
+                f"{table}: {found.rows:,} changes merged as {done.upserted:,} upserts and"
+                f" {done.deleted:,} deletes in {time.monotonic() - at:.1f} s"
+                f" (log applied to {applied}, {len(entries) - len(batch)} files wait)"
+            )
+        cursor = reached
+        store.set_cursor(table, cursor)
+    store.set_cursor(table, cursor)
+    return Drained(
+        table,
+        merges,
+        changes,
+        upserted,
+        deleted,
+        repaired,
+        len(entries),
+        cursor,
+        state.total_rows,
+        time.monotonic() - began,
+    )
+
+
+def _outstanding(
+    pipeline: Pipeline, table: TableId, cursor: Cursor, snapshot_lsn: Lsn
+) -> tuple[list[LogEntry], Cursor]:
+    """The entries from the cursor on, without leading ones that the copy holds entirely."""
+    entries = pipeline.store.entries(table, cursor.offset)
+    while entries and entries[0].flushable_lsn <= snapshot_lsn:
+        first = entries.pop(0)
+        cursor = Cursor(first.end_offset, first.flushable_lsn, first.commit_time)
+    return entries, cursor

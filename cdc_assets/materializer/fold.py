@@ -1,0 +1,213 @@
+"""Folding a batch: from many changes to one for each key.
+
+The last change of a key wins, column by column (invariant 8): an update that left a TOAST column out
+says nothing about it, so its value comes from an earlier change of the same batch if one has it, and
+else from the table. Keys are compared as Postgres's text form, in which equal keys are equal.
+
+A key change that left columns out needs the row under its *old* key, which may itself have been
+changed earlier in the batch. Those few keys are folded in order, one change after the other, by
+:func:`fold_relinked`; everything else is folded by Spark.
+
+Tables without a key are counted instead: a row is worth its inserts minus its deletes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from cdc_assets.log.files import OLD_KEY
+from cdc_assets.materializer.batch import Facts
+
+# Fail on anything that isn't the JSON we wrote, and take values of any length: Postgres's are at
+# most 1 GB, the parser's own limit is 20 MB.
+_JSON = {"mode": "FAILFAST", "maxStringLen": "2147483647"}
+
+# One row a key: op is D or U; `row` has the values as text; `unknown` names the columns whose value
+# is to be taken from the table's row `source` (None when everything is known).
+_FOLDED = ("op", "key", "source", "unknown", "row")
+
+
+def text_struct(names: Iterable[str]) -> T.StructType:
+    """A struct of strings: what a staged ``_data`` is read as before it is cast."""
+    return T.StructType([T.StructField(name, T.StringType()) for name in names])
+
+
+def member(struct: str, name: str) -> Column:
+    """One field of a struct column, whatever is in its name."""
+    return F.col(struct).getField(name)
+
+
+def parsed(frame: DataFrame, columns: Iterable[str], *keep: str) -> DataFrame:
+    """The column ``data`` as the struct ``row``; ``keep`` columns come along."""
+    return frame.select(F.from_json("data", text_struct(columns), _JSON).alias("row"), *keep)
+
+
+def fold(
+    session: SparkSession,
+    events: DataFrame,
+    facts: Facts,
+    key: Sequence[str],
+    columns: Sequence[str],
+) -> DataFrame:
+    """One row for each key of ``events`` (EVENT_SCHEMA), with the columns ``_FOLDED``."""
+    if facts.truncate is not None:
+        events = events.where(F.col("off") > facts.truncate)
+    keyed = events.withColumn("key", F.from_json("data", text_struct(key), _JSON))
+    if not facts.relinked:
+        return _fold_simple(keyed, facts.unchanged, key, columns)
+    struct = text_struct(key)
+    odd = F.broadcast(
+        session.createDataFrame(
+            [(k,) for k in facts.relinked], T.StructType([T.StructField("key", struct)])
+        )
+    )
+    simple = _fold_simple(keyed.join(odd, "key", "left_anti"), facts.unchanged, key, columns)
+    rows = keyed.join(odd, "key", "left_semi").select("off", "op", "unchanged", "data").collect()
+    folded = fold_relinked([Event(r.off, r.op, r.unchanged, r.data) for r in rows], key)
+    schema = T.StructType(
+        [
+            T.StructField("op", T.StringType()),
+            T.StructField("key", struct),
+            T.StructField("source", struct),
+            T.StructField("unknown", T.ArrayType(T.StringType())),
+            T.StructField("data", T.StringType()),
+        ]
+    )
+    sequential = session.createDataFrame(
+        [(f.op, f.key, f.source, _unknown(f, columns), json.dumps(f.values)) for f in folded], schema
+    ).withColumn("row", F.from_json("data", text_struct(columns), _JSON))
+    return simple.unionByName(sequential.select(*_FOLDED))
+
+
+def _fold_simple(
+    keyed: DataFrame, unchanged: frozenset[str], key: Sequence[str], columns: Sequence[str]
+) -> DataFrame:
+    struct = text_struct(columns)
+    left_out = [name for name in columns if name in unchanged]
+    last = F.max_by(F.struct("op", "data"), "off").alias("last")
+    if not left_out:
+        folded = keyed.groupBy("key").agg(last)
+        return folded.select(
+            F.when(F.col("last.op") == "D", "D").otherwise("U").alias("op"),
+            "key",
+            F.lit(None).cast(text_struct(key)).alias("source"),
+            F.lit(None).cast("array<string>").alias("unknown"),
+            F.from_json("last.data", struct, _JSON).alias("row"),
+        )
+    # For each column that some update left out: the last change that has it. A struct around the
+    # value tells a NULL that was sent from a value that wasn't.
+    wide = keyed.withColumn("row", F.from_json("data", struct, _JSON)).withColumn(
+        "missing", F.coalesce(F.from_json("unchanged", "array<string>"), F.array())
+    )
+    known = [
+        F.max_by(
+            F.when(
+                (F.col("op") != "D") & ~F.array_contains("missing", name),
+                F.struct(member("row", name).alias("value")),
+            ),
+            F.when((F.col("op") != "D") & ~F.array_contains("missing", name), F.col("off")),
+        ).alias(f"known_{position}")
+        for position, name in enumerate(left_out)
+    ]
+    folded = wide.groupBy("key").agg(last, *known)
+    unknown = F.filter(
+        F.array(
+            *(
+                F.when(F.col(f"known_{position}").isNull(), F.lit(name))
+                for position, name in enumerate(left_out)
+            )
+        ),
+        lambda name: name.isNotNull(),
+    )
+    places = {name: f"known_{position}" for position, name in enumerate(left_out)}
+    parsed = folded.withColumn("last_row", F.from_json("last.data", struct, _JSON)).select(
+        F.when(F.col("last.op") == "D", "D").otherwise("U").alias("op"),
+        "key",
+        unknown.alias("unknown"),
+        F.struct(
+            *(
+                (
+                    member(places[name], "value") if name in places else member("last_row", name)
+                ).alias(name)
+                for name in columns
+            )
+        ).alias("row"),
+    )
+    needs = (F.col("op") == "U") & (F.size("unknown") > 0)
+    return parsed.select(
+        "op",
+        "key",
+        F.when(needs, F.col("key")).alias("source"),
+        F.when(needs, F.col("unknown")).alias("unknown"),
+        "row",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One staged row with its log offset."""
+
+    off: int
+    op: str
+    unchanged: str | None
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What became of one key: its values as text; the rest is in the table's row ``source``."""
+
+    op: str
+    key: tuple[str | None, ...]
+    values: dict[str, str | None]
+    source: tuple[str | None, ...] | None
+
+
+def _unknown(folded: Folded, columns: Sequence[str]) -> list[str] | None:
+    if folded.source is None or folded.op == "D":
+        return None
+    return [name for name in columns if name not in folded.values] or None
+
+
+def fold_relinked(events: Iterable[Event], key: Sequence[str]) -> list[Folded]:
+    """Fold the changes of some keys in order, following rows from key to key.
+
+    ``events`` hold every change of every key that they mention. Pure; O(changes) time and memory.
+    """
+    state: dict[tuple[str | None, ...], Folded] = {}
+    for event in sorted(events, key=lambda e: e.off):
+        values: dict[str, str | None] = json.loads(event.data)
+        old = values.pop(OLD_KEY, None)
+        at = tuple(values[name] for name in key)
+        if event.op == "D":
+            before = state.get(at)
+            # The values stay with the tombstone: the key change that follows may need them.
+            state[at] = (
+                Folded("D", at, before.values, before.source)
+                if before is not None and before.op != "D"
+                else Folded("D", at, {}, at if before is None else None)
+            )
+        elif event.op == "I" or event.unchanged is None:
+            state[at] = Folded("U", at, values, None)
+        else:
+            came_from = at
+            if old is not None:
+                names: dict[str, str | None] = json.loads(old)
+                came_from = tuple(names[name] for name in key)
+            before = state.get(came_from, Folded("U", came_from, {}, came_from))
+            state[at] = Folded("U", at, before.values | values, before.source)
+    return list(state.values())
+
+
+def count_rows(events: DataFrame, facts: Facts) -> DataFrame:
+    """For a table without a key: ``(data, net)``, each row's inserts minus its deletes, never 0."""
+    if facts.truncate is not None:
+        events = events.where(F.col("off") > facts.truncate)
+    sign = F.when(F.col("op") == "D", -1).otherwise(1)
+    return events.groupBy("data").agg(F.sum(sign).alias("net")).where("net != 0")

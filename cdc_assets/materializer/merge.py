@@ -1,0 +1,263 @@
+"""One atomic change of a lake table: a folded batch, applied on a branch, then fast-forwarded.
+
+Keeps invariant 7 and never writes equality deletes. On a branch that starts at the current snapshot:
+delete the rows of every key of the batch (a MERGE with the keys broadcast, so the table is never
+shuffled), append the new rows, and move ``main`` there. Readers see one step. Each commit carries
+the cursor. A crash leaves ``main`` as it was, and the next attempt makes the branch anew; a writer
+that was presumed dead and comes back can't fast-forward, because ``main`` has moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc_assets.log.store import Cursor
+from cdc_assets.materializer.batch import Facts
+from cdc_assets.materializer.fold import count_rows, fold, member, parsed
+from cdc_assets.materializer.repair import Reread
+from cdc_assets.spark.session import summary
+from cdc_assets.spark.tables import (
+    CATALOG,
+    LakeColumn,
+    LakeState,
+    LakeTable,
+    cursor_properties,
+    ticked,
+)
+
+_BRANCH = "cdc"
+# A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
+# the table.
+_KEYS = "cdc_keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge did: keys written, keys deleted, values read again from the source."""
+
+    upserted: int
+    deleted: int
+    repaired: int
+
+
+def merge(
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    events: DataFrame,
+    facts: Facts,
+    cursor: Cursor,
+    reread: Reread,
+) -> Merged:
+    """Apply ``events`` to the table so that its cursor becomes ``cursor``, in one step.
+
+    ``state`` is the table's state that the batch was cut for. Raises whatever Spark or Iceberg
+    raises, having changed nothing that a reader sees.
+    """
+    with summary(session, cursor_properties(cursor)):
+        if lake.row.key_columns:
+            return _merge_keyed(session, lake, state, events, facts, reread)
+        return _merge_counted(session, lake, state, events, facts)
+
+
+def _merge_keyed(
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    events: DataFrame,
+    facts: Facts,
+    reread: Reread,
+) -> Merged:
+    names = _names(lake)
+    with ExitStack() as cleanup:
+        folded = fold(session, events, facts, [c.name for c in lake.key], names).persist()
+        cleanup.callback(folded.unpersist)
+        counts = folded.agg(
+            F.count_if(F.col("op") == "U"),
+            F.count_if(F.col("op") == "D"),
+            F.count_if(F.col("unknown").isNotNull()),
+        ).collect()[0]
+        upserts, deletes, partial = int(counts[0]), int(counts[1]), int(counts[2])
+        new = _typed(folded.where("op = 'U' and unknown is null"), lake.columns, "row")
+        repaired = 0
+        if partial:
+            left_out = [name for name in names if name in facts.unchanged]
+            rows = folded.where("unknown is not null")
+            filled, repaired = _filled(session, lake, rows, left_out, reread, cleanup)
+            new = new.unionByName(filled)
+        table_is_empty = state.snapshot_id is None or state.total_rows == 0
+        keys = None
+        if facts.truncate is None and not table_is_empty:
+            keys = _typed(folded, lake.key, "key").toDF(*(f"k{i}" for i in range(len(lake.key))))
+        condition = " and ".join(f"t.{ticked(c.name)} = s.k{i}" for i, c in enumerate(lake.key))
+        _commit(
+            session,
+            lake,
+            state,
+            truncate=facts.truncate is not None,
+            delete=(keys, condition) if keys is not None else None,
+            append=new if upserts else None,
+        )
+        return Merged(upserts, deletes, repaired)
+
+
+def _merge_counted(
+    session: SparkSession, lake: LakeTable, state: LakeState, events: DataFrame, facts: Facts
+) -> Merged:
+    """A table without a key: remove as many equal rows as were deleted, add what was inserted.
+
+    All copies of a row that lost some are deleted, and what is left of them is appended again.
+    """
+    names = _names(lake)
+    with ExitStack() as cleanup:
+        counted = count_rows(events, facts).persist()
+        cleanup.callback(counted.unpersist)
+        sums = counted.agg(
+            F.coalesce(F.sum(F.when(F.col("net") > 0, F.col("net"))), F.lit(0)),
+            F.coalesce(F.sum(F.when(F.col("net") < 0, -F.col("net"))), F.lit(0)),
+        ).collect()[0]
+        inserted, deleted = int(sums[0]), int(sums[1])
+        rows = _typed(parsed(counted, names, "net"), lake.columns, "row", "net")
+        new = rows.where("net > 0")
+        delete = None
+        if deleted and facts.truncate is None:
+            gone = rows.where("net < 0")
+            target = session.table(lake.sql_name)
+            same = [target[ticked(n)].eqNullSafe(gone[ticked(n)]) for n in names]
+            condition = same[0]
+            for part in same[1:]:
+                condition = condition & part
+            kept = (
+                target.join(F.broadcast(gone), condition, "inner")
+                .groupBy(*(gone[ticked(n)] for n in names), gone["net"])
+                .agg((F.count("*") + gone["net"]).alias("left"))
+                .select(*(F.col(ticked(n)) for n in names), F.col("left").alias("net"))
+                .where("net > 0")
+            )
+            new = new.unionByName(kept)
+            delete = (
+                gone.select(*(F.col(ticked(n)).alias(f"k{i}") for i, n in enumerate(names))),
+                " and ".join(f"t.{ticked(n)} <=> s.k{i}" for i, n in enumerate(names)),
+            )
+        copies = new.withColumn("copy", F.explode(F.sequence(F.lit(1), F.col("net")))).select(
+            *(F.col(ticked(n)) for n in names)
+        )
+        _commit(
+            session,
+            lake,
+            state,
+            truncate=facts.truncate is not None,
+            delete=delete,
+            append=copies if inserted or delete else None,
+        )
+        return Merged(inserted, deleted, 0)
+
+
+def _commit(
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    *,
+    truncate: bool,
+    delete: tuple[DataFrame, str] | None,
+    append: DataFrame | None,
+) -> None:
+    if state.snapshot_id is None:
+        # The first snapshot of all: there is nothing to delete and no branch to start from.
+        (append if append is not None else session.table(lake.sql_name)).writeTo(
+            lake.sql_name
+        ).append()
+        return
+    session.sql(
+        f"alter table {lake.sql_name} create or replace branch {_BRANCH}"
+        f" as of version {state.snapshot_id}"
+    )
+    branch = lake.branch(_BRANCH)
+    if truncate:
+        session.sql(f"delete from {branch}")
+    elif delete is not None:
+        keys, condition = delete
+        keys.createOrReplaceTempView(_KEYS)
+        session.sql(
+            f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
+            f" on {condition} when matched then delete"
+        )
+    if append is not None:
+        append.writeTo(branch).append()
+    session.sql(
+        f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{_BRANCH}')"
+    )
+
+
+def _typed(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: str) -> DataFrame:
+    """The members of ``struct``, cast from text to the lake's types; ``keep`` columns come along.
+
+    A cast is SQL text over a column's name, so the members get plain names first.
+    """
+    flat = frame.select(
+        *(member(struct, c.name).alias(f"text_{i}") for i, c in enumerate(columns)), *keep
+    )
+    return flat.select(
+        *(F.expr(c.mapping.cast(f"text_{i}", c.policy)).alias(c.name) for i, c in enumerate(columns)),
+        *keep,
+    )
+
+
+def _filled(
+    session: SparkSession,
+    lake: LakeTable,
+    partial: DataFrame,
+    left_out: Sequence[str],
+    reread: Reread,
+    cleanup: ExitStack,
+) -> tuple[DataFrame, int]:
+    """Complete rows that lack columns: from the table's row under the source key, else reread.
+
+    Returns the typed rows, and how many had to be read again from the source.
+    """
+    typed = _typed(partial, lake.columns, "row", "unknown", "source", "key")
+    by_source = _typed(
+        partial.select("source", F.col("key").alias("of")), lake.key, "source", "of"
+    ).select(*(F.col(ticked(c.name)).alias(f"s{i}") for i, c in enumerate(lake.key)), "of")
+    target = session.table(lake.sql_name).select(
+        *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
+        *(F.col(ticked(name)).alias(f"old_{i}") for i, name in enumerate(left_out)),
+    )
+    condition = F.col("s0") == F.col("t0")
+    for i in range(1, len(lake.key)):
+        condition = condition & (F.col(f"s{i}") == F.col(f"t{i}"))
+    old = F.broadcast(by_source).join(target, condition, "inner")
+    places = {name: f"old_{i}" for i, name in enumerate(left_out)}
+    joined = typed.join(old, typed["key"] == old["of"], "inner")
+    found = joined.select(
+        "key",
+        *(
+            (
+                F.when(F.array_contains("unknown", c.name), F.col(places[c.name]))
+                .otherwise(F.col(ticked(c.name)))
+                .alias(c.name)
+                if c.name in places
+                else F.col(ticked(c.name))
+            )
+            for c in lake.columns
+        ),
+    ).persist()
+    cleanup.callback(found.unpersist)
+    rows = found.drop("key")
+    missing = [
+        tuple(row[0])
+        for row in partial.select("key").join(found.select("key"), "key", "left_anti").collect()
+    ]
+    if not missing:
+        return rows, 0
+    again = session.createDataFrame([(text,) for text in reread(missing)], "data string")
+    return rows.unionByName(_typed(parsed(again, _names(lake)), lake.columns, "row")), len(missing)
+
+
+def _names(lake: LakeTable) -> list[str]:
+    return [c.name for c in lake.columns]

@@ -1,0 +1,187 @@
+"""The one table of types: what a Postgres type is in the lake, and how both paths get there.
+
+A value reaches the lake on two paths, and must be the same on both: the snapshot (a SELECT whose
+result ADBC hands over as Arrow) and the log (Postgres's text form inside staged JSON). A type is
+either *native* on the snapshot path, where Arrow's value already is the lake's, or *text*, where the
+SELECT sends the text form and the same Spark expression as on the log path casts it.
+
+What a lake type can't hold (infinity, years outside 1 to 9999, NaN in a decimal, a multi-dimensional
+array) follows the column's policy; a row is never dropped.
+
+Pure functions; a property test runs both paths over generated values of every type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from psycopg import sql
+
+from cdc_assets.postgres.catalog import Column
+
+Policy = Literal["null", "clamp", "fail"]
+
+# Spark's decimals hold 38 digits.
+MAX_PRECISION = 38
+_NUMERIC = re.compile(r"\Anumeric\((\d+),(-?\d+)\)\Z")
+_LENGTH = re.compile(r"\((\d+)\)")
+# Types whose cast to text isn't their output function (pg_cast has a function of its own for them);
+# format('%s') always calls the output function.
+_TEXT_CAST_DIFFERS = frozenset({"inet", "cidr", "boolean", "character", '"char"'})
+
+
+@dataclass(frozen=True, slots=True)
+class TypeMapping:
+    """How a column of one Postgres type is carried.
+
+    ``lake`` is the Spark SQL type. ``native`` says that ADBC's Arrow value is the lake's. ``cast``
+    turns a Spark SQL expression of the text form into one of the lake type.
+    """
+
+    lake: str
+    native: bool
+    cast: Callable[[str, Policy], str]
+
+
+def _plain(lake: str) -> Callable[[str, Policy], str]:
+    """Casts of text that can't fail for a legal value."""
+    return lambda text, _policy: f"cast({text} as {lake})"
+
+
+def _identity(text: str, _policy: Policy) -> str:
+    return text
+
+
+def _boolean(text: str, _policy: Policy) -> str:
+    return f"({text} = 't')"
+
+
+def _bytes(text: str, _policy: Policy) -> str:
+    return f"unhex(substring({text}, 3))"
+
+
+def _calendar(lake: str, low: str, high: str) -> Callable[[str, Policy], str]:
+    """Dates and timestamps: years 1 to 9999 as ``yyyy-…``; infinity and BC follow the policy."""
+
+    def cast(text: str, policy: Policy) -> str:
+        # '+00' is all that TimeZone=UTC ever prints; Spark's session is in UTC too.
+        bare = f"left({text}, length({text}) - 3)" if lake == "timestamp" else text
+        legal = f"(substring({text}, 5, 1) = '-' and right({text}, 2) != 'BC')"
+        value = f"cast({bare} as {lake})"
+        if policy == "fail":
+            other = f"cast(raise_error(concat({text}, ' does not fit {lake}')) as {lake})"
+        elif policy == "clamp":
+            early = f"(startswith({text}, '-') or right({text}, 2) = 'BC')"
+            other = f"if({early}, {lake} '{low}', {lake} '{high}')"
+        else:
+            other = f"cast(null as {lake})"
+        return f"case when {text} is null then null when {legal} then {value} else {other} end"
+
+    return cast
+
+
+def _decimal(precision: int, scale: int) -> Callable[[str, Policy], str]:
+    lake = f"decimal({precision},{scale})"
+
+    def cast(text: str, policy: Policy) -> str:
+        largest = "9" * (precision - scale) + ("." + "9" * scale if scale else "")
+        special = f"{text} in ('NaN', 'Infinity', '-Infinity')"
+        if policy == "fail":
+            return f"cast({text} as {lake})"
+        other = f"cast(null as {lake})"
+        if policy == "clamp":  # NaN sorts above everything in Postgres
+            other = f"cast(if({text} = '-Infinity', '-{largest}', '{largest}') as {lake})"
+        return f"case when {special} then {other} else cast({text} as {lake}) end"
+
+    return cast
+
+
+def _array(element: TypeMapping) -> Callable[[str, Policy], str]:
+    """One-dimensional array literals, element by element.
+
+    https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO: an element is quoted when it is
+    empty, is the word NULL, or has braces, quotes, backslashes, commas or white space in it.
+    """
+
+    def cast(text: str, policy: Policy) -> str:
+        tokens = (
+            f"regexp_extract_all({text}, '(\"(?:[^\"\\\\\\\\]|\\\\\\\\.)*\"|[^,{{}}\"]+)', 1)"
+        )
+        unquoted = (
+            "case when e = 'NULL' then null when startswith(e, '\"')"
+            " then regexp_replace(substring(e, 2, length(e) - 2), '(?s)\\\\\\\\(.)', '$1')"
+            " else e end"
+        )
+        inner = element.cast("e", policy)
+        values = f"transform(transform({tokens}, e -> {unquoted}), e -> {inner})"
+        # A lower bound other than 1 ('[0:1]={…}') or a second dimension has no form in the lake.
+        flat = f"(startswith({text}, '{{') and not startswith({text}, '{{{{'))"
+        lake = f"array<{element.lake}>"
+        if policy == "fail":
+            other = f"cast(raise_error(concat({text}, ' does not fit {lake}')) as {lake})"
+        else:
+            other = f"cast(null as {lake})"
+        return f"case when {text} is null then null when {flat} then {values} else {other} end"
+
+    return cast
+
+
+_TEXT = TypeMapping("string", native=False, cast=_identity)
+_NATIVE: dict[str, TypeMapping] = {
+    "boolean": TypeMapping("boolean", native=True, cast=_boolean),
+    "smallint": TypeMapping("int", native=True, cast=_plain("int")),
+    "integer": TypeMapping("int", native=True, cast=_plain("int")),
+    "bigint": TypeMapping("bigint", native=True, cast=_plain("bigint")),
+    "real": TypeMapping("float", native=True, cast=_plain("float")),
+    "double precision": TypeMapping("double", native=True, cast=_plain("double")),
+    "text": TypeMapping("string", native=True, cast=_identity),
+    "character varying": TypeMapping("string", native=True, cast=_identity),
+    "character": TypeMapping("string", native=True, cast=_identity),
+    "bytea": TypeMapping("binary", native=True, cast=_bytes),
+    "date": TypeMapping(
+        "date", native=True, cast=_calendar("date", "0001-01-01", "9999-12-31")
+    ),
+    "timestamp without time zone": TypeMapping(
+        "timestamp_ntz",
+        native=True,
+        cast=_calendar("timestamp_ntz", "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"),
+    ),
+    "timestamp with time zone": TypeMapping(
+        "timestamp",
+        native=True,
+        cast=_calendar("timestamp", "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"),
+    ),
+}
+
+
+def mapping(postgres_type: str, forced: str | None = None) -> TypeMapping:
+    """The mapping of ``format_type``'s spelling; ``forced='string'`` keeps the text form."""
+    if forced == "string":
+        return _TEXT
+    if postgres_type.endswith("[]"):
+        element = mapping(postgres_type.removesuffix("[]"))
+        if element is _TEXT or element.lake == "string" and not element.native:
+            return _TEXT
+        return TypeMapping(f"array<{element.lake}>", native=False, cast=_array(element))
+    if match := _NUMERIC.match(postgres_type):
+        precision, scale = int(match[1]), int(match[2])
+        if 0 <= scale <= precision <= MAX_PRECISION:
+            lake = f"decimal({precision},{scale})"
+            return TypeMapping(lake, native=False, cast=_decimal(precision, scale))
+        return _TEXT
+    return _NATIVE.get(_LENGTH.sub("", postgres_type), _TEXT)
+
+
+def select_expression(column: Column, forced: str | None = None) -> sql.Composable:
+    """How the snapshot's SELECT sends the column: as it is, or as its output function prints it."""
+    name = sql.Identifier(column.name)
+    if mapping(column.type, forced).native:
+        return name
+    if _LENGTH.sub("", column.type) in _TEXT_CAST_DIFFERS:
+        return sql.SQL(
+            "case when {0} is not null then pg_catalog.format('%s', {0}) end as {0}"
+        ).format(name)
+    return sql.SQL("{0}::text as {0}").format(name)

@@ -1,0 +1,136 @@
+"""The Iceberg catalog, as Spark sets it and as pyiceberg opens it.
+
+Both are derived here from one configuration, so that they can't drift apart. The default catalog is
+``iceberg_tables`` in the coordination Postgres: Iceberg's JDBC catalog and pyiceberg's SqlCatalog
+read each other's tables. Passwords go into a session's settings, never onto a command line.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict
+from pyiceberg.catalog import Catalog, load_catalog
+from sqlalchemy.engine import URL
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.pipeline import coordination_dsn
+
+# The name is part of the rows in iceberg_tables: every reader has to use the same.
+CATALOG = "lake"
+# libpq parameters that the JDBC driver knows by the same name.
+_JDBC_SAME = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+
+
+def _catalog_dsn(config: SourceConfig) -> dict[str, str]:
+    given = config.lake.catalog.uri
+    dsn = given.get_secret_value() if given is not None else coordination_dsn(config)
+    dsn = dsn.replace("postgresql+psycopg://", "postgresql://")
+    return {k: str(v) for k, v in conninfo_to_dict(dsn).items() if v is not None}
+
+
+def sql_catalog_uri(config: SourceConfig) -> URL:
+    """The SQL catalog's address as SQLAlchemy has it; ``render_as_string`` hides the password."""
+    dsn = _catalog_dsn(config)
+    query = {k: dsn[k] for k in _JDBC_SAME if k in dsn}
+    return URL.create(
+        "postgresql+psycopg",
+        username=dsn.get("user"),
+        password=dsn.get("password"),
+        host=dsn.get("host", "localhost"),
+        port=int(dsn.get("port", "5432")),
+        database=dsn.get("dbname", dsn.get("user")),
+        query=query,
+    )
+
+
+def spark_settings(config: SourceConfig) -> dict[str, str]:
+    """Session settings that make the catalog ``lake`` known to Spark."""
+    prefix = f"spark.sql.catalog.{CATALOG}"
+    settings = {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        # A cached table would hide what another process committed.
+        f"{prefix}.cache-enabled": "false",
+        f"{prefix}.warehouse": config.warehouse,
+    }
+    kind = config.lake.catalog.type
+    if kind == "sql":
+        dsn = _catalog_dsn(config)
+        host = dsn.get("host", "localhost")
+        if host.startswith("/"):
+            raise ConfigurationError(
+                "the SQL catalog can't be reached over a unix socket: Spark's JDBC driver has none.",
+                "Set lake.catalog.uri to the database's TCP address.",
+            )
+        options = "&".join(f"{k}={dsn[k]}" for k in _JDBC_SAME if k in dsn)
+        address = f"{host}:{dsn.get('port', '5432')}/{dsn.get('dbname', dsn.get('user', ''))}"
+        settings |= {
+            f"{prefix}.type": "jdbc",
+            f"{prefix}.uri": f"jdbc:postgresql://{address}" + (f"?{options}" if options else ""),
+            f"{prefix}.jdbc.user": dsn.get("user", ""),
+            f"{prefix}.jdbc.password": dsn.get("password", ""),
+            f"{prefix}.jdbc.schema-version": "V1",
+        }
+    else:
+        settings[f"{prefix}.type"] = kind
+        if config.lake.catalog.uri is not None:
+            settings[f"{prefix}.uri"] = config.lake.catalog.uri.get_secret_value()
+    if config.warehouse.startswith("s3://"):
+        settings[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+        settings[f"{prefix}.s3.path-style-access"] = str(config.s3.path_style).lower()
+        if config.s3.endpoint:
+            settings[f"{prefix}.s3.endpoint"] = config.s3.endpoint
+        if config.s3.region:
+            settings[f"{prefix}.client.region"] = config.s3.region
+    return settings
+
+
+def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
+    """The same catalog for pyiceberg, password included: not for display."""
+    kind = config.lake.catalog.type
+    properties = {"type": kind, "warehouse": config.warehouse}
+    if kind == "sql":
+        properties["uri"] = sql_catalog_uri(config).render_as_string(hide_password=False)
+    elif config.lake.catalog.uri is not None:
+        properties["uri"] = config.lake.catalog.uri.get_secret_value()
+    if config.s3.endpoint:
+        properties["s3.endpoint"] = config.s3.endpoint
+    if config.s3.region:
+        properties["s3.region"] = config.s3.region
+    for key, variable in (
+        ("s3.access-key-id", "AWS_ACCESS_KEY_ID"),
+        ("s3.secret-access-key", "AWS_SECRET_ACCESS_KEY"),
+        ("s3.session-token", "AWS_SESSION_TOKEN"),
+    ):
+        if config.warehouse.startswith("s3://") and os.environ.get(variable):
+            properties[key] = os.environ[variable]
+    return properties
+
+
+def shown(config: SourceConfig) -> dict[str, Any]:
+    """How to open the catalog, without secrets: what ``status --json`` prints."""
+    kind = config.lake.catalog.type
+    uri = config.lake.catalog.uri
+    address: str | None = uri.get_secret_value() if uri is not None else None
+    if kind == "sql":
+        address = sql_catalog_uri(config).set(password=None).render_as_string()
+    return {
+        "name": CATALOG,
+        "type": kind,
+        "uri": address,
+        "warehouse": config.warehouse,
+        "namespace": config.namespace,
+    }
+
+
+def open_catalog(config: SourceConfig) -> Catalog:
+    """The catalog through pyiceberg; one a process and configuration."""
+    return _open(tuple(sorted(pyiceberg_properties(config).items())))
+
+
+@lru_cache(maxsize=16)
+def _open(properties: tuple[tuple[str, str], ...]) -> Catalog:
+    return load_catalog(CATALOG, **dict(properties))

@@ -1,0 +1,64 @@
+"""A Spark Connect session that knows the lake, and settings that last for one statement.
+
+The server is ours (``spark.server``) or the user's (``spark.remote``); from here on there is no
+difference. Only the DataFrame and SQL API is used: a Connect client has nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from cdc_assets.config import SourceConfig, home
+from cdc_assets.spark.catalog import spark_settings
+from cdc_assets.spark.server import SparkServer, SparkServerSettings
+
+# A snapshot summary's properties go by this session setting; MERGE obeys it too.
+_SUMMARY = "spark.sql.iceberg.snapshot-property."
+
+
+def server(config: SourceConfig) -> SparkServer:
+    """The local Connect server that fits the source's settings; others with the same share it."""
+    spark = config.spark
+    return SparkServer(SparkServerSettings(spark.cores, spark.memory, dict(spark.conf)), home())
+
+
+def connect_url(config: SourceConfig) -> str:
+    """``spark.remote``, or the local server's address, which is started if there is none."""
+    return config.spark.remote or server(config).ensure()
+
+
+def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
+    """A new session of the source's own; the caller stops it."""
+    session = SparkSession.builder.remote(url or connect_url(config)).create()
+    prepare_session(session, config)
+    return session
+
+
+def prepare_session(session: SparkSession, config: SourceConfig) -> None:
+    """Make ``session`` fit for this source: its catalog, UTC, names as Postgres spells them."""
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        # Postgres has "Id" beside "id"; so may a table here.
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.ansi.enabled": "true",
+        # A batch is small beside a warehouse query: the default of 200 would cost more than the work.
+        "spark.sql.shuffle.partitions": str(max(2, config.spark.cores)),
+        **spark_settings(config),
+    }
+    for key, value in settings.items():
+        session.conf.set(key, value)
+
+
+@contextmanager
+def summary(session: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
+    """While it lasts, every commit of ``session`` carries these snapshot summary properties."""
+    try:
+        for key, value in properties.items():
+            session.conf.set(_SUMMARY + key, value)
+        yield
+    finally:
+        for key in properties:
+            session.conf.unset(_SUMMARY + key)

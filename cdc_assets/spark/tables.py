@@ -1,0 +1,197 @@
+"""A table of the lake: its definition, and what its snapshots say of the copy and the cursor.
+
+Keeps invariants 6 and 7: what landed is written in the summary of the very commit that made it
+land, and read back from there. The state is found by walking the ancestors of the current snapshot;
+every commit of ours carries the cursor on, so the newest that has it is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from cdc_assets.config import SourceConfig, TableConfig
+from cdc_assets.log.store import Cursor, TableRow
+from cdc_assets.postgres.catalog import Column
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.types import TypeMapping, mapping
+from cdc_assets.spark.catalog import CATALOG, open_catalog
+
+EPOCH, CHUNKS = "cdc.epoch", "cdc.chunks"
+OFFSET, APPLIED, COMMITTED = "cdc.offset", "cdc.applied-lsn", "cdc.commit-time"
+
+
+def ticked(name: str) -> str:
+    """An identifier as Spark SQL spells it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A column on its way from Postgres into the lake."""
+
+    name: str
+    source: Column
+    mapping: TypeMapping
+    policy: str
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LakeState:
+    """What the table's own snapshots say; ``cursor`` is None before the first merge."""
+
+    snapshot_id: int | None
+    epoch: int
+    landed: frozenset[str]
+    cursor: Cursor | None
+    total_rows: int
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """One replicated table as Spark and pyiceberg know it."""
+
+    config: SourceConfig
+    table: TableConfig
+    row: TableRow
+    columns: tuple[LakeColumn, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rules = self.table.columns
+        object.__setattr__(
+            self,
+            "columns",
+            tuple(
+                LakeColumn(
+                    c.name,
+                    c,
+                    mapping(c.type, rules.types.get(c.name)),
+                    rules.unrepresentable,
+                    c.name in self.row.key_columns,
+                )
+                for c in self.row.columns
+                if c.name not in rules.exclude
+            ),
+        )
+
+    @property
+    def key(self) -> tuple[LakeColumn, ...]:
+        """The key's columns in the key's order; empty for a table without one."""
+        by_name = {c.name: c for c in self.columns}
+        return tuple(by_name[name] for name in self.row.key_columns)
+
+    @property
+    def name(self) -> str:
+        return self.config.lake_name(self.row.table)
+
+    @property
+    def identifier(self) -> tuple[str, str]:
+        """For pyiceberg."""
+        return (self.config.namespace, self.name)
+
+    @property
+    def sql_name(self) -> str:
+        """For Spark SQL: catalog, namespace and table."""
+        return f"{CATALOG}.{ticked(self.config.namespace)}.{ticked(self.name)}"
+
+    @property
+    def procedure_name(self) -> str:
+        """For Iceberg's procedures: a string literal, parsed as an identifier on the other side."""
+        text = f"{ticked(self.config.namespace)}.{ticked(self.name)}"
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+    def branch(self, branch: str) -> str:
+        """For Spark SQL: the table as of a branch."""
+        return f"{self.sql_name}.branch_{branch}"
+
+    def create(self, session: SparkSession) -> None:
+        """Create namespace and table where they don't exist yet."""
+        columns = ", ".join(f"{ticked(c.name)} {c.mapping.lake}" for c in self.columns)
+        parts = ", ".join(self.table.partition_by)
+        session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
+        session.sql(
+            f"create table if not exists {self.sql_name} ({columns}) using iceberg"
+            + (f" partitioned by ({parts})" if parts else "")
+            + f" tblproperties ({_properties(self._properties())})"
+        )
+
+    def _properties(self) -> dict[str, str]:
+        version = self.config.lake.format_version
+        mode = "merge-on-read" if version >= 3 else "copy-on-write"
+        return {
+            "format-version": str(version),
+            "write.delete.mode": mode,
+            "write.merge.mode": mode,
+            "write.update.mode": mode,
+            "write.parquet.compression-codec": "zstd",
+            # Each commit writes metadata.json anew and lists the older ones in it: keep few.
+            "write.metadata.delete-after-commit.enabled": "true",
+            "write.metadata.previous-versions-max": "20",
+            "cdc.source": self.config.name,
+            "cdc.table": str(self.row.table),
+        }
+
+    def load(self) -> Table | None:
+        """The table through pyiceberg, None if it doesn't exist."""
+        try:
+            return open_catalog(self.config).load_table(self.identifier)
+        except NoSuchTableError:
+            return None
+
+    def state(self) -> LakeState:
+        """Read epoch, landed chunks and cursor from the ancestors of the current snapshot."""
+        return lake_state(self.load())
+
+
+def lake_state(table: Table | None) -> LakeState:
+    """See :meth:`LakeTable.state`; a table that doesn't exist is at the beginning of everything."""
+    current = table.current_snapshot() if table is not None else None
+    if table is None or current is None:
+        return LakeState(None, 0, frozenset(), None, 0)
+    by_id = {s.snapshot_id: s for s in table.metadata.snapshots}
+    epoch, landed, cursor = 0, set[str](), None
+    snapshot = current
+    while snapshot is not None:
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        if cursor is None and OFFSET in summary:
+            cursor = _cursor(summary)
+        if EPOCH in summary:
+            found = int(summary[EPOCH])
+            epoch = max(epoch, found)
+            if found == epoch:
+                landed.update(filter(None, summary.get(CHUNKS, "").split(",")))
+        parent = snapshot.parent_snapshot_id
+        snapshot = by_id.get(parent) if parent is not None else None
+    totals = current.summary.additional_properties if current.summary else {}
+    rows = int(totals.get("total-records", 0)) - int(totals.get("total-position-deletes", 0))
+    return LakeState(current.snapshot_id, epoch, frozenset(landed), cursor, rows)
+
+
+def cursor_properties(cursor: Cursor) -> dict[str, str]:
+    """The cursor as summary properties of the commit that reaches it (invariant 7)."""
+    properties = {OFFSET: str(cursor.offset), APPLIED: str(cursor.applied_lsn)}
+    if cursor.commit_time is not None:
+        properties[COMMITTED] = cursor.commit_time.isoformat()
+    return properties
+
+
+def _cursor(summary: Mapping[str, str]) -> Cursor:
+    at = summary.get(COMMITTED)
+    return Cursor(
+        int(summary[OFFSET]),
+        Lsn.parse(summary.get(APPLIED, "0/0")),
+        datetime.fromisoformat(at) if at else None,
+    )
+
+
+def _properties(properties: Mapping[str, str]) -> str:
+    def quoted(text: str) -> str:
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+    return ", ".join(f"{quoted(k)}={quoted(v)}" for k, v in properties.items())
