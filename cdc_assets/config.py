@@ -169,7 +169,7 @@ class StateConfig(_Section):
     """The coordination database; by default the source itself."""
 
     postgres_url: SecretStr | None = None
-    schema_: Annotated[str, Field(alias="schema", pattern=r"\A[a-z_][a-z0-9_]{0,62}\Z")] = (
+    schema_: Annotated[str, Field(alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")] = (
         "_pg2iceberg"
     )
 
@@ -218,7 +218,7 @@ class SparkConfig(_Section):
 
     remote: str | None = None
     cores: Annotated[int, Field(ge=1, le=256)] = 2
-    memory: Annotated[str, Field(pattern=r"\A[1-9][0-9]*[mg]\Z")] = "3g"
+    memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "3g"
     conf: Mapping[str, str] = Field(default_factory=dict)
 
     @field_validator("remote")
