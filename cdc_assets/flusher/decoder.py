@@ -1,0 +1,349 @@
+"""The stream's memory: which transaction is open, what each relation looks like, which rows wait.
+
+:class:`Decoder` is fed batches of raw frames. It looks at each batch once, by columns, copies the
+changes of each table together, and keeps them *undecoded* until they are taken: so the fixed cost
+of a columnar decode is paid a table and flush, not a batch, and what waits is as small as it came.
+
+Keeps invariant 3: changes are kept in the order of the frames, and those of the transaction that is
+still open apart from the committed ones. ``position`` is the LSN below which every commit of ours is
+among the committed changes (or was taken before): it moves with commits, and with keepalives while
+no transaction is open; registering what was taken and then acknowledging ``position`` loses nothing.
+
+What does not belong: files (``staging``), when to flush (``decoder_process``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc_assets.flusher import staged_rows
+from cdc_assets.flusher.json_text import parts_of, ranges
+from cdc_assets.flusher.staged_rows import Changes, DecodeSpec
+from cdc_assets.postgres import pgoutput
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.pgoutput import (
+    BEGIN,
+    COMMIT,
+    DELETE,
+    INSERT,
+    KEEPALIVE,
+    RELATION,
+    TRUNCATE,
+    UPDATE,
+    XLOG_HEADER_BYTES,
+    Ints,
+    Relation,
+    Scan,
+)
+
+logger = logging.getLogger(__name__)
+
+# Where fields stand in a frame, behind the XLogData header and the kind of the message.
+_BODY = XLOG_HEADER_BYTES + 1
+_CHANGE = _BODY + 4  # behind the relation's oid
+# The LSN of the record that a frame comes from, in the XLogData header.
+_LSN = 1
+# What a waiting change costs beyond its message: five numbers of 8 bytes, roughly.
+_CHANGE_BYTES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Transaction:
+    """An open transaction, from its Begin: the LSN of its commit record, microseconds since 2000."""
+
+    commit_lsn: int
+    commit_time: int
+    xid: int
+
+
+@dataclass(slots=True)
+class Pending:
+    """Waiting changes of one table under one relation, in order: runs of changes and truncates."""
+
+    spec: DecodeSpec
+    relation: Relation
+    parts: list[Changes | pa.Table] = field(default_factory=list)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Decode: staged rows in tables of bounded size, in commit order."""
+        run: list[Changes] = []
+        for part in self.parts:
+            if isinstance(part, Changes):
+                run.append(part)
+                continue
+            yield from self._decoded(run)
+            run = []
+            yield part
+        yield from self._decoded(run)
+
+    def _decoded(self, run: list[Changes]) -> Iterator[pa.Table]:
+        if run:
+            yield from staged_rows.staged(self.spec, self.relation, _joined(run))
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What waits, by table in the order of first appearance; ``bytes`` is what it holds."""
+
+    pending: dict[int, list[Pending]] = field(default_factory=dict)
+    bytes: int = 0
+
+    def run(self, spec: DecodeSpec, relation: Relation) -> Pending:
+        """Where the next change of ``relation`` goes: a new one where the relation has changed."""
+        runs = self.pending.setdefault(relation.oid, [])
+        if not runs or runs[-1].relation is not relation or runs[-1].spec != spec:
+            runs.append(Pending(spec, relation))
+        return runs[-1]
+
+    def append(self, other: _Shelf) -> None:
+        """Put everything of ``other`` behind what is here, and empty it."""
+        for oid, runs in other.pending.items():
+            mine = self.pending.setdefault(oid, [])
+            for run in runs:
+                if mine and mine[-1].relation is run.relation and mine[-1].spec == run.spec:
+                    mine[-1].parts += run.parts
+                else:
+                    mine.append(run)
+        self.bytes += other.bytes
+        other.pending, other.bytes = {}, 0
+
+    def take(self) -> list[Pending]:
+        taken = [run for runs in self.pending.values() for run in runs if run.parts]
+        self.pending, self.bytes = {}, 0
+        return taken
+
+
+class Decoder:
+    """Frames in, waiting changes out. ``spec_of`` says how a relation is staged; None: not ours."""
+
+    def __init__(self, spec_of: Callable[[int], DecodeSpec | None]) -> None:
+        self.spec_of = spec_of
+        self._relations: dict[int, Relation] = {}
+        self._open: _Transaction | None = None
+        self._committed = _Shelf()
+        self._uncommitted = _Shelf()
+        self._skipped: set[int] = set()
+        self.position = 0
+        self.commit_end = 0
+        """End LSN of the last commit seen, empty transactions included; 0 before the first one."""
+        self.commit_time: int | None = None
+        """Of the last commit, in microseconds since 2000."""
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._open is not None
+
+    @property
+    def committed_bytes(self) -> int:
+        return self._committed.bytes
+
+    @property
+    def open_bytes(self) -> int:
+        return self._uncommitted.bytes
+
+    def take_committed(self) -> list[Pending]:
+        """Everything that committed and wasn't taken; of one table in commit order."""
+        return self._committed.take()
+
+    def take_open(self) -> list[Pending]:
+        """What arrived of the open transaction; worthless if its commit never arrives."""
+        return self._uncommitted.take()
+
+    def feed(
+        self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]
+    ) -> None:
+        """Take in a batch of frames. Raises ReplicationProblem if the stream is broken."""
+        if len(lengths) == 0:
+            return
+        batch = _Batch.read(pgoutput.scan(blob, lengths), self._open)
+        frames = len(lengths)
+        cut = int(batch.commits[-1]) + 1 if len(batch.commits) else 0
+        if cut:
+            self._committed.append(self._uncommitted)
+            self._distribute(batch, 0, cut, self._committed)
+            self.commit_end = int(batch.scan.int64(batch.commits[-1:], _BODY + 9)[0])
+            self.commit_time = int(batch.scan.int64(batch.commits[-1:], _BODY + 17)[0])
+            self.position = max(self.position, self.commit_end)
+        if cut < frames:
+            self._distribute(batch, cut, frames, self._uncommitted)
+        self._open = batch.left_open
+        idle = batch.idle_keepalives
+        if len(idle):
+            end = batch.scan.int64(idle[-1:], 1)[0]
+            self.position = max(self.position, int(end))
+
+    def _distribute(self, batch: _Batch, low: int, high: int, shelf: _Shelf) -> None:
+        """Put the changes of the frames ``low`` to ``high`` (excluded) on the shelf."""
+        cuts: dict[int, list[tuple[int, Relation | None]]] = {}
+        relations = dict(self._relations)
+        first, last = np.searchsorted(batch.events, [low, high])
+        for frame in batch.events[first:last].tolist():
+            if batch.scan.kind[frame] == TRUNCATE:
+                message = batch.scan.message(frame)
+                for oid in np.frombuffer(message, ">u4", offset=6).tolist():
+                    cuts.setdefault(oid, []).append((frame, None))
+                continue
+            relation = Relation.parse(batch.scan.message(frame))
+            if relations.get(relation.oid) != relation:
+                relations[relation.oid] = relation
+                cuts.setdefault(relation.oid, []).append((frame, relation))
+        first, last = np.searchsorted(batch.changes, [low, high])
+        for oid, rows in _grouped(batch.change_oid, int(first), int(last)):
+            self._place(batch, oid, rows, cuts.pop(oid, []), shelf)
+        for oid, own in cuts.items():
+            self._place(batch, oid, np.empty(0, np.int64), own, shelf)
+
+    def _place(
+        self,
+        batch: _Batch,
+        oid: int,
+        rows: Ints,
+        cuts: list[tuple[int, Relation | None]],
+        shelf: _Shelf,
+    ) -> None:
+        """Changes of one relation (numbers into ``batch.changes``), cut where it was told anew."""
+        spec = self.spec_of(oid)
+        bounds = np.searchsorted(batch.changes[rows], [frame for frame, _ in cuts]).tolist()
+        done = 0
+        for (frame, relation), bound in zip([*cuts, (-1, None)], [*bounds, len(rows)], strict=True):
+            known = self._relations.get(oid)
+            if bound > done:
+                if known is None:
+                    raise pgoutput.broken(f"a change of relation {oid}, of which nothing was told,")
+                if spec is not None:
+                    part = batch.changes_of(rows[done:bound])
+                    shelf.run(spec, known).parts.append(part)
+                    shelf.bytes += len(part.message) + _CHANGE_BYTES * len(part.stop)
+                done = bound
+            if relation is not None:
+                self._relations[oid] = relation
+                if spec is None and oid not in self._skipped:
+                    self._skipped.add(oid)
+                    name = TableId(relation.schema, relation.name)
+                    logger.info("changes of %s are skipped: not a table of this source", name)
+            elif frame >= 0 and spec is not None and known is not None:
+                shelf.run(spec, known).parts.append(batch.truncate(frame))
+                shelf.bytes += _CHANGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A scanned batch with its transactions found.
+
+    ``changes``: frames that are I, U or D; ``events``: those that are R or T; ``idle_keepalives``:
+    those between transactions. ``transaction``: for each frame, which one it is in, where 0 is
+    the one that was open before the batch.
+    """
+
+    scan: Scan
+    changes: Ints
+    change_oid: Ints
+    events: Ints
+    commits: Ints
+    idle_keepalives: Ints
+    transaction: Ints
+    commit_lsn: Ints
+    commit_time: Ints
+    xid: Ints
+    left_open: _Transaction | None
+
+    @classmethod
+    def read(cls, scan: Scan, opened: _Transaction | None) -> _Batch:
+        """Find transactions and check that they follow each other; ReplicationProblem if not."""
+        begins, commits = scan.of(BEGIN), scan.of(COMMIT)
+        borders = scan.kind[scan.of(BEGIN, COMMIT)]
+        expected = np.resize([BEGIN, COMMIT] if opened is None else [COMMIT, BEGIN], len(borders))
+        if not bool((borders == expected).all()):
+            raise pgoutput.broken("a transaction inside another")
+        before = opened or _Transaction(0, 0, 0)
+        commit_lsn = np.concatenate(([before.commit_lsn], scan.int64(begins, _BODY)))
+        commit_time = np.concatenate(([before.commit_time], scan.int64(begins, _BODY + 8)))
+        xid = np.concatenate(([before.xid], scan.uint32(begins, _BODY + 16)))
+        transaction = np.cumsum(scan.kind == BEGIN)
+        inside = transaction + (opened is not None) > np.cumsum(scan.kind == COMMIT)
+        changes = scan.of(INSERT, UPDATE, DELETE)
+        events = scan.of(RELATION, TRUNCATE)
+        if not bool(inside[changes].all()) or not bool(inside[events].all()):
+            raise pgoutput.broken("a change outside of a transaction")
+        keepalives = scan.of(KEEPALIVE)
+        is_open = len(begins) + (opened is not None) > len(commits)
+        left = _Transaction(int(commit_lsn[-1]), int(commit_time[-1]), int(xid[-1]))
+        return cls(
+            scan=scan,
+            changes=changes,
+            change_oid=scan.uint32(changes, _BODY),
+            events=events,
+            commits=commits,
+            idle_keepalives=keepalives[~inside[keepalives]],
+            transaction=transaction,
+            commit_lsn=commit_lsn,
+            commit_time=commit_time,
+            xid=xid,
+            left_open=left if is_open else None,
+        )
+
+    def changes_of(self, rows: Ints) -> Changes:
+        """Copy the changes with these numbers together."""
+        frames = self.changes[rows]
+        start, stop = self.scan.start[frames] + _CHANGE, self.scan.stop[frames]
+        offsets, data = parts_of(ranges(self.scan.buffer, start, stop))
+        transaction = self.transaction[frames]
+        return Changes(
+            message=data[: offsets[-1]].tobytes(),
+            stop=offsets[1:],
+            op=self.scan.kind[frames],
+            lsn=self.scan.int64(frames, _LSN),
+            commit_lsn=self.commit_lsn[transaction],
+            commit_time=self.commit_time[transaction],
+            xid=self.xid[transaction],
+        )
+
+    def truncate(self, frame: int) -> pa.Table:
+        """The row of a Truncate message."""
+        transaction = int(self.transaction[frame])
+        return staged_rows.truncated(
+            int(self.scan.int64(np.array([frame]), _LSN)[0]),
+            int(self.commit_lsn[transaction]),
+            int(self.commit_time[transaction]),
+            int(self.xid[transaction]),
+        )
+
+
+def _grouped(oids: Ints, low: int, high: int) -> Iterator[tuple[int, Ints]]:
+    """The numbers ``low`` to ``high`` (excluded) by their oid, ascending within each."""
+    if low == high:
+        return
+    part = oids[low:high]
+    if bool((part == part[0]).all()):
+        yield int(part[0]), np.arange(low, high)
+        return
+    order = np.argsort(part, kind="stable")
+    ordered = part[order]
+    borders = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for rows in np.split(order, borders):
+        yield int(part[rows[0]]), rows + low
+
+
+def _joined(run: list[Changes]) -> Changes:
+    """Runs of changes as one."""
+    if len(run) == 1:
+        return run[0]
+    sizes = np.array([len(part.message) for part in run])
+    shift = np.cumsum(sizes) - sizes
+    return Changes(
+        message=b"".join(part.message for part in run),
+        stop=np.concatenate([part.stop + s for part, s in zip(run, shift.tolist(), strict=True)]),
+        op=np.concatenate([part.op for part in run]),
+        lsn=np.concatenate([part.lsn for part in run]),
+        commit_lsn=np.concatenate([part.commit_lsn for part in run]),
+        commit_time=np.concatenate([part.commit_time for part in run]),
+        xid=np.concatenate([part.xid for part in run]),
+    )
+
+

@@ -1,0 +1,139 @@
+"""JSON objects of strings, assembled for many rows at once.
+
+A row's object is a sequence of pieces: constants such as ``","name":"`` and escaped values. All
+pieces of all rows are picked by *one* ``take`` from a pool of both; what it copies together is the
+text of the objects, back to back, and every k-th offset of the result is where a row begins. No
+value becomes a Python object. What does not belong: where values come from (``staged_rows``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc_assets.postgres.pgoutput import Bytes, Ints
+
+# What a member of an object is: left out, a string, or null.
+ABSENT, TEXT, NULL = 0, 1, 2
+
+_ESCAPES = [json.dumps(chr(code))[1:-1].encode() for code in range(32)] + [rb"\"", rb"\\"]
+_ESCAPE_OF = np.zeros(256, np.int64)
+_ESCAPE_OF[:32], _ESCAPE_OF[ord('"')], _ESCAPE_OF[ord("\\")] = np.arange(32), 32, 33
+_GROWTH = np.array([len(escape) - 1 for escape in _ESCAPES], np.int64)
+
+
+def binary_array(offsets: Ints, data: pa.Buffer | Bytes) -> pa.LargeBinaryArray:
+    """The array of which element i is ``data[offsets[i]:offsets[i + 1]]``; nothing is copied."""
+    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), buffer]
+    )
+
+
+def ranges(data: Bytes, first: Ints, stop: Ints) -> pa.LargeBinaryArray:
+    """Copies of the ranges ``data[first[i]:stop[i]]``, which don't overlap and are in order.
+
+    The trick: over offsets that alternate between beginnings and ends, every even element is a
+    range and every odd one a gap; taking the even ones copies the ranges in C.
+    """
+    if len(first) == 0:
+        return pa.array([], pa.large_binary())
+    offsets = np.empty(2 * len(first), np.int64)
+    offsets[0::2], offsets[1::2] = first, stop
+    return binary_array(offsets, data).take(pa.array(np.arange(0, len(offsets), 2)))
+
+
+def parts_of(array: pa.LargeBinaryArray) -> tuple[Ints, Bytes]:
+    """Offsets and bytes of an array without nulls."""
+    _, offsets, data = array.buffers()
+    if offsets is None or len(array) == 0:
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    found = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+    text = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return found, text
+
+
+def escape(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """Each value as the inside of a JSON string: quotes, backslashes, control characters."""
+    offsets, data = parts_of(values)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    data = data[begin:end]
+    special = data < 32
+    special |= data == ord('"')
+    special |= data == ord("\\")
+    found = np.flatnonzero(special)
+    if len(found) == 0:
+        return values
+    # Elements: gap, special, gap, special, … gap; then the escapes. Take the gaps and the escapes.
+    cuts = np.empty(2 * len(found) + 2, np.int64)
+    cuts[0], cuts[-1] = 0, len(data)
+    cuts[1:-1:2], cuts[2:-1:2] = found, found + 1
+    pool = pa.concat_arrays([binary_array(cuts, data), pa.array(_ESCAPES, pa.large_binary())])
+    code = _ESCAPE_OF[data[found]]
+    wanted = np.arange(2 * len(found) + 1)
+    wanted[1::2] = code + len(cuts) - 1
+    _, escaped = parts_of(pool.take(pa.array(wanted)))
+    grown = np.concatenate(([0], np.cumsum(_GROWTH[code])))
+    moved = offsets - begin
+    return binary_array(moved + grown[np.searchsorted(found, moved)], escaped)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of every object: its name, what it is in each row, and which value it has.
+
+    ``state`` is one of ABSENT, TEXT, NULL, for all rows or for each; ``value`` is the number of the
+    value in the pool, for each row; it is looked at where the state is TEXT.
+    """
+
+    name: str
+    state: int | npt.NDArray[np.int64]
+    value: Ints
+
+
+@lru_cache(maxsize=256)
+def _constants(names: tuple[str, ...]) -> tuple[pa.LargeBinaryArray, int]:
+    """For each name, what stands between the member before it and its own value.
+
+    Nine a name, by 3 * (state of the last member present, ABSENT when it is the first) + its own
+    state; then three that end the object, by the state of the last member. The empty constant is
+    number 0 (the first name's ABSENT after ABSENT), or the one at the end if there is no name.
+    """
+    before = {ABSENT: "{", TEXT: '",', NULL: ","}
+    inside = {TEXT: '"', NULL: "null"}
+    texts = []
+    for name in names:
+        key = json.dumps(name, ensure_ascii=False) + ":"
+        for last in (ABSENT, TEXT, NULL):
+            texts.append("")
+            texts.extend(before[last] + key + inside[state] for state in (TEXT, NULL))
+    texts += ["{}", '"}', "}", ""]
+    return pa.array([text.encode() for text in texts], pa.large_binary()), len(texts) - 1
+
+
+def objects(count: int, values: pa.LargeBinaryArray, members: Sequence[Member]) -> pa.LargeBinaryArray:
+    """``count`` JSON objects. ``values`` are escaped already (:func:`escape`)."""
+    constants, empty = _constants(tuple(member.name for member in members))
+    pool = pa.concat_arrays([values, constants])
+    base = len(values)
+    width = 2 * len(members) + 1
+    picks = np.empty((count, width), np.int64)
+    last: int | npt.NDArray[np.int64] = ABSENT
+    for number, member in enumerate(members):
+        state = member.state
+        picks[:, 2 * number] = base + 9 * number + 3 * last + state
+        if isinstance(state, int):
+            picks[:, 2 * number + 1] = member.value if state == TEXT else base + empty
+            last = last if state == ABSENT else state
+        else:
+            picks[:, 2 * number + 1] = np.where(state == TEXT, member.value, base + empty)
+            last = np.where(state == ABSENT, last, state)
+    picks[:, -1] = base + 9 * len(members) + last
+    offsets, data = parts_of(pool.take(pa.array(picks.reshape(-1))))
+    return binary_array(np.ascontiguousarray(offsets[::width]), data)

@@ -1,0 +1,366 @@
+"""Changes of one relation, as they came, to rows of the staged schema: pure functions.
+
+The staged file (design 5) is fixed for every table: ``_op _lsn _commit_lsn _ts _xid _unchanged_cols
+_data``. What is decided here, and why nothing is invented (invariant 8):
+
+- An update that changes the key becomes two rows, ``D`` with the old key and ``U`` with the new row:
+  who applies them one after the other by key is right. If that ``U`` still has unchanged columns,
+  their values live under the *old* key, so its object carries it in a member whose name is empty (no
+  Postgres identifier is): a JSON string that holds the object of the old key's columns.
+- REPLICA IDENTITY FULL doesn't remove unchanged markers: the value is in the OLD tuple, filled here.
+- A table without a key has no row to update: ``D`` with all old columns, ``I`` with all new ones.
+
+Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.json_text`` for writing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_assets.flusher.json_text import ABSENT, NULL, TEXT, Member, escape, objects, ranges
+from cdc_assets.postgres import pgoutput
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.pgoutput import (
+    DELETE,
+    INSERT,
+    NEW_ROW,
+    OLD_KEY,
+    OLD_ROW,
+    PADDING,
+    POSTGRES_EPOCH_MICROSECONDS,
+    TRUNCATE,
+    UPDATE,
+    Bytes,
+    Ints,
+    Mask,
+    Relation,
+    Tuples,
+)
+
+STAGED_SCHEMA = pa.schema(
+    [
+        pa.field("_op", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("_lsn", pa.int64(), nullable=False),
+        pa.field("_commit_lsn", pa.int64(), nullable=False),
+        pa.field("_ts", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("_xid", pa.int64(), nullable=False),
+        pa.field("_unchanged_cols", pa.string()),
+        pa.field("_data", pa.large_string(), nullable=False),
+    ]
+)
+# So many column values are decoded at a time: the positions of one take about 100 bytes meanwhile.
+CELLS_PER_BATCH = 300_000
+# And so many bytes: a few times this much is copied; one row larger than it makes a batch alone.
+BYTES_PER_BATCH = 16 * 2**20
+
+_OPS = pa.array(["I", "U", "D", "T"], pa.string())
+_CODE = np.zeros(256, np.int8)
+_CODE[[INSERT, UPDATE, DELETE, TRUNCATE]] = [0, 1, 2, 3]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpec:
+    """How a table is staged: its name, the columns that find a row, those that are left out."""
+
+    table: TableId
+    key_columns: tuple[str, ...]
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes of one relation in commit order: their messages and what surrounds them.
+
+    ``message`` holds, back to back, what follows the relation's oid in each message; change i ends
+    at ``stop[i]``. ``op``: the message's kind. ``commit_lsn`` and ``commit_time`` (microseconds since
+    2000) are those of its Begin.
+    """
+
+    message: bytes
+    stop: Ints
+    op: Bytes
+    lsn: Ints
+    commit_lsn: Ints
+    commit_time: Ints
+    xid: Ints
+
+
+def staged(spec: DecodeSpec, relation: Relation, changes: Changes) -> Iterator[pa.Table]:
+    """The rows of ``changes`` in tables of bounded size, in order.
+
+    Raises ReplicationProblem if a message isn't what the relation says.
+    """
+    names = [column.name for column in relation.columns]
+    plan = _Plan(spec, relation, names)
+    buffer = pgoutput.bytes_of(changes.message + PADDING)
+    start = np.concatenate((np.zeros(1, np.int64), changes.stop[:-1]))
+    rows = max(1, CELLS_PER_BATCH // max(1, len(names)))
+    low, count = 0, len(start)
+    while low < count:
+        fits = int(np.searchsorted(changes.stop, start[low] + BYTES_PER_BATCH, side="right"))
+        high = min(max(fits, low + 1), low + rows, count)
+        yield plan.rows(buffer, start[low:high], changes, slice(low, high))
+        low = high
+
+
+def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
+    """The one row that says: the table was emptied here."""
+    one = [np.array([value], np.int64) for value in (lsn, commit_lsn, commit_time, xid)]
+    return _table(np.array([_CODE[TRUNCATE]]), *one, pa.nulls(1, pa.string()), pa.array([b"{}"]))
+
+
+def invalid_text(table: pa.Table) -> int:
+    """How many rows hold bytes that no UTF-8 text has (only SQL_ASCII databases send them)."""
+    return int(table.schema.metadata.get(b"invalid", b"0")) if table.schema.metadata else 0
+
+
+class _Plan:
+    """What is the same for every batch of one relation."""
+
+    def __init__(self, spec: DecodeSpec, relation: Relation, names: list[str]) -> None:
+        self.relation = relation
+        self.names = names
+        self.kept = [i for i, name in enumerate(names) if name not in spec.excluded]
+        self.key = [names.index(name) for name in spec.key_columns if name in names]
+        if len(self.key) < len(spec.key_columns):  # renamed: the replica identity has the new name
+            told = relation.replica_identity != "f"
+            self.key = [i for i, c in enumerate(relation.columns) if told and c.is_key]
+
+    def rows(self, buffer: Bytes, start: Ints, changes: Changes, part: slice) -> pa.Table:
+        """One batch: read the tuples, pick the rows to be staged, write them."""
+        tuples, new, old = self._tuples(buffer, start, changes.stop[part])
+        width = len(self.names)
+        raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
+        filled = _fill(tuples, new, old)
+        op = _CODE[changes.op[part]]
+        split = self._splits(raw, width, op, new, old, tuples, filled)
+        # A change that splits is staged twice: first what goes, then what comes.
+        row = np.arange(len(start)) if not split.any() else np.repeat(np.arange(len(start)), 1 + split)
+        tuple_of, code = new[row], op[row]
+        if split.any():
+            gone = np.flatnonzero(split) + np.arange(int(split.sum()))
+            tuple_of[gone], code[gone] = old[row[gone]], _CODE[DELETE]
+            if not self.key:
+                code[gone + 1] = _CODE[INSERT]
+        deleted = code == _CODE[DELETE]
+        values = escape(raw)
+        members, unchanged = self._members(tuples, filled, tuple_of, deleted)
+        if unchanged is not None and split.any():
+            values, member = self._old_key(values, width, old, row, code, unchanged, split)
+            members += member
+        data = objects(len(row), values, members)
+        return _table(
+            code,
+            changes.lsn[part][row],
+            changes.commit_lsn[part][row],
+            changes.commit_time[part][row],
+            changes.xid[part][row],
+            self._unchanged_names(unchanged, len(row)),
+            data,
+        )
+
+    def _tuples(self, buffer: Bytes, start: Ints, stop: Ints) -> tuple[Tuples, Ints, Ints]:
+        """All tuples in the order they came; of each change the new (or only) one and the old one.
+
+        Without an old tuple ``old`` is -1. A delete's only tuple is both.
+        """
+        width = len(self.names)
+        marker = buffer[start]
+        first = pgoutput.walk(buffer, start + 1, width)
+        has_old = (marker == OLD_KEY) | (marker == OLD_ROW)
+        if not bool((has_old | (marker == NEW_ROW)).all()):
+            raise pgoutput.broken(self._what())
+        two = has_old & (first.end < stop)
+        if not bool(two.any()):
+            self._check(first.end, stop)
+            only = np.arange(len(start))
+            return first, only, np.where(has_old, only, -1)
+        both = np.flatnonzero(two)
+        if not bool((buffer[first.end[both]] == NEW_ROW).all()):
+            raise pgoutput.broken(self._what())
+        second = pgoutput.walk(buffer, first.end[both] + 1, width)
+        end = first.end.copy()
+        end[both] = second.end
+        self._check(end, stop)
+        at = np.arange(len(start)) + np.cumsum(two) - two
+        new = at + two
+        total = len(start) + len(both)
+        merged = Tuples(
+            np.empty((width, total), np.uint8),
+            np.empty((width, total), np.int64),
+            np.empty((width, total), np.int64),
+            end,
+        )
+        for into, one, other in (
+            (merged.kind, first.kind, second.kind),
+            (merged.first, first.first, second.first),
+            (merged.stop, first.stop, second.stop),
+        ):
+            into[:, at] = one
+            into[:, new[both]] = other
+        return merged, new, np.where(has_old, at, -1)
+
+    def _check(self, end: Ints, stop: Ints) -> None:
+        if not bool((end == stop).all()):
+            raise pgoutput.broken(self._what())
+
+    def _what(self) -> str:
+        return f"a change of {TableId(self.relation.schema, self.relation.name)}"
+
+    def _splits(
+        self,
+        raw: pa.LargeBinaryArray,
+        width: int,
+        op: np.ndarray[tuple[int], np.dtype[np.int8]],
+        new: Ints,
+        old: Ints,
+        tuples: Tuples,
+        filled: Mask | None,
+    ) -> Mask:
+        """Which changes are staged as two rows: updates of the key, all updates without one."""
+        split = (op == _CODE[UPDATE]) & (old >= 0) & (old != new)
+        if not self.key or not split.any():
+            return split
+        which = np.flatnonzero(split)
+        before, after = old[which], new[which]
+        differs = np.zeros(len(which), np.bool_)
+        for column in self.key:
+            same_place = np.zeros(len(which), np.bool_) if filled is None else filled[column][after]
+            one = raw.take(pa.array(before * width + column))
+            other = raw.take(pa.array((after - same_place) * width + column))
+            kinds = tuples.kind[column]
+            differs |= ~pc.equal(one, other).to_numpy(zero_copy_only=False)
+            differs |= kinds[before] != kinds[after]
+        split[which] = differs
+        return split
+
+    def _members(
+        self, tuples: Tuples, filled: Mask | None, tuple_of: Ints, deleted: Mask
+    ) -> tuple[list[Member], Mask | None]:
+        """The object's members, and which kept columns are unchanged in which row (if any are)."""
+        members: list[Member] = []
+        unchanged: Mask | None = None
+        some_deleted = bool(deleted.any()) and bool(self.key)
+        base = tuple_of * len(self.names)
+        for place, column in enumerate(self.kept):
+            value = base + column
+            kinds = tuples.kind[column]
+            if filled is not None:
+                value = value - np.where(filled[column][tuple_of], len(self.names), 0)
+            if not some_deleted and bool((kinds == pgoutput.TEXT).all()):
+                members.append(Member(self.names[column], TEXT, value))
+                continue
+            kind = kinds[tuple_of]
+            state = np.where(kind == pgoutput.TEXT, TEXT, NULL)
+            missing = kind == pgoutput.UNCHANGED
+            if bool(missing.any()):
+                if unchanged is None:
+                    unchanged = np.zeros((len(tuple_of), len(self.kept)), np.bool_)
+                unchanged[:, place] = missing & ~deleted
+                state[missing] = ABSENT
+            if some_deleted and column not in self.key:
+                state[deleted] = ABSENT
+            members.append(Member(self.names[column], state, value))
+        return members, unchanged
+
+    def _old_key(
+        self,
+        values: pa.LargeBinaryArray,
+        width: int,
+        old: Ints,
+        row: Ints,
+        code: np.ndarray[tuple[int], np.dtype[np.int8]],
+        unchanged: Mask,
+        split: Mask,
+    ) -> tuple[pa.LargeBinaryArray, list[Member]]:
+        """The empty-named member of updates that changed the key and left columns unchanged."""
+        carry = np.flatnonzero(split[row] & (code == _CODE[UPDATE]) & unchanged.any(axis=1))
+        if len(carry) == 0:
+            return values, []
+        before = old[row[carry]] * width
+        keys = objects(
+            len(carry), values, [Member(self.names[c], TEXT, before + c) for c in self.key]
+        )
+        state = np.zeros(len(row), np.int64)
+        value = np.zeros(len(row), np.int64)
+        state[carry], value[carry] = TEXT, len(values) + np.arange(len(carry))
+        return pa.concat_arrays([values, escape(keys)]), [Member("", state, value)]
+
+    def _unchanged_names(self, unchanged: Mask | None, count: int) -> pa.StringArray:
+        """The JSON array of each row's unchanged columns, null where there is none."""
+        if unchanged is None or not unchanged.any():
+            return pa.nulls(count, pa.string())
+        patterns, which = np.unique(np.packbits(unchanged, axis=1), axis=0, return_inverse=True)
+        masks = np.unpackbits(patterns, axis=1, count=len(self.kept)).astype(np.bool_)
+        names = [self.names[column] for column in self.kept]
+        texts = [
+            json.dumps([n for n, m in zip(names, mask, strict=True) if m], ensure_ascii=False)
+            if mask.any()
+            else None
+            for mask in masks
+        ]
+        return pa.array(texts, pa.string()).take(pa.array(which.reshape(-1)))
+
+
+def _by_tuple(positions: Ints) -> Ints:
+    """(columns, tuples) to one row of columns after the other, which is how they lie in the buffer."""
+    return np.ascontiguousarray(positions.T).reshape(-1)
+
+
+def _fill(tuples: Tuples, new: Ints, old: Ints) -> Mask | None:
+    """Take unchanged values of new tuples from their old ones, where those have them.
+
+    Marks them as text in ``tuples`` and returns which they are: their text stands in the tuple
+    just before. None if there are none.
+    """
+    which = np.flatnonzero((old >= 0) & (old != new))
+    if len(which) == 0:
+        return None
+    after = new[which]
+    here = (tuples.kind[:, after] == pgoutput.UNCHANGED) & (
+        tuples.kind[:, old[which]] == pgoutput.TEXT
+    )
+    if not here.any():
+        return None
+    filled = np.zeros(tuples.kind.shape, np.bool_)
+    filled[:, after] = here
+    tuples.kind[filled] = pgoutput.TEXT
+    return filled
+
+
+def _table(
+    code: np.ndarray[tuple[int], np.dtype[np.int8]],
+    lsn: Ints,
+    commit_lsn: Ints,
+    commit_time: Ints,
+    xid: Ints,
+    unchanged: pa.StringArray,
+    data: pa.LargeBinaryArray,
+) -> pa.Table:
+    schema, text = STAGED_SCHEMA, data
+    try:
+        text = data.cast(pa.large_string())  # checks that it is UTF-8
+    except pa.ArrowInvalid:
+        repaired = [value.decode("utf-8", "replace") for value in data.to_pylist()]
+        before = data.to_pylist()
+        count = sum(a.encode() != b for a, b in zip(repaired, before, strict=True))
+        schema = schema.with_metadata({b"invalid": str(count).encode()})
+        text = pa.array(repaired, pa.large_string())
+    return pa.Table.from_arrays(
+        [
+            pa.DictionaryArray.from_arrays(pa.array(code, pa.int8()), _OPS),
+            pa.array(lsn),
+            pa.array(commit_lsn),
+            pa.array(commit_time + POSTGRES_EPOCH_MICROSECONDS, pa.timestamp("us", "UTC")),
+            pa.array(xid),
+            unchanged,
+            text,
+        ],
+        schema=schema,
+    )
