@@ -167,11 +167,10 @@ def _commit(
     delete: tuple[DataFrame, str] | None,
     append: DataFrame | None,
 ) -> None:
+    nothing = session.table(lake.sql_name).limit(0)
     if state.snapshot_id is None:
         # The first snapshot of all: there is nothing to delete and no branch to start from.
-        (append if append is not None else session.table(lake.sql_name)).writeTo(
-            lake.sql_name
-        ).append()
+        (append if append is not None else nothing).writeTo(lake.sql_name).append()
         return
     session.sql(
         f"alter table {lake.sql_name} create or replace branch {_BRANCH}"
@@ -179,7 +178,10 @@ def _commit(
     )
     branch = lake.branch(_BRANCH)
     if truncate:
+        # Iceberg drops all files without a scan, and without our summary: the commit that follows,
+        # of no rows if need be, carries the cursor.
         session.sql(f"delete from {branch}")
+        append = append if append is not None else nothing
     elif delete is not None:
         keys, condition = delete
         keys.createOrReplaceTempView(_KEYS)

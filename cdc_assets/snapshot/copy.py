@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from psycopg import sql
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.errors import Fenced, TableProblem
@@ -162,10 +162,7 @@ def _copy_waves(
         properties = {EPOCH: str(row.epoch), CHUNKS: ",".join(wave)}
         if (cursor := lake.state().cursor) is not None:
             properties |= cursor_properties(cursor)
-        plan = _read_plan(pipeline, lake, holder, wave, tasks)
-        frame = session.range(0, tasks, 1, tasks).mapInArrow(
-            chunk_reader(plan), ", ".join(f"{ticked(f.name)} {_read_type(f)}" for f in plan.schema)
-        )
+        frame = read_chunks(session, _read_plan(pipeline, lake, holder, wave, tasks))
         casts = [
             F.col(ticked(c.name))
             if c.mapping.native
@@ -194,8 +191,17 @@ def _copy_waves(
         )
 
 
-def _read_type(field: pa.Field) -> str:
-    return next(name for name, arrow in _ARROW.items() if arrow == field.type)
+def read_chunks(session: SparkSession, plan: ReadPlan) -> DataFrame:
+    """The rows of the plan's chunks, in the plan's schema; one Spark task for each of its tasks."""
+    names = {arrow: name for name, arrow in _ARROW.items()}
+    ddl = ", ".join(f"{ticked(f.name)} {names[f.type]}" for f in plan.schema)
+    tasks = len(plan.tasks)
+    return session.range(0, tasks, 1, tasks).mapInArrow(chunk_reader(plan), ddl)
+
+
+def share(chunks: Sequence[tuple[str, str]], tasks: int) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Deal chunks out to ``tasks`` tasks in turn, so that their ends come close together."""
+    return tuple(tuple(chunks[number::tasks]) for number in range(tasks))
 
 
 def _read_plan(
@@ -222,7 +228,7 @@ def _read_plan(
         source_uri=uri(pipeline.source_dsn, f"cdc_assets {config.name} copy"),
         snapshot_name=holder.snapshot_name,
         select=select.as_string(store.connection),
-        tasks=tuple(tuple(ranges[number::tasks]) for number in range(tasks)),
+        tasks=share(ranges, tasks),
         schema=pa.schema(
             [
                 pa.field(c.name, _ARROW[c.mapping.lake] if c.mapping.native else pa.string())

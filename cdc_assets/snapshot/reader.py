@@ -29,7 +29,7 @@ class ReadPlan:
 
     ``select`` ends where the chunk's predicate follows. ``tasks[i]`` are the ``(key, predicate)`` of
     task i's chunks. ``policies`` say, by column, what happens to dates and times that don't fit.
-    ``progress`` is an UPDATE with the parameters rows, bytes, seconds and chunk key.
+    ``progress`` is an UPDATE with the parameters rows, bytes, seconds and chunk key, or empty.
     """
 
     source_uri: str
@@ -66,9 +66,9 @@ def chunk_reader(
                     for batch in rows.fetch_record_batch():
                         count, size = count + batch.num_rows, size + batch.nbytes
                         yield fit(batch, plan.schema, dict(plan.policies))
-                    progress.execute(
-                        plan.progress, (count, size, time.monotonic() - began, key)
-                    )
+                    if plan.progress:
+                        seconds = time.monotonic() - began
+                        progress.execute(plan.progress, (count, size, seconds, key))
 
     return read
 

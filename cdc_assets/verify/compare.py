@@ -1,0 +1,207 @@
+"""Comparing every row of source and lake at one LSN.
+
+A temporary slot gives a consistent point c and a snapshot that shows exactly what committed before
+it. The log is applied up to c and no further (it is cut by commit LSN), under the tables' writer
+locks. Then both sides must hold the same rows, however busy the source is.
+
+A side's row becomes its key and a digest of its comparable text; a row that doesn't occur equally
+often on both sides differs. That finds missing, surplus, changed and duplicate rows in one pass.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.materializer.drain import drain
+from cdc_assets.pipeline import Pipeline, coordination_dsn
+from cdc_assets.postgres.catalog import size_pages
+from cdc_assets.postgres.connect import uri
+from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import create_slot
+from cdc_assets.snapshot.copy import read_chunks, share
+from cdc_assets.snapshot.reader import ReadPlan
+from cdc_assets.spark.tables import LakeTable
+from cdc_assets.verify.canonical import lake_expression, source_expression
+
+# As many differing keys as a person will read; the count is of all.
+SHOWN_KEYS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing one table found. ``keys`` are some of the rows that differ."""
+
+    table: TableId
+    lsn: Lsn
+    source_rows: int
+    lake_rows: int
+    differing: int
+    keys: tuple[str, ...]
+    problem: str | None
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        return self.differing == 0 and self.problem is None
+
+
+def verify(
+    pipeline: Pipeline,
+    session: SparkSession,
+    tables: Sequence[TableId],
+    flush_to: Callable[[Lsn], None],
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:
+    """Compare ``tables`` at one LSN.
+
+    ``flush_to`` returns once everything that committed below an LSN is registered. A table that
+    can't be compared (its copy isn't complete, it is parked) is reported with its problem.
+    """
+    store, config = pipeline.store, pipeline.config
+    locks = [f"write:{table}" for table in tables]
+    for lock in locks:
+        store.lock(lock)
+    try:
+        name = f"{config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
+        slot = create_slot(pipeline.source_dsn, name, temporary=True)
+        try:
+            point = slot.consistent_point
+            on_progress(f"comparing at {point}; waiting for the log to reach it")
+            flush_to(point)
+            found = []
+            for table in tables:
+                began = time.monotonic()
+                comparison = _verify_table(pipeline, session, table, point, slot.snapshot_name)
+                found.append(comparison)
+                on_progress(
+                    f"{table}: {comparison.source_rows:,} rows, {comparison.differing:,} differ"
+                    f" ({time.monotonic() - began:.1f} s)"
+                )
+            return found
+        finally:
+            slot.connection.finish()
+    finally:
+        for lock in reversed(locks):
+            store.unlock(lock)
+
+
+def _verify_table(
+    pipeline: Pipeline, session: SparkSession, table: TableId, point: Lsn, snapshot_name: str
+) -> Comparison:
+    began = time.monotonic()
+
+    def result(source: int, lake: int, differing: int, keys: Sequence[str], why: str | None = None):
+        return Comparison(
+            table, point, source, lake, differing, tuple(keys), why, time.monotonic() - began
+        )
+
+    row = pipeline.store.table(table)
+    try:
+        if row is None or row.state in ("waiting", "copying"):
+            raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
+        drain(pipeline, session, table, below=point)
+        lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
+        source_side = _source_side(pipeline, session, lake, snapshot_name)
+        lake_side = _lake_side(session, lake)
+        both = source_side.withColumn("side", F.lit(1)).unionByName(
+            lake_side.withColumn("side", F.lit(-1))
+        )
+        grouped = (
+            both.groupBy("key", "digest")
+            .agg(
+                F.sum("side").alias("balance"),
+                F.count_if(F.col("side") == 1).alias("source"),
+                F.count_if(F.col("side") == -1).alias("lake"),
+            )
+            .persist()
+        )
+        try:
+            totals = grouped.agg(
+                F.coalesce(F.sum("source"), F.lit(0)),
+                F.coalesce(F.sum("lake"), F.lit(0)),
+                F.count_if(F.col("balance") != 0),
+            ).collect()[0]
+            differing, keys = 0, []
+            if int(totals[2]):
+                odd = grouped.where("balance != 0")
+                differing = odd.select("key").distinct().count()
+                shown = (
+                    odd.groupBy("key")
+                    .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
+                    .orderBy("key")
+                    .limit(SHOWN_KEYS)
+                    .collect()
+                )
+                keys = [f"{r.key} (source {r.source}, lake {r.lake})" for r in shown]
+        finally:
+            grouped.unpersist()
+        return result(int(totals[0]), int(totals[1]), differing, keys)
+    except CdcError as problem:
+        return result(0, 0, 0, [], str(problem))
+
+
+def _digested(frame: DataFrame, lake: LakeTable, expressions: Sequence[str]) -> DataFrame:
+    """``key`` (a readable text) and ``digest`` of each row, from one text expression a column."""
+    texts = frame.select(*(F.expr(e).alias(f"c{i}") for i, e in enumerate(expressions)))
+    keys = [i for i, c in enumerate(lake.columns) if c.is_key] or list(range(len(lake.columns)))
+    everything = {"ignoreNullFields": "false"}
+    return texts.select(
+        F.to_json(
+            F.struct(*(F.col(f"c{i}").alias(lake.columns[i].name) for i in keys)), everything
+        ).alias("key"),
+        F.md5(F.to_json(F.struct(*(f"c{i}" for i in range(len(expressions)))), everything)).alias(
+            "digest"
+        ),
+    )
+
+
+def _lake_side(session: SparkSession, lake: LakeTable) -> DataFrame:
+    return _digested(
+        session.table(lake.sql_name), lake, [lake_expression(c) for c in lake.columns]
+    )
+
+
+def _source_side(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, snapshot_name: str
+) -> DataFrame:
+    config = pipeline.config
+    listed = sql.SQL(", ").join(
+        # format('%s') calls the type's output function: the very text that the log has.
+        sql.SQL("case when {0} is not null then pg_catalog.format('%s', {0}) end").format(
+            sql.Identifier(c.name)
+        )
+        + sql.SQL(" as {}").format(sql.Identifier(f"t{i}"))
+        for i, c in enumerate(lake.columns)
+    )
+    select = sql.SQL("select {} from only {}").format(listed, lake.row.table.identifier)
+    with pipeline.connect_source("verify") as source:
+        pages = size_pages(source, lake.row.oid)
+        statement = select.as_string(source)
+    chunks = plan_chunks(pages, config.table(lake.row.table).chunk_pages)
+    tasks = min(config.snapshot.max_parallel_chunks, len(chunks))
+    plan = ReadPlan(
+        source_uri=uri(pipeline.source_dsn, f"cdc_assets {config.name} verify"),
+        snapshot_name=snapshot_name,
+        select=statement,
+        tasks=share([(c.key(0), c.predicate) for c in chunks], tasks),
+        schema=pa.schema([pa.field(f"t{i}", pa.string()) for i in range(len(lake.columns))]),
+        policies=(),
+        log_uri=uri(coordination_dsn(config), f"cdc_assets {config.name} verify"),
+        progress="",
+    )
+    return _digested(
+        read_chunks(session, plan),
+        lake,
+        [source_expression(c, f"t{i}") for i, c in enumerate(lake.columns)],
+    )
