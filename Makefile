@@ -1,0 +1,72 @@
+# make help lists what there is. Variables: PYTHON=python3.12 (which Python makes .venv), PORT=3000
+# (the UI's port), CDC_ASSETS_HOME=… (where everything of run time is kept; default ./.cdc_assets).
+
+PORT ?= 3000
+export CDC_ASSETS_HOME ?= $(CURDIR)/.cdc_assets
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# The first supported interpreter, unless PYTHON says which one.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+	&& { echo $$p; exit; }; done; echo python3)
+
+.DEFAULT_GOAL := help
+.PHONY: help install java dev demo test test-fast lint format lock clean distclean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## Install the locked dependencies and the package (editable) into .venv
+
+$(INSTALLED): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || { \
+	echo "$(PYTHON) is missing or is not Python 3.11, 3.12 or 3.13: install one of them and say which, as in make $(or $(MAKECMDGOALS),install) PYTHON=python3.12." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	echo "$(PYTHON) can't make virtual environments: install its venv module (on Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements.lock)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --requirements requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+java: install
+	@$(BIN)/python -m cdc_assets.doctor
+
+dev: install ## Start everything on an embedded Postgres and serve the Dagster UI (PORT=3000)
+	@$(BIN)/python -m cdc_assets.doctor --port $(PORT)
+	@mkdir -p "$(CDC_ASSETS_HOME)/dagster"
+	@cp dagster.yaml "$(CDC_ASSETS_HOME)/dagster/dagster.yaml"
+	@echo "The Dagster UI will be at http://127.0.0.1:$(PORT) in half a minute; Ctrl-C stops everything."
+	@DAGSTER_HOME="$(CDC_ASSETS_HOME)/dagster" exec $(BIN)/dagster dev -h 127.0.0.1 -p $(PORT)
+
+demo: java ## Replicate an embedded Postgres under live traffic, break it, and verify every row
+	@exec $(BIN)/cdc-assets demo
+
+test: java lint ## Lint, types and all tests
+	@$(BIN)/pytest
+
+test-fast: install ## Unit tests only
+	@$(BIN)/pytest cdc_assets_tests/unit
+
+lint: install ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: install ## Let ruff fix and format what it can
+	@$(BIN)/ruff check --fix --exit-zero .
+	@$(BIN)/ruff format .
+
+lock: install ## Resolve pyproject.toml anew into requirements.lock
+	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --quiet \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file requirements.lock
+
+clean: ## Remove caches and this clone's run-time home (the demo's data)
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .cdc_assets build dist
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv
+	@rm -rf $(VENV)
