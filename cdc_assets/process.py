@@ -1,0 +1,352 @@
+"""Supervised children: processes of ours that can't outlive the process that started them.
+
+Invariant: a child's standard input is a pipe whose write end only its parent holds. However the
+parent ends, also by SIGKILL, the kernel closes that end, the child reads end-of-file and stops in
+order; after a grace period it exits at once. So there are no pid files to go stale and no orphans.
+
+The pipe also carries one line of settings at the start, because an argument list and an
+environment can be read by others. A child is a session of its own: Ctrl-C in a terminal reaches
+the parent only, which decides. Running children are found again by name in this module's globals,
+because Dagster rebuilds resources at every tick. What a child does, and whether it should run, is
+decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+_log = logging.getLogger(__name__)
+
+# A log a person can still open, and days of an ordinary child's output.
+LOG_LIMIT_BYTES = 16 * 2**20
+_LOG_KEPT_BYTES = 4 * 2**20
+# How often a child looks at its log's size; end-of-file on stdin is seen at once.
+_LOG_CHECK_SECONDS = 5.0
+# Longer than any orderly stop takes (a flush, a fast shutdown), short enough for a person to wait.
+GRACE_SECONDS = 20.0
+# After SIGTERM there is nothing left to be orderly about.
+_TERM_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Capped exponential waiting between restarts; pure, the caller keeps the count."""
+
+    first_seconds: float = 1.0
+    cap_seconds: float = 60.0
+    healthy_seconds: float = 60.0
+    """A child that lived this long had started well: its end counts as the first failure."""
+
+    def failures(self, before: int, lived_seconds: float) -> int:
+        """The count of failures in a row after a child ended, having lived that long."""
+        return 1 if lived_seconds >= self.healthy_seconds else before + 1
+
+    def delay_seconds(self, failures: int) -> float:
+        """How long to wait after that many failures in a row; 0 for none."""
+        if failures <= 0:
+            return 0.0
+        # 2**64 is past any cap; without the bound a float overflows after 1,024 failures.
+        doubled = self.first_seconds * 2.0 ** min(failures - 1, 64)
+        return min(self.cap_seconds, doubled)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run: ``python -m module arguments…``."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    log: Path = Path(os.devnull)
+    """Where stdout and stderr go; kept below ``LOG_LIMIT_BYTES``."""
+    settings: str = field(default="", repr=False)
+    """One line for the child's stdin (see :func:`read_settings`); the place for secrets."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Added to this process's environment."""
+
+
+class Child:
+    """A running child; made by :meth:`start`."""
+
+    def __init__(self, spec: ChildSpec, process: subprocess.Popen[bytes]) -> None:
+        self.spec = spec
+        self._process = process
+        self.started_at = time.monotonic()
+        _children.add(self)
+
+    @classmethod
+    def start(cls, spec: ChildSpec) -> Child:
+        """Start it and return at once; raises OSError if it can't be started."""
+        if "\n" in spec.settings:
+            raise ValueError("settings have to be one line")
+        with _open_log(spec.log) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", spec.module, *spec.arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # unbuffered, or a killed child's last words are lost
+                env={**os.environ, **spec.environment, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        child = cls(spec, process)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it ended already; its return code will tell
+            process.stdin.write(spec.settings.encode() + b"\n")
+            process.stdin.flush()
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative for a signal, as in subprocess."""
+        return self._process.poll()
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """Wait for its end; the return code, or None if it still runs."""
+        try:
+            return self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close_stdin(self) -> None:
+        """Ask it to stop, without waiting."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def stop(self, timeout_seconds: float = GRACE_SECONDS) -> int:
+        """Ask, then SIGTERM, then SIGKILL for its whole process group; the return code."""
+        self.close_stdin()
+        code = self.wait(timeout_seconds)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if code is None:
+                _log.warning(
+                    "%s (pid %s) did not stop; %s", self.spec.module, self.pid, number.name
+                )
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, number)
+                code = self.wait(_TERM_SECONDS)
+        return code if code is not None else self._process.wait()
+
+
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """In a forked copy of the parent: let go of the pipes, or the copy keeps children alive."""
+    for child in list(_children):
+        child.close_stdin()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _open_log(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Readable, so that the child can keep its own tail; appending, so that truncation works.
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    return os.fdopen(descriptor, "ab", buffering=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a supervised child is doing, for a person."""
+
+    running: bool
+    pid: int | None
+    failures: int
+    """Ends in a row without a healthy life between them."""
+    last_returncode: int | None
+    next_start_in_seconds: float
+    """0 while it runs."""
+
+
+class Supervised:
+    """A child that is wanted: each tick starts it if it is down and the back-off is over."""
+
+    def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
+        self.spec = spec
+        self.backoff = backoff
+        self.child: Child | None = None
+        self._failures = 0
+        self._last_returncode: int | None = None
+        self._ended_at = 0.0
+
+    def tick(self) -> Status:
+        """Notice an end, start again when it is time; never waits. Raises OSError."""
+        now = time.monotonic()
+        if self.child is not None and not self.child.alive:
+            self._last_returncode = self.child.returncode
+            self._failures = self.backoff.failures(self._failures, now - self.child.started_at)
+            self._ended_at = now
+            _log.warning(
+                "%s ended with %s (failure %s in a row); see %s",
+                self.spec.module,
+                self._last_returncode,
+                self._failures,
+                self.spec.log,
+            )
+            self.child = None
+        elif self.child is not None and now - self.child.started_at >= self.backoff.healthy_seconds:
+            self._failures = 0
+        wait = self._ended_at + self.backoff.delay_seconds(self._failures) - now
+        if self.child is None and (self._failures == 0 or wait <= 0):
+            self.child = Child.start(self.spec)
+        running = self.child is not None
+        return Status(
+            running=running,
+            pid=self.child.pid if self.child is not None else None,
+            failures=self._failures,
+            last_returncode=self._last_returncode,
+            next_start_in_seconds=0.0 if running else wait,
+        )
+
+    def stop(self, timeout_seconds: float = GRACE_SECONDS) -> None:
+        if self.child is not None:
+            self.child.stop(timeout_seconds)
+            self.child = None
+
+
+# All that outlives a tick of Dagster's: children by name.
+_registry: dict[str, Supervised] = {}
+_registry_lock = threading.Lock()
+
+
+def supervise(name: str, spec: ChildSpec, backoff: Backoff | None = None) -> Status:
+    """Keep a child of that name running, as often as this is called; never waits for it to work.
+
+    A changed ``spec`` stops the old child in order, then starts the new one.
+    """
+    with _registry_lock:
+        known = _registry.get(name)
+        if known is not None and known.spec != spec:
+            known.stop()
+            known = None
+        if known is None:
+            known = _registry[name] = Supervised(spec, backoff or Backoff())
+        return known.tick()
+
+
+def child_of(name: str) -> Child | None:
+    """The running child of that name, if this process started one."""
+    with _registry_lock:
+        known = _registry.get(name)
+        return known.child if known is not None else None
+
+
+def stop(name: str, timeout_seconds: float = GRACE_SECONDS) -> None:
+    """Stop and forget the child of that name, if this process started one."""
+    with _registry_lock:
+        known = _registry.pop(name, None)
+    if known is not None:
+        known.stop(timeout_seconds)
+
+
+def stop_all(timeout_seconds: float = GRACE_SECONDS) -> None:
+    """Stop every child of this process: ask all first, then wait for each."""
+    with _registry_lock:
+        known = list(_registry.values())
+        _registry.clear()
+    for supervised in known:
+        if supervised.child is not None:
+            supervised.child.close_stdin()
+    for supervised in known:
+        supervised.stop(timeout_seconds)
+
+
+# -- the child's side
+
+
+def read_settings() -> str:
+    """The line that the parent sent; an empty one if stdin is no pipe. Call it once, first."""
+    if not _stdin_is_a_pipe():
+        return ""
+    # Unbuffered: not a byte past the line may be taken from the watchdog.
+    with open(0, "rb", buffering=0, closefd=False) as pipe:
+        return pipe.readline().decode().rstrip("\n")
+
+
+def die_with_parent(
+    on_exit: Callable[[], None] | None = None, grace_seconds: float = GRACE_SECONDS
+) -> threading.Event:
+    """Stop in order when stdin ends or SIGTERM or SIGINT comes: the event that says so.
+
+    ``on_exit`` runs in a thread of its own, once. When the process still exists ``grace_seconds``
+    later it exits at once. Started by hand (stdin is no pipe) only the signals count.
+    Call it from the main thread.
+    """
+    stopping = threading.Event()
+
+    def begin(*_: object) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            threading.Thread(
+                target=_last_seconds, args=(on_exit, grace_seconds), daemon=True
+            ).start()
+
+    signal.signal(signal.SIGTERM, begin)
+    signal.signal(signal.SIGINT, begin)
+    if _stdin_is_a_pipe():
+        threading.Thread(target=_watch_stdin, args=(begin,), daemon=True).start()
+    return stopping
+
+
+def _stdin_is_a_pipe() -> bool:
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _watch_stdin(begin: Callable[[], None]) -> None:
+    while True:
+        readable, _, _ = select.select([0], [], [], _LOG_CHECK_SECONDS)
+        if readable and not os.read(0, 4096):
+            begin()
+            return
+        with suppress(OSError):  # not a file of ours
+            _bound_log()
+
+
+def _last_seconds(on_exit: Callable[[], None] | None, grace_seconds: float) -> None:
+    began = time.monotonic()
+    if on_exit is not None:
+        try:
+            on_exit()
+        except Exception:  # noqa: BLE001 - whatever it was, the process has to end
+            _log.exception("stopping in order failed")
+    time.sleep(max(0.0, grace_seconds - (time.monotonic() - began)))
+    _log.error("still here %s s after the request to stop: exiting", grace_seconds)
+    os._exit(70)  # EX_SOFTWARE
+
+
+def _bound_log(limit_bytes: int = LOG_LIMIT_BYTES, kept_bytes: int = _LOG_KEPT_BYTES) -> None:
+    """Cut the file that stdout goes to down to its last lines when it has grown too large."""
+    status = os.fstat(1)
+    if not stat.S_ISREG(status.st_mode) or status.st_size <= limit_bytes:
+        return
+    tail = os.pread(1, kept_bytes, status.st_size - kept_bytes)
+    os.ftruncate(1, 0)
+    os.write(1, b"(older lines were cut off)\n" + tail[tail.find(b"\n") + 1 :])
