@@ -43,21 +43,36 @@ class Drained:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    below: Lsn | None
+    until_offset: int | None
+    budget_seconds: float | None
+    batch_bytes: int
+
+    def reached(self, cursor: Cursor, seconds: float) -> bool:
+        return (self.until_offset is not None and cursor.offset >= self.until_offset) or (
+            self.budget_seconds is not None and seconds > self.budget_seconds
+        )
+
+
 def drain(
     pipeline: Pipeline,
     session: SparkSession,
     table: TableId,
     *,
     below: Lsn | None = None,
+    until_offset: int | None = None,
     budget_seconds: float | None = None,
     batch_bytes: int = BATCH_BYTES,
     on_merge: Callable[[str], None] = logger.info,
 ) -> Drained | None:
     """Apply what is registered for ``table``, until nothing is pending or the budget is over.
 
-    ``below`` applies only transactions that committed below that LSN. Returns None when another
-    worker is at the table or its copy isn't complete (there is nothing to do here and now). Raises
-    TableProblem when the table is parked or its lake table is gone.
+    ``until_offset`` ends it once that much of the log is applied, so that constant writes don't keep
+    it busy for ever. ``below`` applies only transactions that committed below that LSN, and waits
+    for the table; else None is returned when another worker is at it. None, too, when the copy isn't
+    complete. Raises TableProblem when the table is parked or its lake table is gone.
     """
     store = pipeline.store
     lock = f"write:{table}"
@@ -66,7 +81,8 @@ def drain(
     elif not store.try_lock(lock):
         return None
     try:
-        return _drain(pipeline, session, table, below, budget_seconds, batch_bytes, on_merge)
+        limits = _Limits(below, until_offset, budget_seconds, batch_bytes)
+        return _drain(pipeline, session, table, limits, on_merge)
     finally:
         store.unlock(lock)
 
@@ -75,11 +91,10 @@ def _drain(
     pipeline: Pipeline,
     session: SparkSession,
     table: TableId,
-    below: Lsn | None,
-    budget_seconds: float | None,
-    batch_bytes: int,
+    limits: _Limits,
     on_merge: Callable[[str], None],
 ) -> Drained | None:
+    below = limits.below
     store, began = pipeline.store, time.monotonic()
     row = store.table(table)
     if row is not None and row.state == "parked":
@@ -102,9 +117,8 @@ def _drain(
     cursor = state.cursor or Cursor(0, row.snapshot_lsn)
     while True:
         entries, cursor = _outstanding(pipeline, table, cursor, row.snapshot_lsn)
-        batch = take(entries, batch_bytes)
-        over = budget_seconds is not None and time.monotonic() - began > budget_seconds
-        if not batch or over:
+        batch = take(entries, limits.batch_bytes)
+        if not batch or limits.reached(cursor, time.monotonic() - began):
             break
         window = Window(cursor.offset, row.snapshot_lsn, below)
         found = facts(batch, window, storage, key)

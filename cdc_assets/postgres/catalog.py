@@ -47,7 +47,8 @@ class SourceTable:
 
     ``key_columns`` identify a row in the log: the replica identity's index if one is set, else the
     primary key, else nothing. ``replica_identity`` is the catalog's letter: d(efault), n(othing),
-    f(ull), i(ndex). ``kind`` is the catalog's relkind: r or p.
+    f(ull), i(ndex). ``kind`` is the catalog's relkind: r or p. ``updated``: whether the statistics
+    know of an UPDATE or DELETE on it.
     """
 
     id: TableId
@@ -56,10 +57,20 @@ class SourceTable:
     columns: tuple[Column, ...]
     key_columns: tuple[str, ...]
     replica_identity: str
+    updated: bool
+
+    @property
+    def identifies_rows(self) -> bool:
+        """Whether Postgres lets an UPDATE or DELETE through once the table is published."""
+        return bool(self.key_columns) and self.replica_identity != "n" or (
+            self.replica_identity == "f"
+        )
 
 
 _RELATION = """
-select c.oid, c.relkind::text, c.relreplident::text
+select c.oid, c.relkind::text, c.relreplident::text,
+       coalesce(pg_catalog.pg_stat_get_tuples_updated(c.oid), 0)
+       + coalesce(pg_catalog.pg_stat_get_tuples_deleted(c.oid), 0) > 0
   from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where n.nspname = %s and c.relname = %s
 """
@@ -106,7 +117,7 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
             raise TableProblem(
                 table, "not found in the source", "Create it, or take it out of the configuration."
             )
-        oid, kind, identity = row
+        oid, kind, identity, updated = row
         if kind not in ("r", "p"):
             raise TableProblem(
                 table,
@@ -117,7 +128,8 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
         columns = tuple(Column(*found) for found in cursor.fetchall())
         cursor.execute(_KEY, (oid,))
         key = cursor.fetchone()
-    return SourceTable(table, int(oid), kind, columns, tuple(key[0]) if key else (), identity)
+    found = tuple(key[0]) if key else ()
+    return SourceTable(table, int(oid), kind, columns, found, identity, updated)
 
 
 def size_pages(connection: Connection, oid: int) -> int:

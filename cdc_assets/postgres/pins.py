@@ -207,6 +207,13 @@ class Pins:
                 continue
             try:
                 found = describe(source, table.id)
+                if not found.identifies_rows and found.updated:
+                    raise TableProblem(
+                        table.id,
+                        "it has no primary key and no replica identity, but is updated: once it is"
+                        " published, Postgres would refuse every UPDATE and DELETE on it",
+                        f"Add a primary key, or: alter table {table.id} replica identity full.",
+                    )
             except TableProblem as problem:
                 logger.error("%s", problem)
                 self._store.park_unknown(table.id, str(problem))

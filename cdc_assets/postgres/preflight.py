@@ -1,0 +1,240 @@
+"""Looking at a source before anything is created: is it ready, and if not, what is to be done?
+
+Every finding names what is wrong and the remedy, in words that can be pasted into psql. Nothing is
+changed. More guards belong here as more is known; a finding's ``code`` stays the same for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import psycopg
+
+from cdc_assets.config import SourceConfig, TableConfig
+from cdc_assets.errors import TableProblem
+from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.replication import published_tables, slot_status
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Severity = Literal["error", "warning", "info"]
+
+# The oldest server whose pgoutput and publication commands we use.
+OLDEST = 130000
+# TID range scans came with this one; before it a chunk reads the whole table.
+TID_RANGE_SCANS = 140000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that ``check`` found; ``remedy`` says what to do about it."""
+
+    code: str
+    severity: Severity
+    message: str
+    remedy: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def preflight(connection: Connection, config: SourceConfig) -> list[Finding]:
+    """All findings, the server's first, then table by table."""
+    return [
+        *_server(connection),
+        *_privileges(connection, config),
+        *_objects(connection, config),
+        *(finding for table in config.tables for finding in _table(connection, table)),
+    ]
+
+
+def _one(connection: Connection, query: str, *params: object) -> Any:
+    row = connection.execute(query.encode(), params or None).fetchone()
+    return row[0] if row else None
+
+
+def _server(connection: Connection) -> Iterator[Finding]:
+    version = connection.info.server_version
+    name = _one(connection, "select current_setting('server_version')")
+    if version < OLDEST:
+        yield Finding(
+            "server_version",
+            "error",
+            f"Postgres {name} is too old: 13 is the first that works.",
+            "Upgrade the server.",
+        )
+    elif version < TID_RANGE_SCANS:
+        yield Finding(
+            "server_version",
+            "warning",
+            f"Postgres {name} has no TID range scans: a table is copied by one reader.",
+            "Upgrade to 14 or later for parallel copies.",
+        )
+    else:
+        yield Finding("server_version", "info", f"Postgres {name}.", "")
+    level = _one(connection, "select current_setting('wal_level')")
+    if level != "logical":
+        yield Finding(
+            "wal_level",
+            "error",
+            f"wal_level is {level}; logical replication needs logical.",
+            "alter system set wal_level = logical; then restart the server.",
+        )
+    if _one(connection, "select pg_is_in_recovery()"):
+        yield Finding(
+            "in_recovery",
+            "error",
+            "this server is a standby: it has no publication of its own to create.",
+            "Give the primary's address in postgres.dsn.",
+        )
+    keep = _one(connection, "select current_setting('max_slot_wal_keep_size')")
+    if keep == "-1":
+        yield Finding(
+            "wal_unbounded",
+            "warning",
+            "max_slot_wal_keep_size is -1: if nothing reads the slot, WAL fills the disk.",
+            "alter system set max_slot_wal_keep_size = '50GB' (what your disk can spare);"
+            " select pg_reload_conf().",
+        )
+
+
+def _privileges(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
+    role = _one(connection, "select current_user")
+    if not _one(
+        connection,
+        "select rolreplication or rolsuper from pg_catalog.pg_roles where rolname = current_user",
+    ):
+        yield Finding(
+            "replication_privilege",
+            "error",
+            f"the role {role} may not replicate.",
+            f'alter role "{role}" replication;',
+        )
+    schema = config.state.schema_
+    if config.state.postgres_url is None and not _one(
+        connection,
+        "select has_database_privilege(current_database(), 'CREATE')"
+        " or coalesce(has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE'), false)",
+        schema,
+    ):
+        yield Finding(
+            "coordination_schema",
+            "error",
+            f"the role {role} may not create the coordination schema {schema}.",
+            f'create schema {schema} authorization "{role}"; or set state.postgres_url.',
+        )
+
+
+def _objects(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
+    slot = slot_status(connection, config.slot)
+    if slot is None:
+        free = _one(
+            connection,
+            "select current_setting('max_replication_slots')::int - count(*)"
+            " from pg_catalog.pg_replication_slots",
+        )
+        if free < 2:  # the slot itself, and a temporary one for a table that is added later
+            yield Finding(
+                "slots_exhausted",
+                "error",
+                f"{free} replication slots are free; two are needed.",
+                "alter system set max_replication_slots = 20; then restart, or drop unused slots.",
+            )
+        yield Finding(
+            "slot", "info", f"the slot {config.slot} doesn't exist yet; it will be created.", ""
+        )
+    elif slot.plugin != "pgoutput":
+        yield Finding(
+            "slot_plugin",
+            "error",
+            f"the slot {config.slot} uses {slot.plugin or 'physical replication'}, not pgoutput.",
+            "Set slot: to another name.",
+        )
+    elif slot.wal_status in ("lost", "unreserved"):
+        yield Finding(
+            "slot_lost",
+            "error",
+            f"the slot {config.slot} is {slot.wal_status}: WAL that it needs is gone, or about to.",
+            "Raise max_slot_wal_keep_size; if it is lost, drop the slot and copy the tables again.",
+        )
+    else:
+        yield Finding(
+            "slot",
+            "info",
+            f"the slot {config.slot} exists and keeps {slot.retained_bytes / 1e6:,.1f} MB of WAL.",
+            "",
+        )
+    published = published_tables(connection, config.publication)
+    missing = [t.name for t in config.tables if published is None or t.id not in published]
+    if published is None:
+        message = f"the publication {config.publication} doesn't exist yet; it will be created."
+        yield Finding("publication", "info", message, "")
+    elif missing:
+        message = f"the publication {config.publication} lacks {', '.join(missing)}; will be added."
+        yield Finding("publication", "info", message, "")
+
+
+def _table(connection: Connection, table: TableConfig) -> Iterator[Finding]:
+    try:
+        found = describe(connection, table.id)
+    except TableProblem as problem:
+        yield Finding("table_missing", "error", f"{problem.what}.", problem.remedy)
+        return
+    if not found.identifies_rows:
+        yield Finding(
+            "replica_identity",
+            "error" if found.updated else "warning",
+            f"{table.name} has no primary key and no replica identity: once it is published,"
+            " Postgres refuses UPDATE and DELETE on it.",
+            f"Add a primary key, or: alter table {table.name} replica identity full;",
+        )
+    unlogged, owner, readable = connection.execute(
+        "select c.relpersistence <> 'p', pg_has_role(c.relowner, 'USAGE'),"
+        " has_table_privilege(c.oid, 'SELECT') from pg_catalog.pg_class c where c.oid = %s",
+        (found.oid,),
+    ).fetchone() or (False, True, True)
+    if unlogged:
+        yield Finding(
+            "table_unlogged",
+            "error",
+            f"{table.name} is unlogged or temporary: its changes aren't in the WAL.",
+            f"alter table {table.name} set logged;",
+        )
+    if not readable:
+        yield Finding(
+            "select_privilege",
+            "error",
+            f"the role may not read {table.name}.",
+            f"grant select on {table.name} to the role.",
+        )
+    if not owner:
+        yield Finding(
+            "table_owner",
+            "warning",
+            f"the role doesn't own {table.name}, so it can't publish it.",
+            "Have the owner create the publication beforehand, or grant the owner's role.",
+        )
+    if _one(connection, "select row_security_active(%s::oid::regclass)", found.oid):
+        yield Finding(
+            "row_security",
+            "error",
+            f"row-level security hides rows of {table.name} from this role.",
+            "alter role … bypassrls; a copy would silently lack rows.",
+        )
+    unknown = set(table.columns.exclude) | set(table.columns.types)
+    unknown -= {c.name for c in found.columns}
+    if unknown:
+        yield Finding(
+            "column_missing",
+            "error",
+            f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
+            "Correct columns.exclude or columns.types.",
+        )
+    if set(table.columns.exclude) & set(found.key_columns):
+        yield Finding(
+            "key_excluded",
+            "error",
+            f"columns.exclude of {table.name} names a column of its key.",
+            "Keep the key: rows can't be told apart without it.",
+        )

@@ -1,0 +1,174 @@
+"""Where a source stands: its slot, its flusher, and every table. Read only.
+
+One collection for the command line, the sensors and the checks, so that they can't disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from cdc_assets.log.store import GROUP
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import slot_status
+from cdc_assets.spark.catalog import shown
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One table. Lags are of the lake against the source: bytes of WAL, and seconds.
+
+    ``state`` is new (not registered yet), waiting, copying, streaming or parked.
+    """
+
+    name: str
+    lake_table: str
+    state: str
+    reason: str | None
+    epoch: int
+    snapshot_lsn: str | None
+    applied_lsn: str | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+    pending_rows: int
+    chunks_done: int
+    chunks_total: int
+    rows_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """A source with its slot (None before the first start) and its tables."""
+
+    source: str
+    tables: tuple[TableStatus, ...]
+    slot: Mapping[str, Any]
+    flusher: Mapping[str, Any]
+    lake: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "tables": [asdict(table) for table in self.tables],
+            "slot": dict(self.slot),
+            "flusher": dict(self.flusher),
+            "lake": dict(self.lake),
+        }
+
+
+_TABLES = """
+select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied_lsn::text,
+       coalesce(b.rows, 0), b.oldest,
+       coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0)
+  from tables t
+  left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
+                        and m.table_name = t.table_name
+  left join lateral (
+       select sum(l.row_count)::bigint as rows, min(l.commit_time) as oldest from log_index l
+        where l.source = t.source and l.table_name = t.table_name
+          and l.end_offset > coalesce(m."offset", 0)
+          and (t.snapshot_lsn is null or l.flushable_lsn > t.snapshot_lsn)) b on true
+  left join lateral (
+       select count(*) filter (where c.state = 'landed') as done, count(*) as total,
+              sum(c.rows) filter (where c.state = 'landed')::bigint as rows
+         from snapshot_progress c
+        where c.source = t.source and c.table_name = t.table_name and c.epoch = t.epoch) p on true
+ where t.source = %(source)s
+"""
+
+
+def collect(pipeline: Pipeline) -> SourceStatus:
+    """Ask both databases. Raises psycopg.OperationalError when one can't be reached."""
+    config, store = pipeline.config, pipeline.store
+    with pipeline.connect_source("status") as source:
+        slot = slot_status(source, config.slot)
+        row = source.execute("select pg_current_wal_lsn()::text").fetchone()
+        current = Lsn.parse(str(row[0])) if row else Lsn.ZERO
+    flushed_row = store.connection.execute(
+        "select lsn::text, extract(epoch from now() - updated_at)::float8, commit_time"
+        " from flushed_lsn where source = %s",
+        (config.name,),
+    ).fetchone()
+    flushed = Lsn.parse(flushed_row[0]) if flushed_row else None
+    flushed_age = float(flushed_row[1]) if flushed_row else None
+    now = store.server_now()
+    rows = store.connection.execute(_TABLES, {"group": GROUP, "source": config.name}).fetchall()
+    known = {found[0]: found for found in rows}
+    tables = []
+    for table in config.tables:
+        lake = f"{config.namespace}.{config.lake_name(table.id)}"
+        found = known.get(table.name)
+        if found is None:
+            tables.append(
+                TableStatus(
+                    table.name, lake, "new", None, 0, None, None, None, None, 0, 0, 0, 0
+                )
+            )
+            continue
+        _, state, reason, epoch, snapshot, applied, pending, oldest, done, total, copied = found
+        position = _applied(state, snapshot, applied, pending, flushed)
+        tables.append(
+            TableStatus(
+                table.name,
+                lake,
+                state,
+                reason,
+                epoch,
+                snapshot,
+                str(position) if position else None,
+                max(0, current - position) if position else None,
+                _seconds(state, position, current, pending, oldest, now, flushed_age),
+                int(pending),
+                int(done),
+                int(total),
+                int(copied),
+            )
+        )
+    return SourceStatus(
+        config.name,
+        tuple(tables),
+        {
+            "name": config.slot,
+            "exists": slot is not None,
+            "active": slot is not None and slot.active_pid is not None,
+            "confirmed_flush_lsn": str(slot.confirmed_flush) if slot else None,
+            "retained_bytes": slot.retained_bytes if slot else 0,
+            "wal_status": slot.wal_status if slot else None,
+        },
+        {
+            "active": store.is_locked(f"flusher:{config.name}"),
+            "flushed_lsn": str(flushed) if flushed else None,
+            "flushed_seconds_ago": flushed_age,
+        },
+        {"catalog": shown(config)},
+    )
+
+
+def _applied(
+    state: str, snapshot: str | None, applied: str | None, pending: int, flushed: Lsn | None
+) -> Lsn | None:
+    """How far the lake table shows the source; nothing before its copy is complete."""
+    if state != "streaming" or snapshot is None:
+        return None
+    reached = max(Lsn.parse(snapshot), Lsn.parse(applied) if applied else Lsn.ZERO)
+    return max(reached, flushed) if flushed is not None and not pending else reached
+
+
+def _seconds(
+    state: str,
+    position: Lsn | None,
+    current: Lsn,
+    pending: int,
+    oldest: datetime | None,
+    now: datetime,
+    flushed_age: float | None,
+) -> float | None:
+    """How long ago the lake table last equalled the source."""
+    if state != "streaming" or position is None:
+        return None
+    if pending and oldest is not None:
+        return max(0.0, (now - oldest).total_seconds())
+    return 0.0 if position >= current else flushed_age
