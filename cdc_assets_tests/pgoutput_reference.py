@@ -207,7 +207,9 @@ class Reference:
                 at += 4 + size
         return values, at
 
-    def _add(self, oid: int, op: str, data: dict[str, Any], unchanged: tuple[str, ...] | None) -> None:
+    def _add(
+        self, oid: int, op: str, data: dict[str, Any], unchanged: tuple[str, ...] | None
+    ) -> None:
         if oid not in self.specs:
             return
         assert self.transaction is not None

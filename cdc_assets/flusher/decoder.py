@@ -155,9 +155,7 @@ class Decoder:
         """What arrived of the open transaction; worthless if its commit never arrives."""
         return self._uncommitted.take()
 
-    def feed(
-        self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]
-    ) -> None:
+    def feed(self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]) -> None:
         """Take in a batch of frames. Raises ReplicationProblem if the stream is broken."""
         if len(lengths) == 0:
             return
@@ -345,5 +343,3 @@ def _joined(run: list[Changes]) -> Changes:
         commit_time=np.concatenate([part.commit_time for part in run]),
         xid=np.concatenate([part.xid for part in run]),
     )
-
-

@@ -117,7 +117,9 @@ def _constants(names: tuple[str, ...]) -> tuple[pa.LargeBinaryArray, int]:
     return pa.array([text.encode() for text in texts], pa.large_binary()), len(texts) - 1
 
 
-def objects(count: int, values: pa.LargeBinaryArray, members: Sequence[Member]) -> pa.LargeBinaryArray:
+def objects(
+    count: int, values: pa.LargeBinaryArray, members: Sequence[Member]
+) -> pa.LargeBinaryArray:
     """``count`` JSON objects. ``values`` are escaped already (:func:`escape`)."""
     constants, empty = _constants(tuple(member.name for member in members))
     pool = pa.concat_arrays([values, constants])

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_assets.flusher.json_text import ABSENT, NULL, TEXT, Member, escape, objects, ranges
+from cdc_assets.log.files import STAGED_SCHEMA
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import (
@@ -43,17 +44,6 @@ from cdc_assets.postgres.pgoutput import (
     Tuples,
 )
 
-STAGED_SCHEMA = pa.schema(
-    [
-        pa.field("_op", pa.dictionary(pa.int8(), pa.string()), nullable=False),
-        pa.field("_lsn", pa.int64(), nullable=False),
-        pa.field("_commit_lsn", pa.int64(), nullable=False),
-        pa.field("_ts", pa.timestamp("us", "UTC"), nullable=False),
-        pa.field("_xid", pa.int64(), nullable=False),
-        pa.field("_unchanged_cols", pa.string()),
-        pa.field("_data", pa.large_string(), nullable=False),
-    ]
-)
 # So many column values are decoded at a time: the positions of one take about 100 bytes meanwhile.
 CELLS_PER_BATCH = 300_000
 # And so many bytes: a few times this much is copied; one row larger than it makes a batch alone.
@@ -141,7 +131,11 @@ class _Plan:
         op = _CODE[changes.op[part]]
         split = self._splits(raw, width, op, new, old, tuples, filled)
         # A change that splits is staged twice: first what goes, then what comes.
-        row = np.arange(len(start)) if not split.any() else np.repeat(np.arange(len(start)), 1 + split)
+        row = (
+            np.arange(len(start))
+            if not split.any()
+            else np.repeat(np.arange(len(start)), 1 + split)
+        )
         tuple_of, code = new[row], op[row]
         if split.any():
             gone = np.flatnonzero(split) + np.arange(int(split.sum()))

@@ -84,7 +84,9 @@ class Relation:
                 at = end + 9
         except (ValueError, IndexError, struct.error) as error:
             raise broken(f"a Relation message of {len(message)} bytes") from error
-        return cls(oid, schema.decode() or "pg_catalog", name.decode(), identity.decode(), (*columns,))
+        return cls(
+            oid, schema.decode() or "pg_catalog", name.decode(), identity.decode(), (*columns,)
+        )
 
 
 def broken(what: str) -> ReplicationProblem:

@@ -60,7 +60,9 @@ def by_table(rows: Iterable[Row]) -> dict[int, list[Row]]:
 # Everything JSON has to escape, everything UTF-8 has, and what SQL_ASCII databases may send.
 texts = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(["", '"', "\\", "\\n", 'a"b', "\x01\x1f", "\x7f", "🎉é", "{}", "null", "a" * 300]),
+    st.sampled_from(
+        ["", '"', "\\", "\\n", 'a"b', "\x01\x1f", "\x7f", "🎉é", "{}", "null", "a" * 300]
+    ),
     st.binary(max_size=6),
 )
 
@@ -118,12 +120,16 @@ def streams(draw: st.DrawFn) -> list[bytes]:
             elif kind == "U":
                 new = tuple_of(oid, unchanged=True)
                 if full:  # an unchanged value is never null, and OLD has it
-                    new = [None if n is UNCHANGED and o is None else n for n, o in zip(
-                        new, old, strict=True)]
+                    new = [
+                        None if n is UNCHANGED and o is None else n
+                        for n, o in zip(new, old, strict=True)
+                    ]
                 if full or draw(st.booleans()):
                     if draw(st.booleans()):
-                        new = [n if n is UNCHANGED or c not in key else o for n, o, c in zip(
-                            new, old, columns[oid], strict=True)]
+                        new = [
+                            n if n is UNCHANGED or c not in key else o
+                            for n, o, c in zip(new, old, columns[oid], strict=True)
+                        ]
                     message = ref.update(oid, new, old, b"O" if full else b"K")
                 else:
                     message = ref.update(oid, new)
@@ -192,17 +198,22 @@ def test_key_change_with_an_unchanged_column_carries_the_old_key() -> None:
 def test_every_control_character_and_empty_is_not_null() -> None:
     every = "".join(map(chr, range(1, 128)))
     rows = staged(
-        {1: Spec(("id",))}, ref.relation(1, ["id", "a"], ["id"]),
-        ref.insert(1, [every, ""]), ref.insert(1, ["", None]),
+        {1: Spec(("id",))},
+        ref.relation(1, ["id", "a"], ["id"]),
+        ref.insert(1, [every, ""]),
+        ref.insert(1, ["", None]),
     )
     assert [r.data for r in rows] == [{"id": every, "a": ""}, {"id": "", "a": None}]
 
 
 def test_bytes_that_are_no_text_are_replaced_and_counted() -> None:
     ours = decoder({1: Spec(())})
-    feed(ours, one_transaction(
-        ref.relation(1, ["a"]), ref.insert(1, [b"\xff\xfe\xc3"]), ref.insert(1, ["fine"])
-    ))
+    feed(
+        ours,
+        one_transaction(
+            ref.relation(1, ["a"]), ref.insert(1, [b"\xff\xfe\xc3"]), ref.insert(1, ["fine"])
+        ),
+    )
     (pending,) = ours.take_committed()
     (table,) = pending.tables()
     assert [json.loads(d) for d in table["_data"].to_pylist()] == [{"a": "���"}, {"a": "fine"}]
@@ -212,8 +223,13 @@ def test_bytes_that_are_no_text_are_replaced_and_counted() -> None:
 def test_a_thousand_columns_and_no_columns() -> None:
     names = [f"c{i}" for i in range(1000)]
     values: list[Value] = [str(i) if i % 3 else None for i in range(1000)]
-    rows = staged({1: Spec(("c1",)), 2: Spec(())}, ref.relation(1, names, ["c1"]),
-                  ref.relation(2, []), *[ref.insert(1, values)] * 700, ref.insert(2, []))
+    rows = staged(
+        {1: Spec(("c1",)), 2: Spec(())},
+        ref.relation(1, names, ["c1"]),
+        ref.relation(2, []),
+        *[ref.insert(1, values)] * 700,
+        ref.insert(2, []),
+    )
     assert len(rows) == 701
     assert all(row.data == dict(zip(names, values, strict=True)) for row in rows[:700])
     assert rows[700].data == {}
@@ -221,8 +237,13 @@ def test_a_thousand_columns_and_no_columns() -> None:
 
 def test_a_value_of_100_megabytes() -> None:
     big = '"' * 1000 + "x" * 100_000_000
-    rows = staged({1: Spec(("id",))}, ref.relation(1, ["id", "v"], ["id"]),
-                  ref.insert(1, ["1", "a"]), ref.insert(1, ["2", big]), ref.insert(1, ["3", "b"]))
+    rows = staged(
+        {1: Spec(("id",))},
+        ref.relation(1, ["id", "v"], ["id"]),
+        ref.insert(1, ["1", "a"]),
+        ref.insert(1, ["2", big]),
+        ref.insert(1, ["3", "b"]),
+    )
     assert [r.data["id"] for r in rows] == ["1", "2", "3"]
     assert rows[1].data["v"] == big
 
@@ -230,9 +251,12 @@ def test_a_value_of_100_megabytes() -> None:
 def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_rows, "CELLS_PER_BATCH", 20)
     ours = decoder({1: Spec(("id",))})
-    feed(ours, one_transaction(
-        ref.relation(1, ["id", "v"], ["id"]), *[ref.insert(1, [str(i), "v"]) for i in range(95)]
-    ))
+    feed(
+        ours,
+        one_transaction(
+            ref.relation(1, ["id", "v"], ["id"]), *[ref.insert(1, [str(i), "v"]) for i in range(95)]
+        ),
+    )
     (pending,) = ours.take_committed()
     tables = list(pending.tables())
     assert [t.num_rows for t in tables] == [10] * 9 + [5]

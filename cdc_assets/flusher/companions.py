@@ -1,0 +1,113 @@
+"""What goes on beside the stream, in threads with connections of their own: pins and health.
+
+Neither may ever hold up the stream: a pin waits for every running transaction of the source, a probe
+for a server that is busy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import psycopg
+
+from cdc_assets.errors import CdcError, SlotBusy
+from cdc_assets.flusher.receiver import Progress
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.pins import Pins
+from cdc_assets.postgres.replication import slot_status
+
+logger = logging.getLogger(__name__)
+
+# A table that waits for its pin waits this long at most, if slot creation is quick.
+PIN_SECONDS = 2.0
+# A line for a person who watches; also what a probe of the source costs.
+HEALTH_SECONDS = 10.0
+# A probe that takes longer tells nothing new; its line goes without it.
+_PROBE_TIMEOUT = "5s"
+# A pin can wait minutes for other people's transactions; the end of the flusher can't.
+_JOIN_SECONDS = 3.0
+
+
+class PinKeeper:
+    """Ticks :class:`Pins` for as long as the flusher lives, over all its sessions."""
+
+    def __init__(self, pins: Pins) -> None:
+        self._pins = pins
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
+        self.failure: Exception | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; lets go of the pins unless one is just being made (its sessions end with us)."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+        if not self._thread.is_alive():
+            self._pins.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(PIN_SECONDS):
+            try:
+                self._pins.tick()
+            except SlotBusy as error:  # the tables that stream go on; the next tick tries again
+                logger.warning("tables wait for their pin: %s", error)
+            except (CdcError, psycopg.Error) as error:
+                logger.warning("pinning stopped: %s", error)
+                self.failure = error
+                return
+
+
+class Health:
+    """Logs a line every HEALTH_SECONDS: rate, lag, what is under way."""
+
+    def __init__(self, pipeline: Pipeline, progress: Progress) -> None:
+        self._pipeline = pipeline
+        self._progress = progress
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        rows, at = self._progress.rows, time.monotonic()
+        while not self._stop.wait(HEALTH_SECONDS):
+            now = time.monotonic()
+            rate = (self._progress.rows - rows) / (now - at)
+            rows, at = self._progress.rows, now
+            logger.info(
+                "flushed up to %s: %.0f rows/s, %d rows in %d files (%.1f MB) so far, %s,"
+                " %.1f MB waiting, %.1f MB under way to the decoder",
+                self._progress.flushed,
+                rate,
+                rows,
+                self._progress.files,
+                self._progress.staged_bytes / 1e6,
+                self._lag(),
+                self._progress.waiting_bytes / 1e6,
+                self._progress.in_flight_bytes / 1e6,
+            )
+
+    def _lag(self) -> str:
+        try:
+            with self._pipeline.connect_source("health") as connection:
+                connection.execute(f"set statement_timeout = '{_PROBE_TIMEOUT}'")
+                status = slot_status(connection, self._pipeline.config.slot)
+                row = connection.execute(
+                    "select pg_wal_lsn_diff(pg_current_wal_lsn(), %s::pg_lsn)",
+                    (str(self._progress.flushed),),
+                ).fetchone()
+        except psycopg.Error as error:
+            return f"lag unknown ({type(error).__name__})"
+        kept = f"the slot keeps {status.retained_bytes / 1e6:.1f} MB" if status else "no slot"
+        return f"{float(row[0]) / 1e6 if row else 0:.1f} MB of WAL behind, {kept}"

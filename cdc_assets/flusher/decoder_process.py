@@ -1,0 +1,255 @@
+"""The process beside the receiver that decodes and stages; all heavy work of the flusher is here.
+
+Two threads of one interpreter would fight over its lock and stall the server's sender (measured), so
+the receiver pipes raw frames to this process and only ever waits for sockets.
+
+The conversation, over one duplex pipe: the receiver sends :class:`Frames` (each followed by the joined
+bytes), :class:`Specs`, :class:`Finish`; this process answers :class:`Consumed` after each batch,
+:class:`Flushed` in the order of the log, or :class:`Failed` once, and then it ends. It never decides
+what is safe: ``Flushed`` says "these files exist, and once they are registered everything below
+``position`` is"; registering and acknowledging is the receiver's (invariants 1 and 2).
+
+Invariant 3: rows of an open transaction that outgrow ``flush_bytes`` are staged in parts as they
+arrive. Everything committed is reported before the first part is staged, so the parts stand in
+commit order; they are reported at the commit, or never.
+
+It ends when the pipe does: it can't outlive the receiver.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from cdc_assets.errors import CdcError
+from cdc_assets.flusher.decoder import Decoder
+from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.staging import Staging, WrittenFile
+from cdc_assets.log.files import Storage
+
+logger = logging.getLogger(__name__)
+
+_POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the decoder needs to know for its whole life."""
+
+    source: str
+    staging_uri: str
+    storage: Storage
+    flush_bytes: int
+    flush_interval_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Specs:
+    """From here on tables are staged like this, by oid."""
+
+    by_oid: Mapping[int, DecodeSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """``lengths``: int32s, native order, of the frames whose joined bytes follow on the pipe."""
+
+    lengths: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Stage what is complete, report it with ``final``, and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """A batch of so many bytes was taken in; so many bytes wait in the decoder's memory."""
+
+    byte_size: int
+    waiting_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Staged files in commit order. ``position``: what is safe once they are registered.
+
+    ``commit_end`` and ``commit_time``: of the last transaction in them.
+    """
+
+    files: tuple[WrittenFile, ...]
+    position: int
+    commit_end: int
+    commit_time: datetime | None
+    seconds: float
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The decoder can't go on; ``trace`` is its traceback."""
+
+    summary: str
+    trace: str
+
+
+Reply = Consumed | Flushed | Failed
+
+
+@dataclass(slots=True)
+class _Worker:
+    """The loop's state: what is decoded, what is staged of an open transaction, what was reported."""
+
+    pipe: Connection
+    settings: Settings
+    staging: Staging
+    specs: dict[int, DecodeSpec] = field(default_factory=dict)
+    decoder: Decoder = field(init=False)
+    parts: list[WrittenFile] = field(default_factory=list)
+    reported: int = 0
+    due: float | None = None
+
+    def __post_init__(self) -> None:
+        self.decoder = Decoder(lambda oid: self.specs.get(oid))
+
+    def run(self) -> None:
+        """Serve until Finish, or until the receiver is gone."""
+        while True:
+            patience = None if self.due is None else max(0.0, self.due - time.monotonic())
+            if self.pipe.poll(patience):
+                command = self.pipe.recv()
+                if isinstance(command, Finish):
+                    self.flush(final=True)
+                    return
+                if isinstance(command, Specs):
+                    self.specs = dict(command.by_oid)
+                elif isinstance(command, Frames):
+                    self.take_in(command)
+            if self.due is not None and time.monotonic() >= self.due:
+                self.flush()
+
+    def take_in(self, command: Frames) -> None:
+        blob = self.pipe.recv_bytes()
+        commits = self.decoder.commit_end
+        self.decoder.feed(blob, np.frombuffer(command.lengths, np.int32))
+        waiting = self.decoder.committed_bytes + self.decoder.open_bytes
+        self.pipe.send(Consumed(len(blob), waiting))
+        committed = self.decoder.commit_end != commits
+        if self.decoder.committed_bytes >= self.settings.flush_bytes or (committed and self.parts):
+            self.flush()
+        elif self.due is None and self.decoder.position > self.reported:
+            self.due = time.monotonic() + self.settings.flush_interval_seconds
+        if self.decoder.open_bytes >= self.settings.flush_bytes:
+            if self.decoder.position > self.reported:
+                self.flush()
+            self.parts += self.staging.write(self.decoder.take_open())
+
+    def flush(self, *, final: bool = False) -> None:
+        """Stage and report all that is committed."""
+        began = time.monotonic()
+        decoder = self.decoder
+        files: list[WrittenFile] = []
+        if decoder.position > self.reported:
+            # The position stands still while a transaction is open, and all before it was reported
+            # when its first part was staged: so whatever parts there are, they are committed.
+            files = self.parts + self.staging.write(decoder.take_committed())
+            self.parts = []
+        self.due = None
+        if decoder.position > self.reported or final:
+            self.reported = decoder.position
+            self.pipe.send(
+                Flushed(
+                    tuple(files),
+                    decoder.position,
+                    decoder.commit_end,
+                    _commit_time(decoder.commit_time),
+                    time.monotonic() - began,
+                    final,
+                )
+            )
+
+
+def _commit_time(microseconds: int | None) -> datetime | None:
+    if microseconds is None:
+        return None
+    return _POSTGRES_EPOCH + timedelta(microseconds=microseconds)
+
+
+def serve(pipe: Connection) -> int:
+    """The process's life; the exit code. Errors are reported to the receiver, never swallowed."""
+    settings: Settings = pipe.recv()
+    staging = Staging(settings.staging_uri, settings.source, settings.storage)
+    try:
+        _Worker(pipe, settings, staging).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 1  # the receiver is gone; nobody wants the answer
+    except Exception as error:  # noqa: BLE001 - whatever it is, the receiver has to hear of it
+        summary = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+        pipe.send(Failed(summary, traceback.format_exc()))
+        return 1
+    finally:
+        staging.close()
+    return 0
+
+
+class DecoderProcess:
+    """The receiver's end: starts the process, ends it for sure."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.pipe, theirs = Pipe()
+        # A fresh interpreter, not multiprocessing's spawn: that would import the caller's main
+        # module again (a whole Dagster code server), and leave a resource tracker behind.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.pipe.send(settings)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it at once unless it has ended: the pipe then says so, and stays open until close.
+
+        What it was storing is an orphan, as after any crash.
+        """
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """Its exit code, None if it is still there after ``timeout_seconds``."""
+        try:
+            return self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        self.pipe.close()
+
+
+def main() -> None:
+    """Serve the pipe whose descriptor is the only argument."""
+    # Ctrl-C and a group's SIGTERM are the receiver's to handle: it still wants what is complete.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO"))
+    sys.exit(serve(Connection(int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

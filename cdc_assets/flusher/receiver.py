@@ -1,0 +1,348 @@
+"""One streaming session: frames from the slot to the decoder, files to the log, positions to the slot.
+
+Who may wait for what is the whole design (a bounded queue and an acknowledgement that wait for each
+other are a deadlock under a backlog):
+
+- *This thread* waits for sockets only. It takes raw frames, collects them, answers keepalives. When
+  too many bytes are under way it stops reading the stream, and goes on giving feedback.
+- *The sender thread* waits for the pipe to the decoder.
+- *The registrar thread* waits for the decoder's replies and for the coordination database. It alone
+  uses the log store.
+
+Invariant 1: the only value ever acknowledged is ``_flushed``, which the registrar sets after the
+transaction that moved ``flushed_lsn`` has committed. Invariant 2: a ``Flushed`` is registered in one
+transaction. The session that registers is the one that holds the flusher's lock: when that connection
+is lost, so is the lock, and nothing can be registered or acknowledged beyond what is registered.
+
+A session is used once. Whatever goes wrong ends it; a new one begins at ``flushed_lsn`` with a new
+decoder, so nothing of the old one's memory can be wrong.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc_assets.errors import ReplicationProblem
+from cdc_assets.flusher.decoder_process import (
+    Consumed,
+    DecoderProcess,
+    Failed,
+    Finish,
+    Flushed,
+    Frames,
+    Settings,
+    Specs,
+)
+from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream
+from cdc_assets.log.files import Storage
+from cdc_assets.log.store import LogStore, StagedFile
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+
+logger = logging.getLogger(__name__)
+
+# A batch is handed over at this size: 25,000 small changes, enough to make columns pay.
+BATCH_BYTES = 4 * 2**20
+# … or at this age, so that a quiet source isn't late.
+BATCH_SECONDS = 0.05
+# Handed over and not yet taken in: what arrives during a flush of flush_bytes, and memory's bound.
+IN_FLIGHT_BYTES = 64 * 2**20
+# An idle source: flushed_lsn moves when this much WAL of others went by (the promise is 8 MB) …
+IDLE_STEP_BYTES = 2**20
+# … or when it moved at all and this much time passed; not at every keepalive.
+IDLE_STEP_SECONDS = 10.0
+# How often a quiet registrar asks whether its session, and with it the lock, still exists.
+HEARTBEAT_SECONDS = 2.0
+# How often a run that ends at an LSN asks an idle server how far it has read.
+ASK_SECONDS = 0.25
+# Of the 30 seconds an orderly stop may take, those for staging and registering what is complete.
+FINISH_SECONDS = 12.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What was done so far, over all sessions of a run; written by sessions, read by anybody."""
+
+    flushed: Lsn = Lsn.ZERO
+    rows: int = 0
+    files: int = 0
+    staged_bytes: int = 0
+    received_bytes: int = 0
+    in_flight_bytes: int = 0
+    waiting_bytes: int = 0
+    decoder_pid: int | None = None
+
+
+def staging_specs(pipeline: Pipeline) -> dict[int, DecodeSpec]:
+    """How each registered table is staged, by oid; parked ones too: a re-sync may revive them."""
+    excluded = {t.id: frozenset(t.columns.exclude) for t in pipeline.config.tables}
+    return {
+        row.oid: DecodeSpec(row.table, row.key_columns, excluded[row.table])
+        for row in pipeline.store.tables()
+        if row.oid and row.table in excluded
+    }
+
+
+class Session:
+    """Streams from ``flushed`` until told to stop, until ``until`` is registered, or an error."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        flushed: Lsn,
+        progress: Progress,
+        *,
+        stop: threading.Event,
+        until: Lsn | None = None,
+    ) -> None:
+        config = pipeline.config
+        self._pipeline = pipeline
+        self._store: LogStore = pipeline.store
+        self._progress = progress
+        self._stop = stop
+        self._until = until
+        self._flushed = flushed
+        self._position = flushed
+        self._handed_bytes = self._consumed_bytes = 0
+        self._queue: queue.SimpleQueue[list[memoryview] | Specs | Finish | None]
+        self._queue = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._finished = threading.Event()
+        self._store_used_at = self._advanced_at = time.monotonic()
+        self._specs: Mapping[int, DecodeSpec] = {}
+        self._settings = Settings(
+            config.name,
+            pipeline.staging_uri,
+            Storage.of(config.s3),
+            config.staging.flush_bytes,
+            config.staging.flush_interval_seconds,
+        )
+
+    def run(self) -> None:
+        """Raises StreamLost, psycopg.OperationalError (worth a new session) or ReplicationProblem."""
+        config = self._pipeline.config
+        self._specs = staging_specs(self._pipeline)
+        self._progress.flushed = self._flushed
+        stream = Stream.start(
+            self._pipeline.source_dsn, config.name, config.slot, config.publication, self._flushed
+        )
+        acknowledged: Lsn | None = None
+        try:
+            self._decoder = DecoderProcess(self._settings)
+            self._progress.decoder_pid = self._decoder.pid
+            self._wake_reader, self._wake_writer = os.pipe()
+            os.set_blocking(self._wake_writer, False)
+            threads = [
+                threading.Thread(target=self._send, name="sender", daemon=True),
+                threading.Thread(target=self._register, name="registrar", daemon=True),
+            ]
+            for thread in threads:
+                thread.start()
+            self._queue.put(Specs(self._specs))
+            try:
+                self._receive(stream)
+                self._finish(stream)
+                acknowledged = self._flushed
+            finally:
+                self._decoder.kill()  # ended already, unless something went wrong
+                self._queue.put(None)
+                for thread in threads:
+                    thread.join()
+                self._decoder.close()
+                os.close(self._wake_reader)
+                os.close(self._wake_writer)
+                self._progress.decoder_pid = None
+        finally:
+            stream.close(acknowledged)
+
+    # --- this thread: the stream ---
+
+    def _receive(self, stream: Stream) -> None:
+        batch: list[memoryview] = []
+        batch_bytes, batch_since = 0, 0.0
+        told = Lsn.ZERO
+        while not self._stop.is_set() and not self._reached():
+            self._check()
+            under_way = self._handed_bytes - self._consumed_bytes + batch_bytes
+            paused = under_way >= IN_FLIGHT_BYTES
+            self._progress.in_flight_bytes = under_way
+            reply_wanted = False
+            now = time.monotonic()
+            if not paused:
+                received = stream.receive(BATCH_BYTES - batch_bytes)
+                if received.frames:
+                    batch_since = batch_since if batch else now
+                    batch += received.frames
+                    batch_bytes += received.byte_size
+                    self._progress.received_bytes += received.byte_size
+                    reply_wanted = received.reply_wanted
+            full = batch_bytes >= BATCH_BYTES
+            if batch and (full or paused or now - batch_since >= BATCH_SECONDS):
+                self._handed_bytes += batch_bytes
+                self._queue.put(batch)
+                batch, batch_bytes = [], 0
+            silent = now - stream.feedback_at
+            ask = self._until is not None and silent >= ASK_SECONDS
+            if reply_wanted or ask or told != self._flushed or silent >= FEEDBACK_SECONDS:
+                told = self._flushed
+                stream.acknowledge(told, reply=ask)
+            if not full:
+                patience = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
+                self._sleep(stream if not paused else None, patience)
+        if batch:
+            self._handed_bytes += batch_bytes
+            self._queue.put(batch)
+
+    def _finish(self, stream: Stream) -> None:
+        """Let the decoder stage what is complete and the registrar register it."""
+        self._queue.put(Finish())
+        deadline = time.monotonic() + FINISH_SECONDS
+        while not self._finished.wait(0.1):
+            self._check()
+            if time.monotonic() >= deadline:
+                logger.warning(
+                    "not all that had arrived could be staged in %s s; it will be sent again",
+                    FINISH_SECONDS,
+                )
+                return
+            if time.monotonic() - stream.feedback_at >= 1.0:
+                stream.acknowledge(self._flushed)
+        self._check()
+
+    def _sleep(self, stream: Stream | None, seconds: float) -> None:
+        """Until there is something to read, the registrar has news, or the time is over."""
+        sockets = [self._wake_reader] if stream is None else [self._wake_reader, stream.fileno()]
+        readable, _, _ = select.select(sockets, [], [], seconds)
+        if self._wake_reader in readable:
+            os.read(self._wake_reader, 4096)
+
+    def _reached(self) -> bool:
+        return self._until is not None and self._flushed >= self._until
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- the sender thread: the pipe to the decoder ---
+
+    def _send(self) -> None:
+        pipe = self._decoder.pipe
+        try:
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, list):
+                    pipe.send(Frames(array.array("i", map(len, item)).tobytes()))
+                    pipe.send_bytes(b"".join(item))
+                else:
+                    pipe.send(item)
+        except OSError:
+            logger.debug("the decoder hung up")  # the registrar hears why
+
+    # --- the registrar thread: replies, and the log store ---
+
+    def _register(self) -> None:
+        try:
+            while not self._finished.is_set():
+                if self._decoder.pipe.poll(HEARTBEAT_SECONDS):
+                    self._take(self._decoder.pipe.recv())
+                self._advance()
+                if time.monotonic() - self._store_used_at >= HEARTBEAT_SECONDS:
+                    self._refresh_specs()
+        except (EOFError, ConnectionResetError):
+            self._fail(ReplicationProblem("the decoder process ended without a word."))
+        except Exception as error:  # noqa: BLE001 - handed to the thread that raises it
+            self._fail(error)
+        self._wake()
+
+    def _take(self, reply: object) -> None:
+        if isinstance(reply, Consumed):
+            self._consumed_bytes += reply.byte_size
+            self._progress.waiting_bytes = reply.waiting_bytes
+            self._wake()
+        elif isinstance(reply, Flushed):
+            self._flush(reply)
+            if reply.final:
+                self._finished.set()
+        elif isinstance(reply, Failed):
+            logger.error("the decoder failed:\n%s", reply.trace)
+            raise ReplicationProblem(f"the decoder failed: {reply.summary}")
+        else:
+            raise TypeError(f"unexpected reply {type(reply)}")
+
+    def _flush(self, flushed: Flushed) -> None:
+        position, commit_time = Lsn(flushed.position), flushed.commit_time
+        self._position = max(self._position, position)
+        self._progress.waiting_bytes = 0
+        files = [
+            StagedFile(
+                file.table,
+                file.path,
+                file.row_count,
+                file.byte_size,
+                Lsn(flushed.commit_end),
+                commit_time,
+            )
+            for file in flushed.files
+            if commit_time is not None  # it never is where there are files
+        ]
+        if not files:
+            return
+        began = time.monotonic()
+        self._store.register(files, position, commit_time)
+        rows = sum(file.row_count for file in files)
+        self._progress.rows += rows
+        self._progress.files += len(files)
+        self._progress.staged_bytes += sum(file.byte_size for file in files)
+        self._registered(position)
+        logger.debug(
+            "registered %d rows in %d files up to %s: staged in %.3f s, registered in %.3f s",
+            rows,
+            len(files),
+            position,
+            flushed.seconds,
+            time.monotonic() - began,
+        )
+
+    def _advance(self) -> None:
+        """Move ``flushed_lsn`` alone, when it is worth a round trip: nothing of ours is below."""
+        moved = self._position - self._flushed
+        if moved <= 0:
+            return
+        waited = time.monotonic() - self._advanced_at
+        awaited = self._until is not None and self._flushed < self._until <= self._position
+        if moved >= IDLE_STEP_BYTES or waited >= IDLE_STEP_SECONDS or awaited:
+            self._store.advance(self._position)
+            self._registered(self._position)
+
+    def _registered(self, position: Lsn) -> None:
+        """``flushed_lsn`` holds ``position``: from now on it may be acknowledged."""
+        self._store_used_at = self._advanced_at = time.monotonic()
+        self._flushed = max(self._flushed, position)
+        self._progress.flushed = self._flushed
+        self._wake()
+
+    def _refresh_specs(self) -> None:
+        """Notice changes of the registered tables; fails when the session, and its lock, are gone."""
+        specs = staging_specs(self._pipeline)
+        self._store_used_at = time.monotonic()
+        if specs != self._specs:
+            self._specs = specs
+            self._queue.put(Specs(specs))
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_writer, b"!")
+        except BlockingIOError:
+            return  # it has enough to wake up from

@@ -1,0 +1,170 @@
+"""The replication connection: START_REPLICATION, raw frames in, feedback out; nothing else.
+
+psycopg has no replication API, but libpq has all that is needed. Everything here is non-blocking
+except :meth:`Stream.wait`, so that feedback flows whatever else happens (a server that hears nothing
+for ``wal_sender_timeout`` hangs up). No query ever goes over this connection: it would hang the
+stream (probes have connections of their own).
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import struct
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import pq
+
+from cdc_assets.errors import ReplicationProblem, SlotLost
+from cdc_assets.postgres.connect import replication_connect
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.pgoutput import KEEPALIVE_BYTES, POSTGRES_EPOCH_MICROSECONDS
+
+logger = logging.getLogger(__name__)
+
+# Well below wal_sender_timeout's default of 60 s; a server that allows less asks for a reply.
+FEEDBACK_SECONDS: Final = 10.0
+_FEEDBACK = struct.Struct(">cQQQqB")
+_OBJECT_IN_USE = b"55006"
+_UNDEFINED_OBJECT = b"42704"
+
+
+class StreamLost(ReplicationProblem):
+    """The connection ended; opening a new one may help."""
+
+
+class SlotInUse(StreamLost):
+    """Another process streams from the slot now; it may end."""
+
+
+@dataclass(slots=True)
+class Received:
+    """What one look at the socket brought: frames, their bytes, whether a reply is wanted."""
+
+    frames: list[memoryview]
+    byte_size: int
+    reply_wanted: bool
+
+
+class Stream:
+    """An open logical replication stream of one slot."""
+
+    def __init__(self, connection: pq.PGconn) -> None:
+        self._connection = connection
+        self.feedback_at = 0.0
+        """When the server last heard of us, on the monotonic clock."""
+
+    @classmethod
+    def start(cls, dsn: str, source: str, slot: str, publication: str, at: Lsn) -> Stream:
+        """Stream what commits from ``at`` on.
+
+        Raises SlotInUse, StreamLost (worth another try) or ReplicationProblem (not).
+        """
+        try:
+            connection = replication_connect(dsn, f"cdc_assets {source} flusher")
+        except ReplicationProblem as error:
+            raise StreamLost(error.what, error.remedy) from error
+        try:
+            names = connection.escape_literal(
+                b'"' + publication.encode().replace(b'"', b'""') + b'"'
+            )
+            result = connection.exec_(
+                f'START_REPLICATION SLOT "{slot}" LOGICAL {at}'
+                f" (proto_version '1', publication_names {names.decode()})".encode()
+            )
+            if result.status != pq.ExecStatus.COPY_BOTH:
+                raise _refused(slot, result)
+            connection.nonblocking = 1
+        except BaseException:
+            connection.finish()
+            raise
+        return cls(connection)
+
+    def fileno(self) -> int:
+        return self._connection.socket
+
+    def receive(self, limit_bytes: int) -> Received:
+        """The frames that have arrived, of about ``limit_bytes`` at most. Doesn't wait.
+
+        Raises StreamLost when the connection or the stream ended.
+        """
+        frames: list[memoryview] = []
+        append, get, consume = frames.append, self._connection.get_copy_data, self._consume
+        size, wanted = 0, False
+        try:
+            while size < limit_bytes:
+                length, frame = get(1)
+                if length > 0:
+                    append(frame)
+                    size += length
+                    if length == KEEPALIVE_BYTES and frame[17]:
+                        wanted = True
+                elif length < 0:
+                    raise self._ended()
+                elif not consume():
+                    break
+        except psycopg.OperationalError as error:
+            raise StreamLost(f"the replication connection was lost: {error}.") from error
+        return Received(frames, size, wanted)
+
+    def _consume(self) -> bool:
+        """Read from the socket what is there; False if there was nothing."""
+        readable, _, _ = select.select([self._connection.socket], [], [], 0)
+        if readable:
+            self._connection.consume_input()
+        return bool(readable)
+
+    def acknowledge(self, flushed: Lsn, *, reply: bool = False) -> None:
+        """Tell the server that everything below ``flushed`` may be forgotten.
+
+        ``reply``: ask for a keepalive, which says how far the server has read.
+        The written position is the flushed one too: a server that believes us ahead of what is
+        flushed sends no keepalives, and an idle slot would stand still.
+        """
+        now = time.time_ns() // 1000 - POSTGRES_EPOCH_MICROSECONDS
+        lsn = int(flushed)
+        try:
+            self._connection.put_copy_data(_FEEDBACK.pack(b"r", lsn, lsn, lsn, now, reply))
+            self._connection.flush()
+        except psycopg.OperationalError as error:
+            raise StreamLost(f"the replication connection was lost: {error}.") from error
+        self.feedback_at = time.monotonic()
+
+    def close(self, flushed: Lsn | None = None) -> None:
+        """Hang up; with ``flushed``, acknowledge it and end the stream in order first."""
+        try:
+            if flushed is not None:
+                self._connection.nonblocking = 0
+                self.acknowledge(flushed)
+                self._connection.put_copy_end()
+                self._connection.flush()
+        except (psycopg.OperationalError, StreamLost) as error:
+            logger.warning("the last acknowledgement didn't reach the server: %s", error)
+        finally:
+            self._connection.finish()  # sends Terminate
+
+    def _ended(self) -> StreamLost:
+        result = self._connection.get_result()
+        message = result.get_error_message().strip() if result is not None else ""
+        return StreamLost(f"the server ended the replication stream: {message or 'no reason'}.")
+
+
+def _refused(slot: str, result: pq.abc.PGresult) -> ReplicationProblem:
+    message = result.get_error_message().strip()
+    state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    if state == _OBJECT_IN_USE:
+        return SlotInUse(f"slot {slot} is in use: {message}.", "Waiting until it is free.")
+    if state is not None and state[:2] in (b"57", b"53", b"08"):  # shutdown, resources, connection
+        return StreamLost(f"the server doesn't stream now: {message}.")
+    if state == _UNDEFINED_OBJECT:
+        return SlotLost(
+            f"the replication slot {slot} is gone: {message}.",
+            "Find out who dropped it, then run cdc-assets resync for every table of this source.",
+        )
+    return ReplicationProblem(
+        f"the server refused to stream from slot {slot}: {message}.",
+        "Run cdc-assets check: it names what is missing.",
+    )
