@@ -12,7 +12,8 @@ from typing import Self
 
 from psycopg import sql
 
-_PART = re.compile(r'"((?:[^"]|"")+)"|([A-Za-z_\u0080-\uffff][\w$\u0080-\uffff]*)')
+_PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*'
+_NAME = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
 # Words that Postgres refuses as a bare table name; the list only decides when quotes are printed.
 _RESERVED = frozenset(
@@ -24,6 +25,11 @@ _RESERVED = frozenset(
     " symmetric table then to trailing true union unique user using variadic when where window"
     " with".split()
 )
+
+
+def _folded(part: str) -> str:
+    """A part of a name as the catalog has it: quoted ones stay, others become lower case."""
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part.lower()
 
 
 def quoted(name: str) -> str:
@@ -43,22 +49,13 @@ class TableId:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the SQL spelling; a name without a schema is in ``public``; else ValueError."""
-        parts: list[str] = []
-        position = 0
-        while match := _PART.match(text, position):
-            quoted_part, bare = match[1], match[2]
-            parts.append(bare.lower() if quoted_part is None else quoted_part.replace('""', '"'))
-            position = match.end()
-            if position == len(text) or text[position] != ".":
-                break
-            position += 1
-        if position != len(text) or not parts or len(parts) > 2:
+        match = _NAME.match(text)
+        if match is None:
             raise ValueError(
                 f"{text!r} is not a table name; write it as in SQL:"
                 ' schema.table, with quotes where SQL needs them (public."My.Table")'
             )
-        schema, name = parts if len(parts) == 2 else ("public", parts[0])
-        return cls(schema, name)
+        return cls(_folded(match["schema"]) if match["schema"] else "public", _folded(match["name"]))
 
     def __str__(self) -> str:
         return f"{quoted(self.schema)}.{quoted(self.name)}"

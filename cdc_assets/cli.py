@@ -1,0 +1,319 @@
+"""The command line: thin, and the same for people and scripts.
+
+Exit codes: 0 when done, 1 when the answer is "no", 2 for a usage or configuration error. Results go
+to stdout, messages and progress to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import psycopg
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cdc_assets import commands, status
+from cdc_assets.config import SourceConfig, load_config
+from cdc_assets.errors import CdcError, ConfigurationError
+from cdc_assets.pipeline import Pipeline, source_dsn
+from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.preflight import preflight
+from cdc_assets.snapshot.copy import CopyProgress
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_tables = click.option(
+    "--table", "tables", multiple=True, metavar="S.T", help="Only this table, as SQL spells it."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+
+
+class _Commands(click.Group):
+    """Turns expected errors into one message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigurationError as error:
+            _fail(str(error), 2)
+        except CdcError as error:
+            _fail(str(error), 1)
+        except psycopg.OperationalError as error:
+            _fail(f"Postgres can't be reached: {str(error).strip()}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    stderr.print(f"[bold red]error:[/] {_escaped(message)}")
+    sys.exit(code)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", "path", metavar="FILE", help="The source's YAML or JSON file.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what happens inside.")
+@click.version_option(package_name="cdc-assets")
+@click.pass_context
+def cli(ctx: click.Context, path: str | None, verbose: bool) -> None:
+    """Replicate Postgres tables into Apache Iceberg."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    ctx.obj = path
+
+
+def _config(ctx: click.Context) -> SourceConfig:
+    if ctx.obj is None:
+        raise ConfigurationError("--config FILE is missing:", "it names the source to work on.")
+    return load_config(ctx.obj)
+
+
+@contextmanager
+def _pipeline(config: SourceConfig) -> Iterator[Pipeline]:
+    with commands.services(config), Pipeline.open(config) as pipeline:
+        yield pipeline
+
+
+@cli.command()
+@_json
+@click.pass_context
+def check(ctx: click.Context, as_json: bool) -> None:
+    """Look whether the source is ready; changes nothing."""
+    config = _config(ctx)
+    with (
+        commands.services(config),
+        connect(source_dsn(config), application_name="cdc_assets check") as source,
+    ):
+        findings = preflight(source, config)
+    if as_json:
+        click.echo(json.dumps([finding.to_json() for finding in findings], indent=2))
+    else:
+        colours = {"error": "bold red", "warning": "yellow", "info": "green"}
+        for finding in findings:
+            stderr.print(
+                f"[{colours[finding.severity]}]{finding.severity}[/] {finding.code}:"
+                f" {_escaped(finding.message)}"
+            )
+            if finding.remedy:
+                stderr.print(f"    {_escaped(finding.remedy)}")
+    sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
+
+
+class _CopyBar:
+    """A progress bar for every table that is being copied."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rows]:,} rows {task.fields[rate]:,.0f}/s"),
+            TimeRemainingColumn(),
+            console=stderr,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _CopyBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, progress: CopyProgress) -> None:
+        with self._lock:
+            name = str(progress.table)
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, rows=0, rate=0)
+            self._progress.update(
+                self._tasks[name],
+                total=progress.chunks_total,
+                completed=progress.chunks_done,
+                rows=progress.rows,
+                rate=progress.rows / max(progress.seconds, 0.001),
+            )
+        if not stderr.is_terminal:
+            stderr.print(_escaped(progress.sentence))
+
+
+@cli.command()
+@_tables
+@click.pass_context
+def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """Create what is missing, copy what is missing, resume what was interrupted."""
+    config = _config(ctx)
+    wanted = commands.selected(config, tables)
+    with _pipeline(config) as pipeline, _CopyBar() as bar:
+        commands.snapshot(pipeline, wanted, bar)
+
+
+@cli.command()
+@click.option("--until", metavar="current|LSN", help="End once the log has reached it.")
+@click.pass_context
+def flush(ctx: click.Context, until: str | None) -> None:
+    """Stream the slot and stage its changes; for ever without --until."""
+    from cdc_assets.flusher.main import run
+
+    config = _config(ctx)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with _pipeline(config) as pipeline:
+        target = None
+        if until is not None:
+            try:
+                target = commands.flush_target(pipeline, until)
+            except ValueError as error:
+                raise ConfigurationError(f"--until: {error}.") from error
+            commands.reach(pipeline, target, stop)
+        else:
+            run(config, until=None, stop=stop)
+
+
+@cli.command()
+@_tables
+@click.pass_context
+def materialize(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """Apply the log to the lake tables."""
+    config = _config(ctx)
+    wanted = commands.selected(config, tables)
+    with _pipeline(config) as pipeline, commands.spark_session(config) as session:
+        for done in commands.materialize(pipeline, session, wanted):
+            _say_drained(done)
+
+
+def _say_drained(done: commands.Drained) -> None:
+    stderr.print(
+        _escaped(
+            f"{done.table}: {done.changes:,} changes in {done.merges} merges,"
+            f" {done.rows:,} rows, applied to {done.cursor.applied_lsn} ({done.seconds:.1f} s)"
+        )
+    )
+
+
+@cli.command()
+@_tables
+@click.pass_context
+def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """Snapshot, flush to now, materialize: the lake then equals the source as of the start."""
+    config = _config(ctx)
+    wanted = commands.selected(config, tables)
+    with _pipeline(config) as pipeline, _CopyBar() as bar:
+        for done in commands.sync(pipeline, wanted, bar, stderr.print):
+            _say_drained(done)
+
+
+@cli.command()
+@_tables
+@_json
+@click.pass_context
+def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
+    """Compare every row of source and lake at one LSN."""
+    config = _config(ctx)
+    wanted = commands.selected(config, tables)
+    with _pipeline(config) as pipeline:
+        found = commands.verify_tables(pipeline, wanted, lambda text: stderr.print(_escaped(text)))
+    if as_json:
+        click.echo(
+            json.dumps(
+                [
+                    {
+                        "table": str(c.table),
+                        "equal": c.equal,
+                        "lsn": str(c.lsn),
+                        "source_rows": c.source_rows,
+                        "lake_rows": c.lake_rows,
+                        "differing": c.differing,
+                        "keys": list(c.keys),
+                        "problem": c.problem,
+                        "seconds": round(c.seconds, 3),
+                    }
+                    for c in found
+                ],
+                indent=2,
+            )
+        )
+    else:
+        for c in found:
+            if c.equal:
+                click.echo(f"{c.table}: equal, {c.source_rows:,} rows at {c.lsn}")
+            elif c.problem:
+                click.echo(f"{c.table}: not compared: {c.problem}")
+            else:
+                click.echo(
+                    f"{c.table}: {c.differing:,} keys differ"
+                    f" (source {c.source_rows:,} rows, lake {c.lake_rows:,} rows)"
+                )
+                for key in c.keys:
+                    click.echo(f"    {key}")
+    sys.exit(0 if all(c.equal for c in found) else 1)
+
+
+@cli.command(name="status")
+@_json
+@click.pass_context
+def status_command(ctx: click.Context, as_json: bool) -> None:
+    """Say where slot, flusher and every table stand."""
+    config = _config(ctx)
+    with _pipeline(config) as pipeline:
+        found = status.collect(pipeline)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+        return
+    table = Table(title=f"source {found.source}")
+    for name in ("table", "state", "chunks", "applied", "lag", "pending", "reason"):
+        table.add_column(name)
+    for row in found.tables:
+        lag = "" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s, {row.lag_bytes:,} B"
+        table.add_row(
+            _escaped(row.name),
+            row.state,
+            f"{row.chunks_done}/{row.chunks_total}",
+            row.applied_lsn or "",
+            lag,
+            f"{row.pending_rows:,}",
+            _escaped(row.reason or ""),
+        )
+    Console().print(table)
+    slot = found.slot
+    click.echo(
+        f"slot {slot['name']}: "
+        + (
+            f"{slot['wal_status']}, keeps {slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
+            if slot["exists"]
+            else "doesn't exist yet"
+        )
+        + f"; flusher {'active' if found.flusher['active'] else 'not running'}"
+    )
+
+
+@cli.command()
+@click.option("--changes", default=20_000, show_default=True, help="Live changes to replicate.")
+def demo(changes: int) -> None:
+    """The whole thing on an embedded Postgres with live traffic; finite, ends with verify."""
+    from cdc_assets.embedded.demo import run_demo
+
+    sys.exit(0 if run_demo(changes, stderr) else 1)
+
+
+def main() -> None:
+    """The entry point of ``cdc-assets``."""
+    cli(prog_name="cdc-assets")
+
+
+if __name__ == "__main__":
+    main()

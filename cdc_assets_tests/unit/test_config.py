@@ -1,0 +1,108 @@
+"""The configuration: defaults, and errors that name the key and the remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_assets.config import (
+    CONFIG_VARIABLE,
+    config_from_environment,
+    home,
+    load_config,
+    parse_config,
+)
+from cdc_assets.errors import ConfigurationError
+
+
+def minimal(**changes: Any) -> dict[str, Any]:
+    base = {
+        "name": "shop",
+        "postgres": {"dsn": "postgresql://u:secret@h/db"},
+        "tables": [{"name": "public.orders"}],
+    }
+    return {**base, **changes}
+
+
+def test_everything_has_a_default_but_the_tables() -> None:
+    config = parse_config(minimal(), "f")
+    assert (config.slot, config.publication, config.namespace) == ("cdc_shop", "cdc_shop", "shop")
+    assert config.staging_uri == (home() / "shop" / "staging").as_uri()
+    assert config.staging.flush_interval_seconds == 1.0
+    assert config.lake.format_version == 3
+    assert config.tables[0].chunk_pages == 2048
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"surprise": 1}, ["surprise", "unknown key"]),
+        ({"tables": []}, ["tables"]),
+        ({"tables": [{"name": "a b"}]}, ["tables.0.name", "'a b' is not a table name"]),
+        ({"tables": [{"name": "a"}, {"name": "public.a"}]}, ["public.a stands twice"]),
+        ({"tables": [{"name": '"A"'}, {"name": "a"}]}, ["would both become", "lake.namespace"]),
+        ({"postgres": {}}, ["postgres", "dsn", "embedded"]),
+        ({"postgres": {"dsn": "${CDC_NOT_SET}"}}, ["CDC_NOT_SET", "not set"]),
+        ({"staging": {"flush_interval": "1 parsec"}}, ["staging.flush_interval", "500ms"]),
+        ({"staging": {"uri": "ftp://x"}}, ["staging.uri", "s3://bucket/prefix"]),
+        ({"spark": {"remote": "http://x"}}, ["spark.remote", "sc://"]),
+        ({"lake": {"format_version": 1}}, ["lake.format_version"]),
+        ({"name": "Shop!"}, ["name", "lower-case"]),
+        ({"slot": "No-Dashes"}, ["slot"]),
+        ({"snapshot": {"max_parallel_chunks": 0}}, ["snapshot.max_parallel_chunks"]),
+    ],
+)
+def test_an_error_names_the_key_and_the_remedy(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        parse_config(minimal(**changes), "shop.yaml")
+    for word in ["shop.yaml", *words]:
+        assert word in str(error.value)
+
+
+def test_no_error_shows_the_password() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        parse_config(minimal(postgres={"dsn": "postgresql://u:secret@h", "x": 1}), "f")
+    assert "secret" not in str(error.value)
+    assert "secret" not in repr(parse_config(minimal(), "f"))
+
+
+def test_variables_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CDC_TEST_DSN", "postgresql://elsewhere/db")
+    config = parse_config(minimal(postgres={"dsn": "${CDC_TEST_DSN}"}), "f")
+    assert config.postgres.dsn is not None
+    assert config.postgres.dsn.get_secret_value() == "postgresql://elsewhere/db"
+
+
+def test_json_is_yaml_and_a_component_file_is_a_plain_file(tmp_path: Path) -> None:
+    plain, component = tmp_path / "a.json", tmp_path / "b.yaml"
+    plain.write_text(json.dumps(minimal()))
+    component.write_text(json.dumps({"type": "x.Y", "attributes": minimal()}))
+    assert load_config(plain) == load_config(component)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [")
+    with pytest.raises(ConfigurationError, match=r"broken\.yaml is not YAML"):
+        load_config(broken)
+
+
+def test_a_child_gets_the_same_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(minimal(staging={"flush_interval": "250ms"}), "f")
+    monkeypatch.setenv(CONFIG_VARIABLE, config.dump())
+    assert config_from_environment() == config
+
+
+def test_two_tables_of_one_name_get_their_schema_as_a_prefix() -> None:
+    config = parse_config(minimal(tables=[{"name": "a.t"}, {"name": "b.t"}, {"name": "b.u"}]), "f")
+    assert [config.lake_name(t.id) for t in config.tables] == ["a_t", "b_t", "u"]
+
+
+def test_an_unknown_table_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"public\.nope is not in the configuration"):
+        parse_config(minimal(), "f").table("nope")

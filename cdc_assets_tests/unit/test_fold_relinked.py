@@ -1,0 +1,90 @@
+"""Invariant 8: rows are followed from key to key, column by column; nothing is invented."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_assets.materializer.fold import Event, Folded, fold_relinked
+
+KEYS = st.integers(1, 5)
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from("IDUKt"), KEYS, KEYS, st.booleans(), st.integers(0, 10**6)),
+    max_size=40,
+)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _simulate(
+    actions: list[tuple[str, int, int, bool, int]],
+) -> tuple[dict[str, dict[str, str | None]], dict[str, dict[str, str | None]], list[Event]]:
+    """A table before and after ``actions``, and the events the decoder stages for them."""
+    before = {str(k): {"id": str(k), "v": f"v{k}", "doc": f"doc{k}"} for k in (1, 2, 3)}
+    rows: dict[str, dict[str, str | None]] = {k: dict(v) for k, v in before.items()}
+    events: list[Event] = []
+
+    def stage(op: str, unchanged: str | None, data: dict[str, str | None]) -> None:
+        events.append(Event(len(events), op, unchanged, _json(data)))
+
+    for kind, first, second, keep, number in actions:
+        key, other = str(first), str(second)
+        if kind == "I" and key not in rows:
+            rows[key] = {"id": key, "v": f"i{number}", "doc": None if keep else f"d{number}"}
+            stage("I", None, dict(rows[key]))
+        elif kind == "D" and key in rows:
+            del rows[key]
+            stage("D", None, {"id": key})
+        elif kind in "Ut" and key in rows:
+            rows[key]["v"] = f"u{number}"
+            data = dict(rows[key])
+            if keep:
+                del data["doc"]
+            else:
+                data["doc"] = rows[key]["doc"] = f"n{number}"
+            stage("U", '["doc"]' if keep else None, data)
+        elif kind == "K" and key in rows and other not in rows:
+            row = rows.pop(key)
+            rows[other] = row | {"id": other, "v": f"k{number}"}
+            stage("D", None, {"id": key})
+            data = dict(rows[other])
+            if keep:
+                del data["doc"]
+                data[""] = _json({"id": key})
+            stage("U", '["doc"]' if keep else None, data)
+    return dict(before.items()), rows, events
+
+
+def _apply(
+    before: dict[str, dict[str, str | None]], folded: list[Folded]
+) -> dict[str, dict[str, str | None]]:
+    after = dict(before)
+    for change in folded:
+        after.pop(str(change.key[0]), None)
+    for change in folded:
+        if change.op == "U":
+            source = {} if change.source is None else before[str(change.source[0])]
+            after[str(change.key[0])] = source | change.values
+    return after
+
+
+@given(ACTIONS)
+def test_invariant_8_folding_and_applying_gives_the_table_that_the_source_has(
+    actions: list[tuple[str, int, int, bool, int]],
+) -> None:
+    before, after, events = _simulate(actions)
+    assert _apply(before, fold_relinked(events, ["id"])) == after
+
+
+def test_invariant_8_two_rows_that_swap_their_keys_keep_their_documents() -> None:
+    before, after, events = _simulate(
+        [("K", 1, 4, True, 0), ("K", 2, 1, True, 1), ("K", 4, 2, True, 2)]
+    )
+    folded = fold_relinked(events, ["id"])
+    assert _apply(before, folded) == after
+    assert after["1"]["doc"] == "doc2"
+    assert after["2"]["doc"] == "doc1"
