@@ -13,6 +13,7 @@ decided elsewhere.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
@@ -27,7 +28,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ _LOG_CHECK_SECONDS = 5.0
 GRACE_SECONDS = 20.0
 # After SIGTERM there is nothing left to be orderly about.
 _TERM_SECONDS = 3.0
+
+# How soon a waiting process takes over from one that ended.
+_LOCK_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +314,21 @@ def die_with_parent(
     if _stdin_is_a_pipe():
         threading.Thread(target=_watch_stdin, args=(begin,), daemon=True).start()
     return stopping
+
+
+def acquire(lock: IO[Any], stopping: threading.Event) -> bool:
+    """Wait for the exclusive lock of an open file; False if the process has to stop before.
+
+    The kernel releases it when the holder ends, however it ends, so it can't go stale.
+    """
+    while not stopping.is_set():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stopping.wait(_LOCK_POLL_SECONDS)
+        else:
+            return True
+    return False
 
 
 def _stdin_is_a_pipe() -> bool:

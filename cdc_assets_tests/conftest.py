@@ -1,0 +1,133 @@
+"""Real servers for the tests: Postgres 16 and 18 (embedded), Debian's 15, one Spark Connect server.
+
+Servers are started at first use and live for the session; databases are made for one test each.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc_assets.embedded.binaries import debian_bindir
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+
+NewDatabase = Callable[[], str]
+"""Makes an empty database and returns its DSN; it is dropped, slots first, after the test."""
+
+# Tests make and drop whole databases; their data needn't survive a power cut.
+_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@pytest.fixture(scope="session")
+def public_directory() -> Iterator[Path]:
+    """A folder that the user whom root starts Postgres as can get to; pytest's own are private."""
+    directory = Path(tempfile.mkdtemp(prefix="cdc_assets-tests-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def tmp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run-time home of the test's own."""
+    monkeypatch.setenv("CDC_ASSETS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def postgres_servers(public_directory: Path) -> Iterator[Callable[[int], EmbeddedPostgres]]:
+    """The running server of a major version (15: Debian's), started once a session."""
+    servers: dict[int, EmbeddedPostgres] = {}
+
+    def server(version: int) -> EmbeddedPostgres:
+        if version not in servers:
+            bindir = None
+            if version == 15:
+                bindir = debian_bindir(15)
+                if bindir is None:
+                    pytest.skip("Debian's Postgres 15 is not installed")
+            made = EmbeddedPostgres(public_directory / f"pg{version}", version, bindir, _FAST)
+            made.start()
+            servers[version] = made
+        return servers[version]
+
+    yield server
+    for made in servers.values():
+        made.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_servers: Callable[[int], EmbeddedPostgres]) -> EmbeddedPostgres:
+    """The session's Postgres 18."""
+    return postgres_servers(18)
+
+
+@pytest.fixture
+def postgres_dsn(postgres: EmbeddedPostgres) -> Iterator[NewDatabase]:
+    """A factory of empty databases on Postgres 18."""
+    with _databases(postgres) as new:
+        yield new
+
+
+@pytest.fixture(params=[15, 16, 18], ids="pg{}".format)
+def any_postgres(
+    request: pytest.FixtureRequest, postgres_servers: Callable[[int], EmbeddedPostgres]
+) -> EmbeddedPostgres:
+    """Each version that is tested, in turn."""
+    return postgres_servers(request.param)
+
+
+@pytest.fixture
+def any_postgres_dsn(any_postgres: EmbeddedPostgres) -> Iterator[NewDatabase]:
+    """A factory of empty databases on each version in turn."""
+    with _databases(any_postgres) as new:
+        yield new
+
+
+@contextmanager
+def _databases(server: EmbeddedPostgres) -> Iterator[NewDatabase]:
+    dsn = server.start()
+    names: list[str] = []
+
+    def new() -> str:
+        name = f"test_{secrets.token_hex(4)}"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        names.append(name)
+        return with_database(dsn, name)
+
+    yield new
+    with psycopg.connect(server.start(), autocommit=True) as connection:
+        for name in names:
+            _drop(connection, name)
+
+
+def with_database(dsn: str, name: str) -> str:
+    """The same server, another database; as a URI, which ADBC needs."""
+    parts = conninfo_to_dict(dsn)
+    return (
+        f"postgresql://{parts['user']}:{parts['password']}@{parts['host']}:{parts['port']}/{name}"
+    )
+
+
+def _drop(connection: psycopg.Connection[tuple[object, ...]], name: str) -> None:
+    # A walsender holds its slot, and a slot holds its database.
+    connection.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", [name]
+    )
+    connection.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+        [name],
+    )
+    connection.execute(
+        sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
+    )
