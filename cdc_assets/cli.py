@@ -1,7 +1,8 @@
 """The command line: thin, and the same for people and scripts.
 
 Exit codes: 0 when done, 1 when the answer is "no", 2 for a usage or configuration error. Results go
-to stdout, messages and progress to stderr.
+to stdout, messages and progress to stderr. Spark takes seconds to import, so only the commands that
+need it do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import psycopg
@@ -21,13 +22,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cdc_assets import commands, status
 from cdc_assets.config import SourceConfig, load_config
 from cdc_assets.errors import CdcError, ConfigurationError
-from cdc_assets.pipeline import Pipeline, source_dsn
+from cdc_assets.pipeline import Pipeline, selected, services, source_dsn
 from cdc_assets.postgres.connect import connect
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.snapshot.copy import CopyProgress
+
+if TYPE_CHECKING:
+    from cdc_assets.materializer.drain import Drained
+    from cdc_assets.snapshot.copy import CopyProgress
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -83,7 +85,7 @@ def _config(ctx: click.Context) -> SourceConfig:
 
 @contextmanager
 def _pipeline(config: SourceConfig) -> Iterator[Pipeline]:
-    with commands.services(config), Pipeline.open(config) as pipeline:
+    with services(config), Pipeline.open(config) as pipeline:
         yield pipeline
 
 
@@ -92,9 +94,11 @@ def _pipeline(config: SourceConfig) -> Iterator[Pipeline]:
 @click.pass_context
 def check(ctx: click.Context, as_json: bool) -> None:
     """Look whether the source is ready; changes nothing."""
+    from cdc_assets.postgres.preflight import preflight
+
     config = _config(ctx)
     with (
-        commands.services(config),
+        services(config),
         connect(source_dsn(config), application_name="cdc_assets check") as source,
     ):
         findings = preflight(source, config)
@@ -155,8 +159,10 @@ class _CopyBar:
 @click.pass_context
 def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """Create what is missing, copy what is missing, resume what was interrupted."""
+    from cdc_assets import commands
+
     config = _config(ctx)
-    wanted = commands.selected(config, tables)
+    wanted = selected(config, tables)
     with _pipeline(config) as pipeline, _CopyBar() as bar:
         commands.snapshot(pipeline, wanted, bar)
 
@@ -167,6 +173,7 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
 def flush(ctx: click.Context, until: str | None) -> None:
     """Stream the slot and stage its changes; for ever without --until."""
     from cdc_assets.flusher.main import run
+    from cdc_assets.flusher.reach import flush_target, reach
 
     config = _config(ctx)
     stop = threading.Event()
@@ -176,10 +183,10 @@ def flush(ctx: click.Context, until: str | None) -> None:
         target = None
         if until is not None:
             try:
-                target = commands.flush_target(pipeline, until)
+                target = flush_target(pipeline, until)
             except ValueError as error:
                 raise ConfigurationError(f"--until: {error}.") from error
-            commands.reach(pipeline, target, stop)
+            reach(pipeline, target, stop)
         else:
             run(config, until=None, stop=stop)
 
@@ -189,14 +196,16 @@ def flush(ctx: click.Context, until: str | None) -> None:
 @click.pass_context
 def materialize(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """Apply the log to the lake tables."""
+    from cdc_assets import commands
+
     config = _config(ctx)
-    wanted = commands.selected(config, tables)
+    wanted = selected(config, tables)
     with _pipeline(config) as pipeline, commands.spark_session(config) as session:
         for done in commands.materialize(pipeline, session, wanted):
             _say_drained(done)
 
 
-def _say_drained(done: commands.Drained) -> None:
+def _say_drained(done: Drained) -> None:
     stderr.print(
         _escaped(
             f"{done.table}: {done.changes:,} changes in {done.merges} merges,"
@@ -210,8 +219,10 @@ def _say_drained(done: commands.Drained) -> None:
 @click.pass_context
 def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """Snapshot, flush to now, materialize: the lake then equals the source as of the start."""
+    from cdc_assets import commands
+
     config = _config(ctx)
-    wanted = commands.selected(config, tables)
+    wanted = selected(config, tables)
     with _pipeline(config) as pipeline, _CopyBar() as bar:
         for done in commands.sync(pipeline, wanted, bar, stderr.print):
             _say_drained(done)
@@ -223,8 +234,10 @@ def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
 @click.pass_context
 def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """Compare every row of source and lake at one LSN."""
+    from cdc_assets import commands
+
     config = _config(ctx)
-    wanted = commands.selected(config, tables)
+    wanted = selected(config, tables)
     with _pipeline(config) as pipeline:
         found = commands.verify_tables(pipeline, wanted, lambda text: stderr.print(_escaped(text)))
     if as_json:
@@ -268,6 +281,8 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
 @click.pass_context
 def status_command(ctx: click.Context, as_json: bool) -> None:
     """Say where slot, flusher and every table stand."""
+    from cdc_assets import status
+
     config = _config(ctx)
     with _pipeline(config) as pipeline:
         found = status.collect(pipeline)

@@ -12,15 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import psycopg
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.config import CONFIG_VARIABLE, SourceConfig, home
-from cdc_assets.errors import CdcError, ReplicationProblem, TableProblem, TablesFailed
+from cdc_assets.errors import (
+    CdcError,
+    ReplicationProblem,
+    TableProblem,
+    TablesFailed,
+    first_line,
+)
 from cdc_assets.flusher.reach import reach
 from cdc_assets.log.store import TableRow
 from cdc_assets.materializer.drain import Drained, drain
-from cdc_assets.pipeline import Pipeline, embedded_postgres
-from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
@@ -36,19 +43,6 @@ _PIN_PATIENCE_SECONDS = 180
 
 
 @contextmanager
-def services(config: SourceConfig) -> Iterator[None]:
-    """While it lasts, what the source's commands need is there: the embedded Postgres, if it is one.
-
-    What was running already goes on; what is started here is stopped here.
-    """
-    if not config.postgres.embedded or embedded_postgres(config).dsn() is not None:
-        yield
-        return
-    with embedded_postgres(config):
-        yield
-
-
-@contextmanager
 def spark_session(config: SourceConfig) -> Iterator[SparkSession]:
     """A session; a local server that was started for it is stopped again."""
     local = None if config.spark.remote else server(config)
@@ -59,13 +53,6 @@ def spark_session(config: SourceConfig) -> Iterator[SparkSession]:
         session.stop()
         if local is not None:
             local.stop()
-
-
-def selected(config: SourceConfig, names: Sequence[str]) -> list[TableId]:
-    """The tables that ``--table`` names, or all; ConfigurationError for one that isn't there."""
-    if not names:
-        return [table.id for table in config.tables]
-    return list(dict.fromkeys(config.table(name).id for name in names))
 
 
 def snapshot(
@@ -127,6 +114,11 @@ def _copy_all(
             return problem
         except CdcError as error:
             return TableProblem(table, error.what, error.remedy)
+        except (PySparkException, psycopg.Error) as error:
+            logger.exception("copying %s", table)
+            return TableProblem(
+                table, first_line(error), "Run it again with -v for the whole story."
+            )
         finally:
             session.stop()
 
@@ -164,6 +156,9 @@ def materialize(
                 time.sleep(0.5)  # another worker is at it; what it leaves is ours
         except TableProblem as problem:
             problems.append(problem)
+        except (PySparkException, psycopg.Error) as error:
+            logger.exception("materializing %s", table)
+            problems.append(TableProblem(table, first_line(error)))
     if problems:
         raise TablesFailed(problems)
     return done
@@ -230,11 +225,3 @@ def verify_tables(
         return verify(
             pipeline, session, tables, lambda lsn: reach(pipeline, lsn), on_progress=on_progress
         )
-
-
-def flush_target(pipeline: Pipeline, until: str) -> Lsn:
-    """What ``--until`` means: ``current`` or an LSN; ValueError for anything else."""
-    if until != "current":
-        return Lsn.parse(until)
-    with pipeline.connect_source("flush") as source:
-        return current_lsn(source)

@@ -76,3 +76,9 @@ class SparkProblem(CdcError):
 
 class Fenced(CdcError):
     """Another worker took over what this one was doing; it must not commit."""
+
+
+def first_line(error: BaseException) -> str:
+    """The sentence of a foreign error that a person needs; the rest is somebody else's stack."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:500]

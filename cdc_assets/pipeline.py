@@ -1,10 +1,12 @@
-"""One source, opened: its configuration, its databases and its log, handed to every engine function.
+"""One source, opened: configuration, databases and log, as every engine function takes them.
 
 Nothing here decides anything; it only resolves where things are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +17,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import EnvironmentProblem
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.names import TableId
 
 
 def embedded_postgres(config: SourceConfig) -> EmbeddedPostgres:
@@ -39,6 +42,26 @@ def coordination_dsn(config: SourceConfig) -> str:
     """Where the coordination schema is: the source, unless ``state.postgres_url`` moves it."""
     url = config.state.postgres_url
     return url.get_secret_value() if url is not None else source_dsn(config)
+
+
+@contextmanager
+def services(config: SourceConfig) -> Iterator[None]:
+    """While it lasts, what the source's commands need is there: the embedded Postgres, if it is one.
+
+    What was running already goes on; what is started here is stopped here.
+    """
+    if not config.postgres.embedded or embedded_postgres(config).dsn() is not None:
+        yield
+        return
+    with embedded_postgres(config):
+        yield
+
+
+def selected(config: SourceConfig, names: Sequence[str]) -> list[TableId]:
+    """The tables that ``--table`` names, or all; ConfigurationError for one that isn't there."""
+    if not names:
+        return [table.id for table in config.tables]
+    return list(dict.fromkeys(config.table(name).id for name in names))
 
 
 class Pipeline:

@@ -7,6 +7,7 @@ import threading
 from cdc_assets.flusher.main import run
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import current_lsn
 
 # A running flusher registers about once a second: looking more often shows nothing new.
 _LOOK_SECONDS = 0.2
@@ -25,3 +26,11 @@ def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> 
             stop.wait(_LOOK_SECONDS)
         else:
             run(pipeline.config, until=lsn, stop=stop)
+
+
+def flush_target(pipeline: Pipeline, until: str) -> Lsn:
+    """What ``--until`` means: ``current`` or an LSN; ValueError for anything else."""
+    if until != "current":
+        return Lsn.parse(until)
+    with pipeline.connect_source("flush") as source:
+        return current_lsn(source)

@@ -111,7 +111,11 @@ def copy_table(
         plan = chunks(store, table, row.epoch)
         if row.state == "copying":
             assert row.pin is not None and row.snapshot_lsn is not None
-            lake.create(session)
+            store.lock("catalog")  # "if not exists" isn't atomic in every catalog
+            try:
+                lake.create(session)
+            finally:
+                store.unlock("catalog")
             landed = _begin_epoch(session, lake)
             mark_landed(store, table, row.epoch, landed)
             wanted = set(only) if only is not None else None
