@@ -1,0 +1,195 @@
+"""The lake tables of a source: one operation that drains the log of whichever tables are asked for.
+
+A run goes round its tables until nothing has been pending for a moment, or its budget is over, so
+under load the delay is a merge and not the launch of a run. A table that can't go on doesn't stop the
+others: the run fails at its end, naming it, and leaves the names as a tag for the sensor. Tables are
+reported while the run goes on, or a busy table would look stale. How a log is applied is in
+``materializer.drain``.
+"""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import dagster as dg
+from pyspark.sql import SparkSession
+
+from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
+from cdc_assets.assets.names import FAILED_TAG, TableAssets, all_tables
+from cdc_assets.config import SourceConfig, TableConfig
+from cdc_assets.errors import TableProblem, TablesFailed
+from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.resources.spark import spark_session
+from cdc_assets.spark.tables import LakeTable
+
+# A launch costs about 5 s of CPU, so 5 % at the most; short enough that new code is soon in use.
+BUDGET_SECONDS = 120.0
+# One table's share before the others have their turn.
+TURN_SECONDS = 20.0
+# Waiting this long for more is cheaper than launching the next run for it.
+LINGER_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+# An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
+REPORT_SECONDS = 60.0
+
+
+def report_seconds(table: TableConfig) -> float:
+    """How often a table is reported: twice within its warning window, once a minute at most."""
+    return min(REPORT_SECONDS, table.freshness.warn.total_seconds() / 2)
+
+
+def lake_spec(names: TableAssets) -> dg.AssetSpec:
+    """``<namespace>/<table>``: the Iceberg table."""
+    freshness = names.config.table(names.table).freshness
+    return dg.AssetSpec(
+        names.lake,
+        deps=[names.snapshot, names.staged_log],
+        group_name=names.config.name,
+        kinds={"spark", "iceberg"},
+        description=f"{names.table} as an Iceberg table: its copy with every later change applied.",
+        metadata=definition_metadata(names),
+        freshness_policy=dg.FreshnessPolicy.time_window(
+            fail_window=freshness.fail, warn_window=freshness.warn
+        ),
+    )
+
+
+def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
+    """The operation ``materialize_<source>`` over every lake table of the source."""
+    resource = f"spark_{config.name}"
+    tables = all_tables(config)
+
+    @dg.multi_asset(
+        name=f"materialize_{config.name}",
+        specs=[lake_spec(names) for names in tables],
+        can_subset=True,
+        required_resource_keys={resource},
+    )
+    def materialize(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        selected = [names for names in tables if names.lake in context.selected_asset_keys]
+        session = spark_session(getattr(context.resources, resource), config)
+        try:
+            with Pipeline.open(config) as pipeline:
+                Rounds(context, pipeline, session, selected).run()
+        finally:
+            session.stop()
+        yield from ()
+
+    return materialize
+
+
+class Rounds:
+    """Going round the tables of one run."""
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        pipeline: Pipeline,
+        session: SparkSession,
+        tables: Sequence[TableAssets],
+    ) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._session = session
+        self._tables = {names.table: names for names in tables}
+        self._sums: dict[TableId, Drained] = {}
+        self._reported_at: dict[TableId, float] = {}
+        self._problems: dict[TableId, TableProblem] = {}
+
+    def run(self) -> None:
+        """Drain until it is quiet or the budget is over. Raises TablesFailed at the end."""
+        began = quiet_since = time.monotonic()
+        pending = list(self._tables)  # the first round looks at every table, if only to report it
+        while True:
+            for table in pending:
+                self._turn(table)
+            now = time.monotonic()
+            quiet_since = now if pending else quiet_since
+            if now - began > BUDGET_SECONDS or now - quiet_since > LINGER_SECONDS:
+                break
+            if not pending:
+                time.sleep(_LOOK_SECONDS)
+            pending = self._pending()
+        for table in list(self._sums):
+            self._report(table)
+        self._finish()
+
+    def _pending(self) -> list[TableId]:
+        waiting = {backlog.table for backlog in self._pipeline.store.backlogs() if backlog.rows}
+        return [t for t in self._tables if t in waiting and t not in self._problems]
+
+    def _turn(self, table: TableId) -> None:
+        try:
+            drained = drain(
+                self._pipeline,
+                self._session,
+                table,
+                budget_seconds=TURN_SECONDS,
+                on_merge=self._context.log.info,
+            )
+        except TableProblem as problem:
+            self._fail(problem)
+        except Exception as error:  # noqa: BLE001 - whatever one table has must not stop the others
+            self._context.log.warning(f"{table} failed", exc_info=True)
+            self._fail(TableProblem(table, f"{type(error).__name__}: {error}"))
+        else:
+            if drained is None:
+                self._context.log.info(f"{table}: another worker is at it, or its copy isn't done")
+                return
+            self._sums[table] = _added(self._sums.get(table), drained)
+            every = report_seconds(self._pipeline.config.table(table))
+            if time.monotonic() - self._reported_at.get(table, -every) >= every:
+                self._report(table)
+
+    def _fail(self, problem: TableProblem) -> None:
+        self._context.log.error(str(problem))
+        assert isinstance(problem.table, TableId)
+        self._problems[problem.table] = problem
+
+    def _report(self, table: TableId) -> None:
+        drained, names = self._sums.pop(table), self._tables[table]
+        store = self._pipeline.store
+        row = store.table(table)
+        assert row is not None  # it has just been drained
+        lake = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row)
+        backlog = next((b for b in store.backlogs() if b.table == table), None)
+        oldest = backlog.oldest_commit if backlog is not None else None
+        lag = 0.0 if oldest is None else (store.server_now() - oldest).total_seconds()
+        self._reported_at[table] = time.monotonic()
+        self._context.log_event(
+            dg.AssetMaterialization(
+                names.lake,
+                metadata={
+                    **table_metadata(lake, names, drained.rows),
+                    **drained_metadata(drained, lag),
+                },
+            )
+        )
+
+    def _finish(self) -> None:
+        if not self._problems:
+            return
+        failed = [str(table) for table in self._problems]
+        self._context.instance.add_run_tags(
+            self._context.run.run_id, {FAILED_TAG: json.dumps(failed)}
+        )
+        raise TablesFailed(list(self._problems.values()))
+
+
+def _added(before: Drained | None, now: Drained) -> Drained:
+    """What two drains of one table did together; where it stands is the later one's."""
+    if before is None:
+        return now
+    return replace(
+        now,
+        merges=before.merges + now.merges,
+        changes=before.changes + now.changes,
+        upserted=before.upserted + now.upserted,
+        deleted=before.deleted + now.deleted,
+        repaired=before.repaired + now.repaired,
+        seconds=before.seconds + now.seconds,
+    )

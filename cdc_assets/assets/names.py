@@ -1,0 +1,110 @@
+"""What Dagster calls a table: asset keys, partitions, operations. Pure functions of configuration.
+
+Invariant: keys are stable and unique. Dagster derives operation names from keys, so a part of a key
+may hold letters, digits and underscores only; other characters become underscores, and where two
+tables of a source would then meet, the one that had to be changed gets a short hash of its SQL name.
+The true name stands in the metadata ``dagster/table_name``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+import dagster as dg
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.postgres.names import TableId
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9_]")
+
+
+def plain(text: str) -> str:
+    """``text`` with every character that Dagster refuses in a name as an underscore."""
+    return _FOREIGN.sub("_", text)
+
+
+def _distinct(text: str, table: TableId, *, shared: bool) -> str:
+    if plain(text) == text or not shared:
+        return plain(text)
+    return f"{plain(text)}_{hashlib.sha256(str(table).encode()).hexdigest()[:6]}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableAssets:
+    """The names of one table's assets."""
+
+    config: SourceConfig
+    table: TableId
+
+    def _path(self, kind: str) -> dg.AssetKey:
+        schema, name = self.table.schema, self.table.name
+        shared = any(
+            (plain(t.id.schema), plain(t.id.name)) == (plain(schema), plain(name))
+            for t in self.config.tables
+            if t.id != self.table
+        )
+        if shared and plain(name) == name and plain(schema) != schema:
+            schema_part = _distinct(schema, self.table, shared=True)
+        else:
+            schema_part = plain(schema)
+        return dg.AssetKey(
+            [kind, self.config.name, schema_part, _distinct(name, self.table, shared=shared)]
+        )
+
+    @property
+    def source(self) -> dg.AssetKey:
+        return self._path("postgres")
+
+    @property
+    def snapshot(self) -> dg.AssetKey:
+        return self._path("snapshot")
+
+    @property
+    def staged_log(self) -> dg.AssetKey:
+        return self._path("staged_log")
+
+    @property
+    def lake(self) -> dg.AssetKey:
+        name = self.config.lake_name(self.table)
+        shared = any(
+            plain(self.config.lake_name(t.id)) == plain(name)
+            for t in self.config.tables
+            if t.id != self.table
+        )
+        return dg.AssetKey([self.config.namespace, _distinct(name, self.table, shared=shared)])
+
+    @property
+    def lake_table_name(self) -> str:
+        """The Iceberg table as a person writes it."""
+        return f"{self.config.namespace}.{self.config.lake_name(self.table)}"
+
+    @property
+    def partitions_name(self) -> str:
+        return f"ctid/{self.config.name}.{self.table.schema}.{self.table.name}"
+
+    @property
+    def partitions(self) -> dg.DynamicPartitionsDefinition:
+        return dg.DynamicPartitionsDefinition(name=self.partitions_name)
+
+    @property
+    def op_suffix(self) -> str:
+        """Unique among the operations of a code location."""
+        return "__".join(self.source.path[1:])
+
+
+def all_tables(config: SourceConfig) -> list[TableAssets]:
+    """The names of every configured table, in the configuration's order."""
+    return [TableAssets(config, table.id) for table in config.tables]
+
+
+# Tags of the runs that the sensors ask for and look for.
+SOURCE_TAG, WORK_TAG, TABLE_TAG = "cdc_assets/source", "cdc_assets/work", "cdc_assets/table"
+FAILED_TAG = "cdc_assets/failed_tables"
+
+
+def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> dict[str, str]:
+    """The tags by which a sensor knows its own runs again."""
+    tags = {SOURCE_TAG: config.name, WORK_TAG: work}
+    return tags if table is None else {**tags, TABLE_TAG: str(table)}

@@ -1,0 +1,18 @@
+"""The source's tables: external assets, so that lineage begins where the data does."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from cdc_assets.assets.names import TableAssets
+
+
+def source_spec(names: TableAssets) -> dg.AssetSpec:
+    """``postgres/<source>/<schema>/<table>``: nothing of ours ever writes it."""
+    return dg.AssetSpec(
+        names.source,
+        group_name=names.config.name,
+        kinds={"postgres"},
+        description=f"The table {names.table} of the source {names.config.name}.",
+        metadata={"dagster/table_name": str(names.table)},
+    )

@@ -1,0 +1,76 @@
+"""The copy of a table as a Dagster asset: one partition a chunk, one run a table.
+
+Partitions are marked as their wave lands, so that the UI shows the copy while it runs; the asset is
+skippable, or Dagster would mark every partition once more at the end. Reading, writing and what a
+restart may trust are in ``snapshot.copy``.
+"""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+from collections.abc import Iterable, Iterator
+
+import dagster as dg
+
+from cdc_assets.assets.metadata import chunk_metadata
+from cdc_assets.assets.names import TableAssets
+from cdc_assets.log.progress import ChunkProgress
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.resources.spark import spark_session
+from cdc_assets.snapshot.copy import CopyProgress, copy_table
+
+
+def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
+    """``snapshot/<source>/<schema>/<table>``, partitioned by ctid range."""
+    config, resource = names.config, f"spark_{names.config.name}"
+
+    @dg.multi_asset(
+        name=f"copy_{names.op_suffix}",
+        specs=[
+            dg.AssetSpec(
+                names.snapshot,
+                deps=[names.source],
+                partitions_def=names.partitions,
+                skippable=True,
+                group_name=config.name,
+                kinds={"postgres", "spark", "iceberg"},
+                description=(
+                    f"The first copy of {names.table}, read in ranges of pages under one exported"
+                    " snapshot. A range that has landed isn't copied again."
+                ),
+            )
+        ],
+        partitions_def=names.partitions,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        required_resource_keys={resource},
+    )
+    def copy(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        selected = set(context.partition_keys)
+        marked: set[str] = set()
+
+        def mark(chunks: Iterable[ChunkProgress]) -> None:
+            for chunk in chunks:
+                if chunk.key in selected and chunk.key not in marked:
+                    marked.add(chunk.key)
+                    context.log_event(
+                        dg.AssetMaterialization(
+                            names.snapshot, partition=chunk.key, metadata=chunk_metadata(chunk)
+                        )
+                    )
+
+        def on_progress(progress: CopyProgress) -> None:
+            context.log.info(progress.sentence)
+            mark(progress.landed)
+
+        context.log.info(f"{names.table}: {len(selected)} chunks asked for")
+        session = spark_session(getattr(context.resources, resource), config)
+        try:
+            with Pipeline.open(config) as pipeline:
+                plan = copy_table(
+                    pipeline, session, names.table, only=selected, on_progress=on_progress
+                )
+        finally:
+            session.stop()
+        # What an earlier run landed without living to say so.
+        mark(chunk for chunk in plan if chunk.state == "landed")
+        yield from ()
+
+    return copy

@@ -1,0 +1,74 @@
+"""The only assembler: one source's configuration in, one complete ``Definitions`` out.
+
+Parts are composed here and made elsewhere; tests and other deployments swap them by the overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from cdc_assets.assets.lake import lake_assets
+from cdc_assets.assets.names import all_tables
+from cdc_assets.assets.postgres import source_spec
+from cdc_assets.assets.snapshot import snapshot_asset
+from cdc_assets.assets.staged_log import staged_log_spec
+from cdc_assets.checks.tables import table_checks
+from cdc_assets.config import SourceConfig
+from cdc_assets.resources.flusher import FlusherResource
+from cdc_assets.resources.sources import remember
+from cdc_assets.resources.spark import SparkConnectResource
+from cdc_assets.sensors.checks import checks_job, checks_sensor
+from cdc_assets.sensors.flusher import flusher_sensor
+from cdc_assets.sensors.materializer import materializer_sensor
+from cdc_assets.sensors.services import needed, services_sensor
+from cdc_assets.sensors.snapshot import snapshot_sensor
+
+
+def build_defs(
+    config: SourceConfig,
+    *,
+    resources: Mapping[str, Any] | None = None,
+    sensors: Sequence[dg.SensorDefinition] | None = None,
+    executor: dg.ExecutorDefinition = dg.in_process_executor,
+) -> dg.Definitions:
+    """Everything of one source; definitions of several are merged.
+
+    ``resources`` replaces some of ``spark_<source>`` (any LazyPySparkResource) and
+    ``flusher_<source>``; ``sensors`` replaces all of them. The executor is in-process, so that a run
+    costs one process.
+    """
+    remember(config)
+    tables = all_tables(config)
+    job = checks_job(config)
+    return dg.Definitions(
+        assets=[
+            *(source_spec(names) for names in tables),
+            *(staged_log_spec(names) for names in tables),
+            *(snapshot_asset(names) for names in tables),
+            lake_assets(config),
+        ],
+        asset_checks=[table_checks(config)],
+        jobs=[job],
+        sensors=_sensors(config, job) if sensors is None else sensors,
+        resources={
+            f"spark_{config.name}": SparkConnectResource(source=config.name),
+            f"flusher_{config.name}": FlusherResource(source=config.name),
+            **(resources or {}),
+        },
+        executor=executor,
+    )
+
+
+def _sensors(
+    config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
+) -> list[dg.SensorDefinition]:
+    return [
+        *([services_sensor(config)] if needed(config) else []),
+        flusher_sensor(config),
+        snapshot_sensor(config),
+        materializer_sensor(config),
+        checks_sensor(config, job),
+    ]

@@ -1,0 +1,45 @@
+"""How long ago did the lake table last equal the source? From the log, not from Dagster's events."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from cdc_assets.assets.names import TableAssets
+from cdc_assets.status import TableStatus
+
+NAME = "replication_lag"
+
+
+def check_lag(status: TableStatus, names: TableAssets) -> dg.AssetCheckResult:
+    """Warn and fail at the table's own freshness limits; not copied yet is no failure."""
+    limits = names.config.table(names.table).freshness
+    warn, fail = limits.warn.total_seconds(), limits.fail.total_seconds()
+    lag = status.lag_seconds
+    if status.state == "parked":
+        return dg.AssetCheckResult(
+            asset_key=names.lake,
+            check_name=NAME,
+            passed=False,
+            severity=dg.AssetCheckSeverity.ERROR,
+            description=f"{names.table} is parked: {status.reason}",
+        )
+    if lag is None:
+        return dg.AssetCheckResult(
+            asset_key=names.lake,
+            check_name=NAME,
+            passed=True,
+            description=f"{names.table} is {status.state}: it has no lag before its copy is complete.",
+        )
+    return dg.AssetCheckResult(
+        asset_key=names.lake,
+        check_name=NAME,
+        passed=lag <= warn,
+        severity=dg.AssetCheckSeverity.ERROR if lag > fail else dg.AssetCheckSeverity.WARN,
+        description=f"{lag:.1f} s behind the source (warning above {warn:.0f} s, failure above"
+        f" {fail:.0f} s); {status.pending_rows:,} changes wait.",
+        metadata={
+            "lag seconds": round(lag, 3),
+            "lag bytes": status.lag_bytes or 0,
+            "changes waiting": status.pending_rows,
+        },
+    )

@@ -1,0 +1,75 @@
+"""The operation ``check_<source>`` that evaluates the checks of all its lake tables, one at a time."""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+from collections.abc import Iterator
+
+import dagster as dg
+
+from cdc_assets.assets.names import TableAssets, all_tables
+from cdc_assets.checks import lag, unique_key
+from cdc_assets.config import SourceConfig
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.resources.spark import spark_session
+from cdc_assets.spark.tables import LakeTable
+from cdc_assets.status import collect
+
+
+def check_job_name(config: SourceConfig) -> str:
+    return f"check_{config.name}_tables"
+
+
+def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
+    """Both checks of every table; any subset can be run from the UI."""
+    tables = all_tables(config)
+    resource = f"spark_{config.name}"
+
+    @dg.multi_asset_check(
+        name=f"check_{config.name}",
+        specs=[spec for names in tables for spec in _specs(names)],
+        can_subset=True,
+        required_resource_keys={resource},
+    )
+    def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        selected = context.selected_asset_check_keys
+        with Pipeline.open(config) as pipeline:
+            states = {status.name: status for status in collect(pipeline).tables}
+            for names in tables:
+                if dg.AssetCheckKey(names.lake, lag.NAME) in selected:
+                    yield lag.check_lag(states[str(names.table)], names)
+            keyed = [n for n in tables if dg.AssetCheckKey(n.lake, unique_key.NAME) in selected]
+            if not keyed:
+                return
+            session = spark_session(getattr(context.resources, resource), config)
+            try:
+                for names in keyed:
+                    row = pipeline.store.table(names.table)
+                    lake = LakeTable(config, config.table(names.table), row) if row else None
+                    if lake is None or lake.load() is None:
+                        yield _not_there(names)
+                    else:
+                        context.log.info(f"{names.table}: looking for keys that stand twice")
+                        yield unique_key.check_unique_key(session, lake, names)
+            finally:
+                session.stop()
+
+    return check
+
+
+def _specs(names: TableAssets) -> list[dg.AssetCheckSpec]:
+    return [
+        dg.AssetCheckSpec(
+            lag.NAME, asset=names.lake, description="Seconds since it equalled the source."
+        ),
+        dg.AssetCheckSpec(
+            unique_key.NAME, asset=names.lake, description="No key stands more than once."
+        ),
+    ]
+
+
+def _not_there(names: TableAssets) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        asset_key=names.lake,
+        check_name=unique_key.NAME,
+        passed=True,
+        description=f"{names.lake_table_name} doesn't exist yet.",
+    )

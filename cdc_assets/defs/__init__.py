@@ -1,0 +1,1 @@
+"""The sources: one folder with one ``defs.yaml`` each. There is no code here."""

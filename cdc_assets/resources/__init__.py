@@ -1,0 +1,1 @@
+"""Dagster resources: Spark over Connect, and the flusher that a sensor supervises."""

@@ -1,0 +1,91 @@
+"""The sensor that has the checks run: soon after a table begins to stream, then now and then.
+
+The key check reads whole tables, so it takes its turn: never while tables are copied, and the longer
+it took the longer it pauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from cdc_assets.assets.names import all_tables, run_tags
+from cdc_assets.checks.tables import check_job_name, table_checks
+from cdc_assets.config import SourceConfig
+from cdc_assets.sensors.runs import active_runs
+from cdc_assets.sensors.services import spark_address
+from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+
+TICK_SECONDS = 15
+EVERY_SECONDS = 600.0
+# So that checking takes 5 % of the time at most.
+PAUSE_FACTOR = 20.0
+
+
+def wait_seconds(
+    last: tuple[float, float] | None, now: float, *, unchecked: Sequence[str]
+) -> float:
+    """What is left until the next run, given the last one's start and end (epoch seconds)."""
+    if last is None:
+        return 0.0
+    began, ended = last
+    pause = PAUSE_FACTOR * (ended - began)
+    # A table that has never been checked doesn't wait for the others' turn.
+    due = ended + (pause if unchecked else max(EVERY_SECONDS, pause))
+    return max(0.0, due - now)
+
+
+def checks_sensor(config: SourceConfig, job: dg.UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
+    """``checks_<source>``."""
+    tables = all_tables(config)
+    tags = run_tags(config, "check")
+
+    @dg.sensor(
+        name=f"checks_{config.name}",
+        job=job,
+        minimum_interval_seconds=TICK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Has the checks run after a table's copy, then every ten minutes.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        try:
+            with session(config, "checks sensor") as pipeline:
+                states = {row.table: row.state for row in pipeline.store.tables()}
+        except NOT_REACHABLE as error:
+            return dg.SkipReason(waiting_sentence(config, error))
+        streaming = [names for names in tables if states.get(names.table) == "streaming"]
+        if not streaming:
+            return dg.SkipReason("No table is copied yet.")
+        if "copying" in states.values():
+            return dg.SkipReason("Tables are being copied; checks come after that.")
+        instance = context.instance
+        if active_runs(instance, tags):
+            return dg.SkipReason("A run is at it.")
+        if spark_address(config) is None:
+            return dg.SkipReason("Waiting for Spark to start.")
+        past = instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
+        last = (past[0].start_time, past[0].end_time) if past else None
+        keys = [dg.AssetCheckKey(names.lake, "primary_key_unique") for names in streaming]
+        known = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+        unchecked = [key.asset_key.to_user_string() for key in keys if key not in known]
+        left = wait_seconds(
+            (last[0] or 0.0, last[1] or 0.0) if last else None,
+            datetime.now(UTC).timestamp(),
+            unchecked=unchecked,
+        )
+        if left > 0:
+            return dg.SkipReason(f"The next checks are due in {left:.0f} s.")
+        return dg.RunRequest(tags=tags)
+
+    return tick
+
+
+def checks_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
+    """The job that runs both checks of every table."""
+    return dg.define_asset_job(
+        check_job_name(config),
+        selection=dg.AssetSelection.checks(table_checks(config)),
+        description=f"The checks of every lake table of {config.name}.",
+    )

@@ -1,0 +1,182 @@
+"""The sensor that has the log applied, and vouches for tables that are quiet.
+
+Level-triggered: a table with a backlog and no active run gets one; nothing can be missed, because
+nothing is remembered. Dagster's freshness knows only the time since the last materialization, so a
+table that nothing happens to gets a heartbeat, but only when it is *proven* to equal the source: the
+log has since been flushed beyond where the source's WAL ended at an earlier tick, and nothing of the
+table's log is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from cdc_assets.assets.lake import report_seconds
+from cdc_assets.assets.metadata import STANDING
+from cdc_assets.assets.names import TableAssets, all_tables, run_tags
+from cdc_assets.config import SourceConfig
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.sensors.runs import PastRun, active_runs, past_runs, wait_seconds
+from cdc_assets.sensors.services import spark_address
+from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.status import SourceStatus, TableStatus, collect
+
+TICK_SECONDS = 5
+# At the start of a page the current position is past the page's header, which no reader ever
+# reaches on an idle server. A header is 24 or 40 bytes; any transaction is longer.
+_PAGE_HEADER_BYTES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a tick knows of one table; ``reported_seconds`` is the age of its last event."""
+
+    names: TableAssets
+    status: TableStatus
+    reported_seconds: float | None
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a tick does: tables to be merged, and tables to vouch for."""
+
+    run: tuple[TableAssets, ...]
+    heartbeats: tuple[TableAssets, ...]
+
+
+def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
+    """``active``: a run is at it. ``proven``: the log shows the source as of a moment ago."""
+    streaming = [look for look in looks if look.status.state == "streaming"]
+    wanted = [
+        look.names
+        for look in streaming
+        # A table without any event has just been copied: its first run reports it in full.
+        if (look.status.pending_rows or look.reported_seconds is None) and look.wait_seconds <= 0
+    ]
+    quiet = [
+        look.names
+        for look in streaming
+        if proven
+        and not look.status.pending_rows
+        and look.reported_seconds is not None
+        and look.reported_seconds >= report_seconds(look.names.config.table(look.names.table))
+    ]
+    return Decision(() if active else tuple(wanted), tuple(quiet))
+
+
+def source_end(found: SourceStatus) -> Lsn | None:
+    """Where the source's WAL ended when ``found`` was collected."""
+    for table in found.tables:
+        if table.applied_lsn is not None and table.lag_bytes is not None:
+            return Lsn(Lsn.parse(table.applied_lsn).value + table.lag_bytes)
+    return None
+
+
+def reaches(flushed: str | None, end: Lsn | None) -> bool:
+    """Whether the log holds everything that committed before the WAL ended at ``end``."""
+    return flushed is not None and end is not None and end - Lsn.parse(flushed) <= _PAGE_HEADER_BYTES
+
+
+# Where the source's WAL ended at the last tick, by source.
+_ends: dict[str, Lsn] = {}
+
+
+def materializer_sensor(config: SourceConfig) -> dg.SensorDefinition:
+    """``materializer_<source>``."""
+    tables = all_tables(config)
+    tags = run_tags(config, "materialize")
+
+    @dg.sensor(
+        name=f"materializer_{config.name}",
+        target=dg.AssetSelection.assets(*(names.lake for names in tables)),
+        minimum_interval_seconds=TICK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Has the log applied wherever it is ahead of the lake, and reports quiet tables.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            with session(config, "materializer sensor") as pipeline:
+                found = collect(pipeline)
+        except NOT_REACHABLE as error:
+            return dg.SkipReason(waiting_sentence(config, error))
+        proven = reaches(found.flusher["flushed_lsn"], _ends.get(config.name))
+        end = source_end(found)
+        if end is not None:
+            _ends[config.name] = end
+        instance = context.instance
+        active = bool(active_runs(instance, tags))
+        last = instance.get_latest_materialization_events([names.lake for names in tables])
+        looks = _looks(tables, found, last, past_runs(instance, tags))
+        decision = decide(looks, active=active, proven=proven)
+        events = [_heartbeat(names, last[names.lake]) for names in decision.heartbeats]
+        waits = spark_address(config) is None
+        requests = []
+        if decision.run and not waits:
+            keys = [names.lake for names in decision.run]
+            requests.append(dg.RunRequest(asset_selection=keys, tags=tags))
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else _sentence(looks, decision, active, waits, proven),
+            asset_events=events,
+        )
+
+    return tick
+
+
+def _looks(
+    tables: Sequence[TableAssets],
+    found: SourceStatus,
+    last: Mapping[dg.AssetKey, dg.EventLogEntry | None],
+    past: Sequence[PastRun],
+) -> list[Look]:
+    now = datetime.now(UTC)
+    by_name = {status.name: status for status in found.tables}
+    looks = []
+    for names in tables:
+        event = last.get(names.lake)
+        age = None if event is None else now.timestamp() - event.timestamp
+        name = str(names.table)
+        looks.append(Look(names, by_name[name], age, wait_seconds(past, now, name)))
+    return looks
+
+
+def _heartbeat(names: TableAssets, last: dg.EventLogEntry | None) -> dg.AssetMaterialization:
+    """An event that says: nothing happened, and that is proven. What stood before stands on."""
+    before = last.asset_materialization if last is not None else None
+    standing: dict[str, Any] = {
+        key: value for key, value in (before.metadata if before else {}).items() if key in STANDING
+    }
+    return dg.AssetMaterialization(
+        names.lake,
+        description="Nothing to apply: the table equals the source.",
+        metadata={**standing, "changes": 0, "heartbeat": True},
+    )
+
+
+def _sentence(
+    looks: Sequence[Look], decision: Decision, active: bool, waits: bool, proven: bool
+) -> str:
+    pending = [look for look in looks if look.status.pending_rows]
+    rows = sum(look.status.pending_rows for look in pending)
+    streaming = [look for look in looks if look.status.state == "streaming"]
+    if not streaming:
+        return "No table is copied yet; there is nothing to apply the log to."
+    if active:
+        return f"A run is at it; {rows:,} changes of {len(pending)} tables wait."
+    if decision.run and waits:
+        return f"Waiting for Spark to start; {rows:,} changes of {len(pending)} tables wait."
+    failing = [look for look in looks if look.wait_seconds > 0]
+    if failing:
+        return "; ".join(
+            f"{look.names.table} failed and is tried again in {look.wait_seconds:.0f} s"
+            for look in failing
+        )
+    if not proven:
+        return f"Nothing to apply to {len(streaming)} tables; the flusher isn't level yet."
+    return f"All {len(streaming)} copied tables equal the source."
