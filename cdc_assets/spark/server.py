@@ -1,0 +1,311 @@
+"""The local Spark Connect server: started once, shared by every process with the same settings.
+
+The server is a supervised child of ours, ``python -m cdc_assets.spark.server``, that runs Spark's
+JVM with the Connect plugin on 127.0.0.1. Invariants: at most one server runs for the same settings
+and home (a file lock; a second one waits and takes over), and it ends with the process that asked
+for it: the child when its stdin ends, the JVM when the child's pipe to it does.
+
+Others find it through ``spark-<hash of the settings>.json`` in the home: written in one step when
+the server takes sessions, removed when it stops, and believed only while its process lives and its
+port answers. Settings reach child and JVM by a pipe and a private file, never by a command line.
+What a client session sets, catalogs above all, does not belong here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cdc_assets import process
+from cdc_assets.doctor import check_java
+from cdc_assets.errors import EnvironmentProblem, SparkProblem
+
+_log = logging.getLogger(__name__)
+
+# Resolved by Spark itself from Maven repositories at the first start, then from ~/.ivy2.5.2.
+PACKAGES = (
+    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    "org.apache.iceberg:iceberg-aws-bundle:1.12.0",  # S3FileIO and the Glue catalog
+    "org.postgresql:postgresql:42.7.11",  # the driver of Iceberg's JDBC catalog
+)
+# 8-14 s on two cores; the first start downloads the packages.
+START_SECONDS = 300.0
+_POLL_SECONDS = 0.1
+_JVM_SECONDS = 10.0  # its shutdown hooks remove block files; then it is killed
+_CONNECT_SECONDS = 2.0
+# Clients send a plan in one message; local data in it are up to the client's 128 MB.
+_MESSAGE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SparkServerSettings:
+    """What makes one server different from another."""
+
+    cores: int = 2
+    memory: str = "3g"
+    """The JVM's heap, as Java spells it."""
+    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """More Spark settings; they win over ours, except for the address."""
+
+    def to_json(self) -> str:
+        """One line, the same for equal settings."""
+        return json.dumps(
+            {"cores": self.cores, "memory": self.memory, "conf": dict(self.conf)}, sort_keys=True
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> SparkServerSettings:
+        return cls(**json.loads(text))
+
+    @property
+    def key(self) -> str:
+        """A short name for these settings that tells nothing about them."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+
+class SparkServer:
+    """The server of some settings in a home, whoever started it."""
+
+    def __init__(self, settings: SparkServerSettings, home: Path) -> None:
+        self.settings = settings
+        self.home = Path(home).absolute()
+
+    @property
+    def state_path(self) -> Path:
+        return self.home / f"spark-{self.settings.key}.json"
+
+    @property
+    def log_path(self) -> Path:
+        return self.home / f"spark-{self.settings.key}.log"
+
+    @property
+    def _name(self) -> str:
+        return f"spark:{self.state_path}"
+
+    def url(self) -> str | None:
+        """``sc://127.0.0.1:port`` of the running server, or None."""
+        try:
+            state = json.loads(self.state_path.read_text())
+        except FileNotFoundError:
+            return None
+        url: str = state["url"]
+        if not psutil.pid_exists(state["pid"]) or not _answers(url):
+            return None
+        return url
+
+    def start(self) -> process.Status:
+        """Have a server of our own started if it isn't, and return at once; for ticks.
+
+        Raises EnvironmentProblem if there is no Java.
+        """
+        if process.child_of(self._name) is None:
+            check_java()
+        return process.supervise(self._name, self._spec())
+
+    def wait(self, timeout_seconds: float = START_SECONDS) -> str:
+        """The address once the server takes sessions; raises SparkProblem if it never does."""
+        deadline = time.monotonic() + timeout_seconds
+        while (url := self.url()) is None:
+            child = process.child_of(self._name)
+            if child is not None and not child.alive:
+                raise SparkProblem(
+                    f"the local Spark server ended with {child.returncode} before it was up.",
+                    f"Its log says why: {self.log_path}.",
+                )
+            if time.monotonic() > deadline:
+                raise SparkProblem(
+                    f"the local Spark server is not up after {timeout_seconds:.0f} s.",
+                    f"See its log: {self.log_path}.",
+                )
+            time.sleep(_POLL_SECONDS)
+        return url
+
+    def ensure(self, timeout_seconds: float = START_SECONDS) -> str:
+        """The address of a server that runs, or of one started now.
+
+        Raises EnvironmentProblem (no Java) or SparkProblem.
+        """
+        url = self.url()
+        if url is not None:
+            return url
+        self.start()
+        return self.wait(timeout_seconds)
+
+    def stop(self) -> None:
+        """Stop the server if this process started it."""
+        process.stop(self._name)
+
+    def _spec(self) -> process.ChildSpec:
+        return process.ChildSpec(
+            __name__,
+            ("--home", str(self.home)),
+            self.log_path,
+            self.settings.to_json(),
+        )
+
+
+def _answers(url: str) -> bool:
+    host, port = url.removeprefix("sc://").split(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+# -- the child's side
+
+
+def spark_properties(settings: SparkServerSettings, scratch: Path) -> dict[str, str]:
+    """All of the server's Spark settings; ``scratch`` is emptied at every start."""
+    log4j = resources.files("cdc_assets.spark") / "log4j2.properties"
+    ours = {
+        "spark.app.name": "cdc_assets",
+        "spark.master": f"local[{settings.cores}]",
+        "spark.driver.memory": settings.memory,
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={log4j} -Dderby.system.home={scratch / 'derby'}"
+        ),
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.maxInboundMessageSize": str(_MESSAGE_BYTES),
+        "spark.jars.packages": ",".join(PACKAGES),
+        "spark.sql.extensions": (
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        ),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    address = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",  # the kernel's choice: nobody can be quicker
+    }
+    return {**ours, **settings.conf, **address}
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """A Java properties file, in ASCII, with whatever is special in one escaped."""
+    lines = []
+    for key, value in properties.items():
+        escaped = ["".join(_escaped(character) for character in text) for text in (key, value)]
+        lines.append("=".join(escaped))
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(character: str) -> str:
+    if character in "=:#!\\ ":
+        return "\\" + character
+    if " " < character <= "~":
+        return character
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def _start_spark(properties: Mapping[str, str], scratch: Path) -> Any:
+    """A classic Spark session in a new JVM that serves Connect, too."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    file = scratch / "spark.properties"
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(properties_text(properties))
+    try:
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f'--properties-file "{file}" pyspark-shell'
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+        os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
+        for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_HOME", "SPARK_CONF_DIR"):
+            os.environ.pop(name, None)  # another Spark's
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.getOrCreate()
+    finally:
+        file.unlink()
+
+
+def _connect_port(spark: Any) -> int:
+    package = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")  # a Scala object
+    return int(service.localPort())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until stdin ends; the settings are its first line."""
+    parser = argparse.ArgumentParser(prog="python -m cdc_assets.spark.server", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    settings = SparkServerSettings.from_json(process.read_settings() or "{}")
+    stopping = process.die_with_parent()
+    server = SparkServer(settings, options.home)
+    scratch = server.home / f"spark-{settings.key}"
+    with server.state_path.with_suffix(".lock").open("w") as lock:
+        if not process.acquire(lock, stopping):
+            return 0
+        server.state_path.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)  # of a server that was killed
+        try:
+            check_java()
+        except EnvironmentProblem as problem:
+            sys.stderr.write(f"{problem}\n")
+            return 1
+        code = 1
+        try:
+            code = _serve(server, scratch, stopping)
+        except Exception:  # noqa: BLE001 - the parent names this log, whatever it was
+            _log.exception("the Spark server failed")
+        finally:
+            server.state_path.unlink(missing_ok=True)
+            shutil.rmtree(scratch, ignore_errors=True)
+        sys.stderr.flush()
+        # Not sys.exit: py4j's threads and exit hooks would talk to a JVM that is gone.
+        os._exit(code)
+
+
+def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int:
+    began = time.monotonic()
+    spark = _start_spark(spark_properties(server.settings, scratch), scratch)
+    jvm = spark.sparkContext._gateway.proc
+    try:
+        _write_state(server.state_path, f"sc://127.0.0.1:{_connect_port(spark)}")
+        _log.info("serving after %.1f s", time.monotonic() - began)
+        while not stopping.wait(0.5):
+            if jvm.poll() is not None:
+                _log.error("the Spark JVM ended with %s", jvm.returncode)
+                return 1
+        return 0
+    finally:
+        jvm.stdin.close()  # the JVM's request to end; without it, it would end with this process
+        try:
+            jvm.wait(_JVM_SECONDS)
+        except subprocess.TimeoutExpired:
+            jvm.kill()
+
+
+def _write_state(path: Path, url: str) -> None:
+    half = path.with_suffix(".new")
+    half.write_text(json.dumps({"url": url, "pid": os.getpid(), "started_at": time.time()}))
+    half.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
