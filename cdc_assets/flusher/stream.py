@@ -17,6 +17,7 @@ from typing import Final
 
 import psycopg
 from psycopg import pq
+from psycopg.pq.abc import PGconn, PGresult
 
 from cdc_assets.errors import ReplicationProblem, SlotLost
 from cdc_assets.postgres.connect import replication_connect
@@ -52,7 +53,7 @@ class Received:
 class Stream:
     """An open logical replication stream of one slot."""
 
-    def __init__(self, connection: pq.PGconn) -> None:
+    def __init__(self, connection: PGconn) -> None:
         self._connection = connection
         self.feedback_at = 0.0
         """When the server last heard of us, on the monotonic clock."""
@@ -68,12 +69,12 @@ class Stream:
         except ReplicationProblem as error:
             raise StreamLost(error.what, error.remedy) from error
         try:
-            names = connection.escape_literal(
+            names = pq.Escaping(connection).escape_literal(
                 b'"' + publication.encode().replace(b'"', b'""') + b'"'
             )
             result = connection.exec_(
                 f'START_REPLICATION SLOT "{slot}" LOGICAL {at}'
-                f" (proto_version '1', publication_names {names.decode()})".encode()
+                f" (proto_version '1', publication_names {bytes(names).decode()})".encode()
             )
             if result.status != pq.ExecStatus.COPY_BOTH:
                 raise _refused(slot, result)
@@ -152,7 +153,7 @@ class Stream:
         return StreamLost(f"the server ended the replication stream: {message or 'no reason'}.")
 
 
-def _refused(slot: str, result: pq.abc.PGresult) -> ReplicationProblem:
+def _refused(slot: str, result: PGresult) -> ReplicationProblem:
     message = result.get_error_message().strip()
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     if state == _OBJECT_IN_USE:

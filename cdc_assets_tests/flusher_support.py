@@ -1,0 +1,175 @@
+"""A database, a configuration and a log of their own for each flusher test; a flusher as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import psycopg
+import pyarrow.parquet as pq
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.flusher.main import FlushResult, run
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import current_lsn
+from cdc_assets_tests.pgoutput_reference import Row, parse_staged
+
+
+@dataclass(slots=True)
+class Bench:
+    """One source with its log, staged below ``folder``; ``connection`` is a client's."""
+
+    name: str
+    dsn: str
+    folder: Path
+    connection: psycopg.Connection[Any]
+
+    def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        cursor = self.connection.execute(statement.encode(), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def settings(self, *tables: str, **staging: object) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "postgres": {"dsn": self.dsn},
+            "tables": [{"name": table} for table in tables],
+            "staging": {"uri": (self.folder / "staging").as_uri(), **staging},
+            "snapshot": {"mode": "never"},
+        }
+
+    def config(self, *tables: str, **staging: object) -> SourceConfig:
+        return parse_config(self.settings(*tables, **staging), "test")
+
+    def config_file(self, *tables: str, **staging: object) -> Path:
+        path = self.folder / "source.json"
+        path.write_text(json.dumps(self.settings(*tables, **staging)))
+        return path
+
+    def flush(self, config: SourceConfig) -> FlushResult:
+        """Until everything that is committed now is in the log."""
+        return run(config, until=current_lsn(self.connection))
+
+    def flushed(self) -> Lsn:
+        return Lsn.parse(self.execute("select lsn::text from _pg2iceberg.flushed_lsn")[0][0])
+
+    def confirmed(self) -> Lsn:
+        return Lsn.parse(
+            self.execute(
+                "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s",
+                f"cdc_{self.name}",
+            )[0][0]
+        )
+
+    def entries(self, table: str) -> list[tuple[int, int, Path]]:
+        """``(start_offset, end_offset, file)`` of each registered file."""
+        rows = self.execute(
+            "select start_offset, end_offset, path from _pg2iceberg.log_index"
+            " where table_name = %s order by start_offset",
+            table,
+        )
+        return [(a, b, Path(unquote(urlparse(path).path))) for a, b, path in rows]
+
+    def log(self, table: str) -> list[Row]:
+        """All rows of the table's log; checks that the offsets have neither gap nor overlap."""
+        rows, end = list[Row](), 0
+        for start, stop, path in self.entries(table):
+            assert start == end
+            found = parse_staged(0, pq.read_table(path).to_pylist())
+            assert len(found) == stop - start
+            rows, end = rows + found, stop
+        return rows
+
+    def terminate(self, application: str) -> int:
+        """End the sessions whose application_name ends so; how many there were."""
+        return len(
+            self.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name like %s and datname = current_database()",
+                f"cdc_assets {self.name} {application}",
+            )
+        )
+
+
+@contextmanager
+def bench(server_dsn: str, name: str, folder: Path) -> Iterator[Bench]:
+    """A fresh database on the server; its slot and sessions are gone afterwards."""
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    dsn = make_conninfo(server_dsn, dbname=name)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            yield Bench(name, dsn, folder, connection)
+    finally:
+        with psycopg.connect(server_dsn, autocommit=True) as admin:
+            _drop(admin, name)
+
+
+def _drop(admin: psycopg.Connection[Any], name: str) -> None:
+    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
+    wait_for(
+        lambda: (
+            not admin.execute(
+                "select from pg_replication_slots where database = %s and active", (name,)
+            ).fetchall()
+        )
+    )
+    admin.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+        (name,),
+    )
+    admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@contextmanager
+def flushing(config: SourceConfig) -> Iterator[threading.Thread]:
+    """A flusher in a thread of this process for the length of the block; its errors are raised."""
+    stop, errors = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            run(config, stop=stop)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def start_flusher(config_file: Path) -> subprocess.Popen[bytes]:
+    """The supervised child, as its supervisor starts it."""
+    with (config_file.parent / "flusher.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cdc_assets.flusher.main", "--config", str(config_file)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "CDC_ASSETS_LOG_LEVEL": "DEBUG"},
+        )
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Until it holds, looking often; an assertion fails after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so after {seconds} s"
+        time.sleep(0.05)

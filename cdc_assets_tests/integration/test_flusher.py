@@ -1,0 +1,396 @@
+"""The flusher on a real server: the invariants it keeps, what it survives, how it ends."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.errors import ReplicationProblem, SlotLost, SlotMoved
+from cdc_assets.flusher.main import run
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import current_lsn
+from cdc_assets_tests import pgoutput_reference as reference
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
+
+
+@pytest.fixture
+def source(
+    postgres: EmbeddedPostgres, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Bench]:
+    dsn = postgres.dsn()
+    assert dsn is not None
+    name = "f_" + request.node.name.removeprefix("test_").lower()[:30].rstrip("_")
+    with bench(dsn, name, tmp_path) as made:
+        yield made
+
+
+def simple(source: Bench) -> None:
+    source.execute("create table t (id int primary key, v text)")
+
+
+# --- what is staged ---
+
+
+def test_real_frames_equal_the_plain_decoder(source: Bench) -> None:
+    source.execute("""
+        create table keyed (id int primary key, v text, doc text);
+        alter table keyed alter doc set storage external;
+        create table full_ (a int, b text, doc text, primary key (a, b));
+        alter table full_ replica identity full;
+        alter table full_ alter doc set storage external;
+        create table keyless (a text, doc text);
+        alter table keyless replica identity full;
+        create table "My ""T"".x" ("Id\\" int primary key, "naïve, 'q'" jsonb);
+        create table nothing ();
+    """)
+    tables = ("keyed", "full_", "keyless", '"My ""T"".x"', "nothing")
+    config = source.config(*(f"public.{t}" for t in tables))
+    source.flush(config)
+    source.execute("select pg_create_logical_replication_slot('beside', 'pgoutput')")
+    doc = "repeat(md5('x'), 200)"
+    source.execute(f"""
+        insert into keyed select g, 'v' || g, {doc} from generate_series(1, 50) g;
+        insert into full_ select g, 'k', {doc} from generate_series(1, 50) g;
+        insert into keyless values ('a', {doc}), (null, null), ('', {doc});
+        insert into nothing default values;
+    """)
+    source.execute("update keyed set v = null where id < 10")
+    source.execute("update keyed set id = id + 1000 where id < 20")
+    source.execute("update full_ set b = 'moved' where a < 5; update full_ set a = a where a < 9")
+    source.execute("update keyless set a = 'b' where a = 'a'; delete from keyless where a is null")
+    source.execute("delete from keyed where id = 30; delete from full_ where a = 30")
+    source.execute(r"""insert into "My ""T"".x" values (1, '{"a\\": "\u0001 \n é 🎉"}')""")
+    source.execute("begin; insert into keyed values (1, 'first'); savepoint s;"
+                   " insert into keyed values (2, 'gone'); rollback to s;"
+                   " insert into keyed values (3, 'third'); commit")
+    source.execute("truncate keyed, full_; insert into keyed values (1, 'x', 'y')")
+    source.execute("alter table keyed add more int default 7; update keyed set v = 'z'")
+    source.execute("alter table keyed drop doc; insert into keyed values (9, e'\\b\\t\\\\', 1)")
+    source.flush(config)
+
+    messages = source.execute(
+        "select lsn::text, data from pg_logical_slot_get_binary_changes('beside', null, null,"
+        " 'proto_version', '1', 'publication_names', %s)",
+        f"cdc_{source.name}",
+    )
+    oids = {t: source.execute("select %s::regclass::oid::int", t)[0][0] for t in tables}
+    keys = {"keyed": ("id",), "full_": ("a", "b"), '"My ""T"".x"': ("Id\\",)}
+    plain = reference.Reference(
+        {oid: reference.Spec(keys.get(table, ())) for table, oid in oids.items()}
+    )
+    for lsn, data in messages:
+        plain.feed(b"w" + struct.pack(">QQq", int(Lsn.parse(lsn)), 0, 0) + data)
+    for table, oid in oids.items():
+        expected = [
+            (r.op, r.lsn, r.commit_lsn, r.at, r.xid, r.unchanged, r.data)
+            for r in plain.rows
+            if r.oid == oid
+        ]
+        found = [
+            (r.op, r.lsn, r.commit_lsn, r.at, r.xid, r.unchanged, r.data)
+            for r in source.log(f"public.{table}")
+        ]
+        assert found == expected
+    keyed = source.log("public.keyed")
+    assert {"first", "third"} < {r.data.get("v") for r in keyed}
+    assert "gone" not in {r.data.get("v") for r in keyed}
+    assert any("" in r.data for r in keyed)
+    assert any(r.op == "T" for r in keyed)
+
+
+# --- the invariants ---
+
+
+def test_invariant_1_ack_after_register(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t", flush_interval="100ms")
+    source.flush(config)
+    with flushing(config), psycopg.connect(source.dsn) as blocker:
+        blocker.execute("lock table _pg2iceberg.log_index in exclusive mode")
+        before = source.flushed()
+        source.execute("insert into t select g, 'x' from generate_series(1, 1000) g")
+        written = current_lsn(source.connection)
+        for _ in range(30):
+            assert source.confirmed() <= source.flushed() == before
+            time.sleep(0.1)
+        blocker.rollback()
+        wait_for(lambda: source.flushed() >= written)
+        wait_for(lambda: source.confirmed() >= written)
+        assert source.confirmed() <= source.flushed()
+    assert len(source.log("public.t")) == 1000
+
+
+def test_invariant_2_all_or_nothing(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t")
+    source.flush(config)
+    before = source.flushed()
+    source.execute("alter table _pg2iceberg.log_index add constraint no check (false)")
+    source.execute("insert into t select g, 'x' from generate_series(1, 10) g")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        source.flush(config)
+    assert source.flushed() == before
+    assert source.execute("select * from _pg2iceberg.log_seq") == []
+    assert len(list(source.folder.rglob("*.parquet"))) == 1  # an orphan
+    source.execute("alter table _pg2iceberg.log_index drop constraint no")
+    source.flush(config)
+    assert [r.data["id"] for r in source.log("public.t")] == [str(i) for i in range(1, 11)]
+
+
+def test_invariant_3_commit_order_in_whole_transactions(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t", flush_bytes="1MB", flush_interval="50ms")
+    source.flush(config)
+    with flushing(config), psycopg.connect(source.dsn) as large:
+        source.execute("insert into t values (-1, 'early')")
+        large.execute("insert into t select g, repeat('large', 20) from generate_series(1, 60000) g")
+        source.execute("insert into t values (-2, 'meanwhile')")
+        large.execute("insert into t select g, repeat('large', 20) from generate_series(60001, 120000) g")
+        time.sleep(0.5)
+        assert len(source.log("public.t")) <= 2
+        large.commit()
+        source.execute("insert into t values (-3, 'late')")
+        written = current_lsn(source.connection)
+        seen = set[int]()
+        while source.flushed() < written:
+            seen.add(sum(b - a for a, b, _ in source.entries("public.t")))
+            time.sleep(0.01)
+    # Never a part of the large one: 0, 1 or 2 rows before it, then all of it.
+    assert not [count for count in seen if 2 < count < 120_002], seen
+    rows = source.log("public.t")
+    assert [r.data["v"] for r in rows[:2]] == ["early", "meanwhile"]
+    assert [r.data["id"] for r in rows[2:-1]] == [str(i) for i in range(1, 120_001)]
+    assert rows[-1].data["v"] == "late"
+    assert [r.commit_lsn for r in rows] == sorted(r.commit_lsn for r in rows)
+    assert len(source.entries("public.t")) > 4  # it was staged in parts
+
+
+def test_a_large_transaction_in_bounded_memory(source: Bench) -> None:
+    source.execute("create table t (id int primary key, v text)")
+    file = source.config_file("public.t", flush_bytes="8MB")
+    source.flush(source.config("public.t"))
+    child = start_flusher(file)
+    peak, over = dict[str, int](), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            mine = psutil.Process(child.pid)
+            for role, process in [("receiver", mine), *(("decoder", c) for c in mine.children())]:
+                peak[role] = max(peak.get(role, 0), process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        # 500,000 rows of about 250 bytes: 125 MB of frames in one transaction.
+        source.execute("insert into t select g, repeat('x', 200) from generate_series(1, 500000) g")
+        written = current_lsn(source.connection)
+        wait_for(lambda: source.flushed() >= written, 120)
+    finally:
+        over.set()
+        watcher.join()
+        child.terminate()
+        child.wait(30)
+    assert sum(b - a for a, b, _ in source.entries("public.t")) == 500_000
+    assert peak["decoder"] < 400e6, peak
+    assert peak["receiver"] < 300e6, peak
+
+
+# --- the slot ---
+
+
+def test_an_idle_source_keeps_its_slot_near(source: Bench) -> None:
+    simple(source)
+    source.execute("create table other (id int, v text)")
+    config = source.config("public.t")
+    source.flush(config)
+    with flushing(config):
+        for _ in range(5):
+            source.execute("insert into other select g, repeat('x', 100) from generate_series(1, 100000) g")
+        end = current_lsn(source.connection)
+        wait_for(lambda: current_lsn(source.connection) - source.confirmed() < 8_000_000, 30)
+        assert end - source.confirmed() < 8_000_000
+        updates = source.execute("select n_tup_upd from pg_stat_all_tables where relname = 'flushed_lsn'")
+    assert updates[0][0] < 200  # not one a keepalive
+    assert source.log("public.t") == []
+
+
+def test_until_ends_under_constant_writes(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t")
+    source.flush(config)
+    stop, count = threading.Event(), Counter[str]()
+
+    def write() -> None:
+        with psycopg.connect(source.dsn, autocommit=True) as writer:
+            while not stop.is_set():
+                count["rows"] += 1
+                writer.execute("insert into t values (%s, 'x')", (count["rows"],))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        time.sleep(0.5)
+        written, until = count["rows"], current_lsn(source.connection)
+        began = time.monotonic()
+        result = run(config, until=until)
+        assert time.monotonic() - began < 20
+    finally:
+        stop.set()
+        writer.join()
+    assert result.ended_by == "until"
+    assert result.flushed is not None
+    assert result.flushed >= until
+    assert source.confirmed() >= until
+    assert len(source.log("public.t")) >= written
+
+
+def test_a_slot_that_somebody_else_moved(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t")
+    source.flush(config)
+    source.execute("insert into t values (1, 'missed')")
+    source.execute("select pg_replication_slot_advance(%s, pg_current_wal_lsn())", config.slot)
+    with pytest.raises(SlotMoved, match="resync"):
+        source.flush(config)
+
+
+def test_a_slot_that_is_gone(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t")
+    source.flush(config)
+    source.execute("select pg_drop_replication_slot(%s)", config.slot)
+    with pytest.raises(SlotLost, match="resync"):
+        source.flush(config)
+
+
+# --- ends and new beginnings ---
+
+
+def test_a_decoder_that_fails_ends_the_run_with_its_words(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t")
+    source.flush(config)
+    staging = source.folder / "staging" / source.name
+    staging.parent.mkdir(exist_ok=True)
+    staging.write_text("a file where a folder has to be")
+    source.execute("insert into t values (1, 'x')")
+    with pytest.raises(ReplicationProblem, match="NotADirectory|FileExists"):
+        source.flush(config)
+    staging.unlink()
+    source.flush(config)
+    assert len(source.log("public.t")) == 1
+
+
+def test_a_killed_decoder_ends_the_run(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t")
+    source.flush(config)
+    with pytest.raises(ReplicationProblem, match="decoder process"), flushing(config):
+        me = psutil.Process(os.getpid())
+        wait_for(lambda: [c for c in me.children() if "decoder_process" in " ".join(c.cmdline())])
+        for child in me.children():
+            if "decoder_process" in " ".join(child.cmdline()):
+                child.kill()
+        time.sleep(1)
+
+
+@pytest.mark.parametrize("lost", ["flusher", "log"])
+def test_lost_connections_are_made_again(source: Bench, lost: str) -> None:
+    simple(source)
+    config = source.config("public.t", flush_interval="50ms")
+    source.flush(config)
+    with flushing(config):
+        for number in range(1, 61):
+            source.execute("insert into t select %s * 100 + g, 'x' from generate_series(1, 50) g", number)
+            if number in (20, 40):
+                wait_for(lambda: source.terminate(lost))
+            time.sleep(0.05)
+        written = current_lsn(source.connection)
+        wait_for(lambda: source.flushed() >= written)
+    ids = [int(r.data["id"] or 0) for r in source.log("public.t")]
+    assert ids == [n * 100 + g for n in range(1, 61) for g in range(1, 51)]
+
+
+def test_a_second_flusher_waits_and_takes_over(source: Bench) -> None:
+    simple(source)
+    source.flush(source.config("public.t"))
+    file = source.config_file("public.t", flush_interval="100ms")
+    first = start_flusher(file)
+    second = None
+    try:
+        source.execute("insert into t values (1, 'x')")
+        wait_for(lambda: len(source.log("public.t")) == 1)
+        second = start_flusher(file)
+        wait_for(lambda: "another flusher" in (source.folder / "flusher.log").read_text())
+        first.kill()
+        first.wait()
+        killed = time.monotonic()
+        source.execute("insert into t values (2, 'x')")
+        wait_for(lambda: len(source.log("public.t")) == 2, 30)
+        assert time.monotonic() - killed < 20
+    finally:
+        for child in filter(None, (first, second)):
+            child.kill()
+            child.wait()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "stdin"])
+def test_an_orderly_stop_leaves_nothing_behind(source: Bench, how: str) -> None:
+    simple(source)
+    source.flush(source.config("public.t"))
+    child = start_flusher(source.config_file("public.t", flush_interval="1h"))
+    wait_for(lambda: source.terminate("nobody") or len(psutil.Process(child.pid).children()) == 1)
+    source.execute("insert into t select g, 'x' from generate_series(1, 1000) g")
+    time.sleep(1)
+    children = psutil.Process(child.pid).children()
+    if how == "SIGTERM":
+        child.terminate()
+    else:
+        assert child.stdin is not None
+        child.stdin.close()
+    assert child.wait(30) == 0
+    assert not [c for c in children if c.is_running()]
+    assert len(source.log("public.t")) == 1000  # what was complete is in the log
+    assert source.confirmed() == source.flushed()
+
+
+def test_a_killed_flusher_leaves_no_child(source: Bench) -> None:
+    simple(source)
+    child = start_flusher(source.config_file("public.t"))
+    wait_for(lambda: psutil.Process(child.pid).children())
+    (decoder,) = psutil.Process(child.pid).children()
+    child.kill()
+    child.wait()
+    wait_for(lambda: not decoder.is_running(), 10)
+
+
+def test_a_server_restart(tmp_path: Path) -> None:
+    postgres = EmbeddedPostgres(tmp_path / "postgres", settings={"fsync": "off"})
+    dsn = postgres.start()
+    try:
+        with bench(dsn, "restarted", tmp_path) as source:
+            simple(source)
+            config = source.config("public.t", flush_interval="50ms")
+            source.flush(config)
+            with flushing(config):
+                source.execute("insert into t values (1, 'before')")
+                wait_for(lambda: len(source.log("public.t")) == 1)
+                postgres.stop()
+                time.sleep(1)
+                postgres.start()
+                source.connection = psycopg.connect(source.dsn, autocommit=True)
+                source.execute("insert into t values (2, 'after')")
+                wait_for(lambda: len(source.log("public.t")) == 2)
+            source.connection.close()
+    finally:
+        postgres.stop()
