@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 import psycopg
@@ -131,7 +131,7 @@ class _CopyBar:
         self._tasks: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> _CopyBar:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
@@ -163,8 +163,8 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
 
     config = _config(ctx)
     wanted = selected(config, tables)
-    with _pipeline(config) as pipeline, _CopyBar() as bar:
-        commands.snapshot(pipeline, wanted, bar)
+    with _pipeline(config) as pipeline, commands.Spark(config) as spark, _CopyBar() as bar:
+        commands.snapshot(pipeline, spark, wanted, bar)
 
 
 @cli.command()
@@ -200,8 +200,8 @@ def materialize(ctx: click.Context, tables: tuple[str, ...]) -> None:
 
     config = _config(ctx)
     wanted = selected(config, tables)
-    with _pipeline(config) as pipeline, commands.spark_session(config) as session:
-        for done in commands.materialize(pipeline, session, wanted):
+    with _pipeline(config) as pipeline, commands.Spark(config) as spark:
+        for done in commands.materialize(pipeline, spark, wanted):
             _say_drained(done)
 
 
@@ -320,7 +320,7 @@ def status_command(ctx: click.Context, as_json: bool) -> None:
 @click.option("--changes", default=20_000, show_default=True, help="Live changes to replicate.")
 def demo(changes: int) -> None:
     """The whole thing on an embedded Postgres with live traffic; finite, ends with verify."""
-    from cdc_assets.embedded.demo import run_demo
+    from cdc_assets.demo import run_demo
 
     sys.exit(0 if run_demo(changes, stderr) else 1)
 

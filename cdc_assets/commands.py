@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Self
 
 import psycopg
 from pyspark.errors import PySparkException
@@ -26,7 +27,7 @@ from cdc_assets.errors import (
 )
 from cdc_assets.flusher.reach import reach
 from cdc_assets.log.store import TableRow
-from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.materializer.drain import Drained, drain, outstanding
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
@@ -42,21 +43,42 @@ logger = logging.getLogger(__name__)
 _PIN_PATIENCE_SECONDS = 180
 
 
-@contextmanager
-def spark_session(config: SourceConfig) -> Iterator[SparkSession]:
-    """A session; a local server that was started for it is stopped again."""
-    local = None if config.spark.remote else server(config)
-    session = open_session(config, local.ensure() if local else None)
-    try:
-        yield session
-    finally:
-        session.stop()
-        if local is not None:
-            local.stop()
+class Spark:
+    """Spark for one command: reached or started at the first use, stopped if it was started here."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self._config = config
+        self._local = None if config.spark.remote else server(config)
+        self._used = False
+
+    def begin(self) -> None:
+        """Let a local server start while something else is done."""
+        if self._local is not None and self._local.url() is None:
+            self._used = True
+            self._local.start()
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """A session of its own, whose settings nobody else changes."""
+        self._used = True
+        url = self._local.ensure() if self._local is not None else self._config.spark.remote
+        session = open_session(self._config, url)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._local is not None and self._used:
+            self._local.stop()
 
 
 def snapshot(
     pipeline: Pipeline,
+    spark: Spark,
     tables: Sequence[TableId],
     on_progress: Callable[[CopyProgress], None],
 ) -> None:
@@ -66,15 +88,15 @@ def snapshot(
         pins.prepare()
         pins.tick()
         problems = []
-        outstanding = []
+        to_copy = []
         for table in tables:
             row = _pinned(pipeline, pins, table)
             if row.state == "parked":
                 problems.append(TableProblem(table, row.reason or "it is parked"))
             elif row.state == "copying":
-                outstanding.append(table)
-        if outstanding:
-            problems += _copy_all(pipeline, outstanding, on_progress)
+                to_copy.append(table)
+        if to_copy:
+            problems += _copy_all(pipeline, spark, to_copy, on_progress)
         pins.tick()
         if problems:
             raise TablesFailed(problems)
@@ -100,14 +122,16 @@ def _pinned(pipeline: Pipeline, pins: Pins, table: TableId) -> TableRow:
 
 
 def _copy_all(
-    pipeline: Pipeline, tables: Sequence[TableId], on_progress: Callable[[CopyProgress], None]
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_progress: Callable[[CopyProgress], None],
 ) -> list[TableProblem]:
     config = pipeline.config
 
-    def copy(table: TableId, url: str) -> TableProblem | None:
-        session = open_session(config, url)
+    def copy(table: TableId) -> TableProblem | None:
         try:
-            with Pipeline.open(config) as own:
+            with spark.session() as session, Pipeline.open(config) as own:
                 copy_table(own, session, table, on_progress=on_progress)
             return None
         except TableProblem as problem:
@@ -116,49 +140,35 @@ def _copy_all(
             return TableProblem(table, error.what, error.remedy)
         except (PySparkException, psycopg.Error) as error:
             logger.exception("copying %s", table)
-            return TableProblem(
-                table, first_line(error), "Run it again with -v for the whole story."
-            )
-        finally:
-            session.stop()
+            return TableProblem(table, first_line(error))
 
-    local = None if config.spark.remote else server(config)
-    url = config.spark.remote or (local.ensure() if local else "")
-    try:
-        with ThreadPoolExecutor(config.snapshot.max_parallel_tables) as workers:
-            found = workers.map(lambda table: copy(table, url), tables)
-            return [problem for problem in found if problem is not None]
-    finally:
-        if local is not None:
-            local.stop()
+    with ThreadPoolExecutor(config.snapshot.max_parallel_tables) as workers:
+        return [problem for problem in workers.map(copy, tables) if problem is not None]
 
 
-def materialize(
-    pipeline: Pipeline, session: SparkSession, tables: Sequence[TableId]
-) -> list[Drained]:
+def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
     """Apply what is registered now. Raises TablesFailed naming the tables that can't go on."""
     done: list[Drained] = []
     problems: list[TableProblem] = []
-    store = pipeline.store
+    ends: dict[TableId, int] = {}
     for table in tables:
-        end = store.log_end(table)
         try:
-            while True:
-                row = store.table(table)
-                if row is None or row.state in ("waiting", "copying"):
-                    raise TableProblem(
-                        table, "its copy isn't complete", "Run cdc-assets snapshot first."
-                    )
-                drained = drain(pipeline, session, table, until_offset=end)
-                if drained is not None:
-                    done.append(drained)
-                    break
-                time.sleep(0.5)  # another worker is at it; what it leaves is ours
+            if (end := outstanding(pipeline, table)) is not None:
+                ends[table] = end
         except TableProblem as problem:
             problems.append(problem)
-        except (PySparkException, psycopg.Error) as error:
-            logger.exception("materializing %s", table)
-            problems.append(TableProblem(table, first_line(error)))
+    if ends:
+        with spark.session() as session:
+            for table, end in ends.items():
+                try:
+                    while (drained := drain(pipeline, session, table, until_offset=end)) is None:
+                        time.sleep(0.5)  # another worker is at it; what it leaves is ours
+                    done.append(drained)
+                except TableProblem as problem:
+                    problems.append(problem)
+                except (PySparkException, psycopg.Error) as error:
+                    logger.exception("materializing %s", table)
+                    problems.append(TableProblem(table, first_line(error)))
     if problems:
         raise TablesFailed(problems)
     return done
@@ -195,21 +205,23 @@ def sync(
         target = current_lsn(source)
     problems: list[TableProblem] = []
     states = {row.table: row.state for row in pipeline.store.tables()}
-    fresh = [table for table in tables if states.get(table) != "streaming"]
-    on_phase("copying" if fresh else "flushing")
-    with flushing(config):
+    with Spark(config) as spark:
+        fresh = any(states.get(table) != "streaming" for table in tables)
+        if fresh:
+            spark.begin()
+            on_phase("copying")
+        with flushing(config) if fresh else nullcontext():
+            try:
+                snapshot(pipeline, spark, tables, on_progress)
+            except TablesFailed as failed:
+                problems += failed.problems
+            on_phase(f"flushing to {target}")
+            reach(pipeline, target)
+        bad = {problem.table for problem in problems}
+        on_phase("materializing")
+        done: list[Drained] = []
         try:
-            snapshot(pipeline, tables, on_progress)
-        except TablesFailed as failed:
-            problems += failed.problems
-        on_phase(f"flushing to {target}")
-        reach(pipeline, target)
-    bad = {problem.table for problem in problems}
-    on_phase("materializing")
-    done: list[Drained] = []
-    with spark_session(config) as session:
-        try:
-            done = materialize(pipeline, session, [t for t in tables if t not in bad])
+            done = materialize(pipeline, spark, [t for t in tables if t not in bad])
         except TablesFailed as failed:
             problems += failed.problems
     if problems:
@@ -221,7 +233,7 @@ def verify_tables(
     pipeline: Pipeline, tables: Sequence[TableId], on_progress: Callable[[str], None]
 ) -> list[Comparison]:
     """Compare source and lake; see :mod:`cdc_assets.verify.compare`."""
-    with spark_session(pipeline.config) as session:
+    with Spark(pipeline.config) as spark, spark.session() as session:
         return verify(
             pipeline, session, tables, lambda lsn: reach(pipeline, lsn), on_progress=on_progress
         )

@@ -75,7 +75,9 @@ def _selected(
     """``(offsets, mask)`` of a staged file's rows."""
     offsets = pa.array(np.arange(entry_start, entry_start + table.num_rows, dtype=np.int64))
     commit = table["_commit_lsn"].combine_chunks()
-    mask = pc.and_(pc.greater_equal(offsets, window.offset), pc.greater_equal(commit, int(window.above)))
+    mask = pc.and_(
+        pc.greater_equal(offsets, window.offset), pc.greater_equal(commit, int(window.above))
+    )
     if window.below is not None:
         mask = pc.and_(mask, pc.less(commit, int(window.below)))
     return offsets, mask
@@ -165,4 +167,3 @@ def _event_reader(
                 ).to_batches(max_chunksize=20_000)
 
     return read
-

@@ -102,13 +102,7 @@ def _drain(
     if row is None or row.state != "streaming" or row.snapshot_lsn is None:
         return None
     lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-    if lake.load() is None:
-        if pipeline.config.snapshot.mode != "never":
-            raise TableProblem(
-                table,
-                f"its lake table {lake.sql_name} is gone from the catalog",
-                f"Restore it, or copy it again: cdc-assets resync {table}.",
-            )
+    if not _exists(pipeline, lake):
         lake.create(session)
     storage = Storage.of(pipeline.config.s3)
     key = [c.name for c in lake.key]
@@ -116,7 +110,7 @@ def _drain(
     state = lake.state()
     cursor = state.cursor or Cursor(0, row.snapshot_lsn)
     while True:
-        entries, cursor = _outstanding(pipeline, table, cursor, row.snapshot_lsn)
+        entries, cursor = _skip_copied(pipeline, table, cursor, row.snapshot_lsn)
         batch = take(entries, limits.batch_bytes)
         if not batch or limits.reached(cursor, time.monotonic() - began):
             break
@@ -159,7 +153,40 @@ def _drain(
     )
 
 
-def _outstanding(
+def outstanding(pipeline: Pipeline, table: TableId) -> int | None:
+    """The end of the log that is registered for ``table`` now, None if all of it is applied.
+
+    Asks the table's own snapshots, without Spark. Raises TableProblem when the table is parked, its
+    copy isn't complete, or its lake table is gone.
+    """
+    row = pipeline.store.table(table)
+    if row is not None and row.state == "parked":
+        raise TableProblem(table, row.reason or "it is parked")
+    if row is None or row.state != "streaming" or row.snapshot_lsn is None:
+        raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
+    lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
+    _exists(pipeline, lake)
+    cursor = lake.state().cursor or Cursor(0, row.snapshot_lsn)
+    entries, reached = _skip_copied(pipeline, table, cursor, row.snapshot_lsn)
+    if not entries:
+        pipeline.store.set_cursor(table, reached)
+    return entries[-1].end_offset if entries else None
+
+
+def _exists(pipeline: Pipeline, lake: LakeTable) -> bool:
+    """Whether the lake table is there; it may only lack where no copy ever made it."""
+    if lake.load() is not None:
+        return True
+    if pipeline.config.snapshot.mode == "never":
+        return False
+    raise TableProblem(
+        lake.row.table,
+        f"its lake table {lake.sql_name} is gone from the catalog",
+        "Restore it in the catalog, or have the table copied again.",
+    )
+
+
+def _skip_copied(
     pipeline: Pipeline, table: TableId, cursor: Cursor, snapshot_lsn: Lsn
 ) -> tuple[list[LogEntry], Cursor]:
     """The entries from the cursor on, without leading ones that the copy holds entirely."""

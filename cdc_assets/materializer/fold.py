@@ -80,7 +80,8 @@ def fold(
         ]
     )
     sequential = session.createDataFrame(
-        [(f.op, f.key, f.source, _unknown(f, columns), json.dumps(f.values)) for f in folded], schema
+        [(f.op, f.key, f.source, _unknown(f, columns), json.dumps(f.values)) for f in folded],
+        schema,
     ).withColumn("row", F.from_json("data", text_struct(columns), _JSON))
     return simple.unionByName(sequential.select(*_FOLDED))
 

@@ -191,9 +191,7 @@ def _commit(
         )
     if append is not None:
         append.writeTo(branch).append()
-    session.sql(
-        f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{_BRANCH}')"
-    )
+    session.sql(f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{_BRANCH}')")
 
 
 def _typed(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: str) -> DataFrame:
@@ -205,7 +203,10 @@ def _typed(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: 
         *(member(struct, c.name).alias(f"text_{i}") for i, c in enumerate(columns)), *keep
     )
     return flat.select(
-        *(F.expr(c.mapping.cast(f"text_{i}", c.policy)).alias(c.name) for i, c in enumerate(columns)),
+        *(
+            F.expr(c.mapping.cast(f"text_{i}", c.policy)).alias(c.name)
+            for i, c in enumerate(columns)
+        ),
         *keep,
     )
 

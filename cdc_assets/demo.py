@@ -1,0 +1,236 @@
+"""The main job from end to end, finite, without the UI: what `make demo` and CI run.
+
+The shipped definitions are run by Dagster's own daemon, as `dagster dev` runs them: its sensors start
+an embedded Postgres with live traffic, Spark and the flusher, and launch the snapshot and materializer
+runs. This script only watches, kills a snapshot run and the flusher on the way, and compares every
+row of every table at the end, while the traffic goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+from rich.console import Console
+
+from cdc_assets.commands import verify_tables
+from cdc_assets.config import SourceConfig, load_config
+from cdc_assets.errors import CdcError, EnvironmentProblem
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.status import SourceStatus, collect
+
+_PACKAGE = Path(__file__).parent
+# Nothing that is waited for takes a minute on two cores; ten mean that something is wrong.
+_PATIENCE_SECONDS = 600
+_LOOK_SECONDS = 0.5
+_PID = re.compile(r"Started process for run \(pid: (\d+)\)")
+
+
+class _Phases:
+    """Says what is going on, and in the end how long each part took."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = self._at = time.monotonic()
+        self._taken: list[tuple[str, float]] = []
+
+    def done(self, phase: str, detail: str = "") -> None:
+        now = time.monotonic()
+        self._taken.append((phase, now - self._at))
+        self._console.print(f"{phase}: {now - self._at:.1f} s {detail}", markup=False)
+        self._at = now
+
+    def summary(self) -> None:
+        parts = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self._taken)
+        self._console.print(
+            f"phases: {parts}; total {time.monotonic() - self._began:.1f} s", markup=False
+        )
+
+
+def run_demo(changes: int, console: Console) -> bool:
+    """Run it; True if at least ``changes`` live changes arrived and every row is equal."""
+    home = Path(tempfile.mkdtemp(prefix="cdc_assets-demo-"))
+    home.chmod(0o755)  # a server that runs as another user has to get through
+    dagster_home = home / "dagster"
+    dagster_home.mkdir()
+    settings = Path("dagster.yaml")
+    if settings.exists():
+        shutil.copy(settings, dagster_home)
+    os.environ |= {"CDC_ASSETS_HOME": str(home), "DAGSTER_HOME": str(dagster_home)}
+    config = load_config(_PACKAGE / "defs" / "shop" / "defs.yaml")
+    phases = _Phases(console)
+    equal = False
+    try:
+        with _daemon(home / "daemon.log") as daemon:
+            equal = _story(config, changes, daemon, phases, console)
+        phases.done("stop")
+        left = [p for p in psutil.process_iter() if _belongs(p, home)]
+        if left:
+            console.print(f"left behind: {left}", markup=False)
+        return equal and not left
+    except CdcError as error:
+        console.print(f"error: {error}", markup=False)
+        return False
+    finally:
+        phases.summary()
+        if equal:
+            shutil.rmtree(home, ignore_errors=True)
+        else:
+            console.print(f"what it left for a look: {home}", markup=False)
+
+
+def _story(
+    config: SourceConfig,
+    changes: int,
+    daemon: subprocess.Popen[bytes],
+    phases: _Phases,
+    console: Console,
+) -> bool:
+    pipeline = _wait("the source to start", daemon, lambda: _opened(config))
+    with pipeline:
+        total = len(config.tables)
+        watch = _Watch(pipeline, daemon)
+        watch("the tables to be pinned", lambda s: _count(s, "waiting", "new") == 0)
+        phases.done("start and pin", f"({total} tables)")
+        run, pid = _wait("a snapshot run under way", daemon, lambda: _snapshot_run(pipeline))
+        psutil.Process(pid).kill()
+        console.print(f"killed snapshot run {run[:8]} (pid {pid}) with SIGKILL", markup=False)
+        found = watch("the copy", lambda s: _count(s, "streaming") == total)
+        chunks = sum(t.chunks_total for t in found.tables)
+        rows = sum(t.rows_copied for t in found.tables)
+        phases.done("copy", f"({rows:,} rows in {chunks} chunks)")
+        _wait("live changes", daemon, lambda: _changes(pipeline) >= changes // 4 or None)
+        flusher = _flusher(daemon)
+        flusher.kill()
+        console.print(
+            f"killed the flusher (pid {flusher.pid}) with SIGKILL at {_changes(pipeline):,} changes",
+            markup=False,
+        )
+        _wait("live changes", daemon, lambda: _changes(pipeline) >= changes or None)
+        phases.done("live changes", f"({_changes(pipeline):,} registered)")
+        watch("a merge of every table", lambda s: sum(t.pending_rows for t in s.tables) < changes)
+        compared = verify_tables(
+            pipeline,
+            [table.id for table in config.tables],
+            lambda text: console.print(text, markup=False),
+        )
+        for c in compared:
+            outcome = "equal" if c.equal else f"{c.differing} DIFFER {c.keys} {c.problem or ''}"
+            console.print(f"  {c.table}: {c.source_rows:,} rows, {outcome}", markup=False)
+        replicated = _applied(pipeline)
+        phases.done("verify", f"({replicated:,} live changes applied)")
+        return all(c.equal for c in compared) and replicated >= changes
+
+
+@contextlib.contextmanager
+def _daemon(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Dagster's daemon with the shipped definitions: runs the sensors and launches the runs."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dagster._daemon", "run", "-m", "cdc_assets.definitions"],
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield process
+    finally:
+        # What Ctrl-C does to `dagster dev`.
+        process.send_signal(2)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+class _Watch:
+    """Waits for a condition on the source's status, or says what it waited for in vain."""
+
+    def __init__(self, pipeline: Pipeline, daemon: subprocess.Popen[bytes]) -> None:
+        self._pipeline = pipeline
+        self._daemon = daemon
+
+    def __call__(self, what: str, condition: Callable[[SourceStatus], bool]) -> SourceStatus:
+        def look() -> SourceStatus | None:
+            found = collect(self._pipeline)
+            parked = [f"{t.name}: {t.reason}" for t in found.tables if t.state == "parked"]
+            if parked:
+                raise EnvironmentProblem(f"tables are parked: {'; '.join(parked)}.")
+            return found if condition(found) else None
+
+        return _wait(what, self._daemon, look)
+
+
+def _wait(what: str, daemon: subprocess.Popen[bytes], look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if daemon.poll() is not None:
+            raise EnvironmentProblem(f"Dagster's daemon ended with {daemon.returncode}.")
+        if (found := look()) is not None:
+            return found
+        time.sleep(_LOOK_SECONDS)
+    raise EnvironmentProblem(f"waited {_PATIENCE_SECONDS} s for {what} in vain.")
+
+
+def _opened(config: SourceConfig) -> Pipeline | None:
+    with contextlib.suppress(EnvironmentProblem):
+        return Pipeline.open(config)
+    return None
+
+
+def _count(status: SourceStatus, *states: str) -> int:
+    return sum(table.state in states for table in status.tables)
+
+
+def _changes(pipeline: Pipeline) -> int:
+    row = pipeline.store.connection.execute(
+        "select coalesce(sum(next_offset), 0) from log_seq where source = %s",
+        (pipeline.config.name,),
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _applied(pipeline: Pipeline) -> int:
+    cursors = [pipeline.store.cursor(table.id) for table in pipeline.config.tables]
+    return sum(cursor.offset for cursor in cursors if cursor is not None)
+
+
+def _snapshot_run(pipeline: Pipeline) -> tuple[str, int] | None:
+    """A running snapshot run that has read a chunk: its id and pid."""
+    instance = dg.DagsterInstance.get()
+    busy = pipeline.store.connection.execute(
+        "select 1 from snapshot_progress where source = %s and state = 'claimed' limit 1",
+        (pipeline.config.name,),
+    ).fetchone()
+    if busy is None:
+        return None
+    for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]), limit=10):
+        if any(key.path[0] == "snapshot" for key in run.asset_selection or ()):
+            for entry in instance.all_logs(run.run_id):
+                if found := _PID.search(entry.message):
+                    return run.run_id, int(found[1])
+    return None
+
+
+def _flusher(daemon: subprocess.Popen[bytes]) -> psutil.Process:
+    for child in psutil.Process(daemon.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "cdc_assets.flusher.main" in child.cmdline():
+                return child
+    raise EnvironmentProblem("no flusher runs below Dagster's daemon.")
+
+
+def _belongs(process: psutil.Process, home: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("CDC_ASSETS_HOME") == str(home) and process.pid != os.getpid()
+    return False
