@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.spark.server import SparkServer, SparkServerSettings
 
 NewDatabase = Callable[[], str]
 """Makes an empty database and returns its DSN; it is dropped, slots first, after the test."""
@@ -91,6 +92,15 @@ def any_postgres_dsn(any_postgres: EmbeddedPostgres) -> Iterator[NewDatabase]:
     """A factory of empty databases on each version in turn."""
     with _databases(any_postgres) as new:
         yield new
+
+
+@pytest.fixture(scope="session")
+def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkServer]:
+    """The session's Spark Connect server, running; its settings are those of a source's default."""
+    server = SparkServer(SparkServerSettings(), tmp_path_factory.mktemp("spark"))
+    server.ensure()
+    yield server
+    server.stop()
 
 
 @contextmanager
