@@ -1,7 +1,7 @@
 """What the commands do, without the command line: snapshot, materialize, sync, verify.
 
-Each works whether or not a flusher and other runs are active; what somebody else is doing already is
-awaited, never repeated.
+Each works whether or not a flusher and other runs are active; what somebody else is doing already
+is awaited, never repeated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PIN_PATIENCE_SECONDS = 180
 
 
 class Spark:
-    """Spark for one command: reached or started at the first use, stopped if it was started here."""
+    """Spark for one command: reached or started at first use, stopped if it was started here."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config

@@ -295,7 +295,7 @@ class SourceConfig(_Section):
         )
 
     def dump(self) -> str:
-        """The configuration as JSON with its secrets: for a child's environment, never for a file."""
+        """The configuration as JSON, secrets included: for a child's environment, not a file."""
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:

@@ -1,9 +1,9 @@
 """The main job from end to end, finite, without the UI: what `make demo` and CI run.
 
-The shipped definitions are run by Dagster's own daemon, as `dagster dev` runs them: its sensors start
-an embedded Postgres with live traffic, Spark and the flusher, and launch the snapshot and materializer
-runs. This script only watches, kills a snapshot run and the flusher on the way, and compares every
-row of every table at the end, while the traffic goes on.
+The shipped definitions are run by Dagster's own daemon, as `dagster dev` runs them: its sensors
+start an embedded Postgres with live traffic, Spark and the flusher, and launch the snapshot and
+materializer runs. This script only watches, kills a snapshot run and the flusher on the way, and
+compares every row of every table at the end, while the traffic goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import dagster as dg
 import psutil
@@ -30,6 +30,7 @@ from cdc_assets.errors import CdcError, EnvironmentProblem
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.status import SourceStatus, collect
 
+T = TypeVar("T")
 _PACKAGE = Path(__file__).parent
 # Nothing that is waited for takes a minute on two cores; ten mean that something is wrong.
 _PATIENCE_SECONDS = 600
@@ -114,7 +115,8 @@ def _story(
         flusher = _flusher(daemon)
         flusher.kill()
         console.print(
-            f"killed the flusher (pid {flusher.pid}) with SIGKILL at {_changes(pipeline):,} changes",
+            f"killed the flusher (pid {flusher.pid}) with SIGKILL"
+            f" at {_changes(pipeline):,} changes",
             markup=False,
         )
         _wait("live changes", daemon, lambda: _changes(pipeline) >= changes or None)
@@ -171,7 +173,7 @@ class _Watch:
         return _wait(what, self._daemon, look)
 
 
-def _wait(what: str, daemon: subprocess.Popen[bytes], look: Callable[[], Any]) -> Any:
+def _wait(what: str, daemon: subprocess.Popen[bytes], look: Callable[[], T | None]) -> T:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         if daemon.poll() is not None:

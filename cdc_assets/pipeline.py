@@ -46,7 +46,7 @@ def coordination_dsn(config: SourceConfig) -> str:
 
 @contextmanager
 def services(config: SourceConfig) -> Iterator[None]:
-    """While it lasts, what the source's commands need is there: the embedded Postgres, if it is one.
+    """While it lasts, what the commands need is there: the embedded Postgres, if it is one.
 
     What was running already goes on; what is started here is stopped here.
     """

@@ -103,9 +103,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         found = known.get(table.name)
         if found is None:
             tables.append(
-                TableStatus(
-                    table.name, lake, "new", None, 0, None, None, None, None, 0, 0, 0, 0
-                )
+                TableStatus(table.name, lake, "new", None, 0, None, None, None, None, 0, 0, 0, 0)
             )
             continue
         _, state, reason, epoch, snapshot, applied, pending, oldest, done, total, copied = found

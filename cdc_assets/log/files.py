@@ -3,8 +3,8 @@
 Every staged file of every table has this one schema, for ever (design: the staged file). A row says
 what happened to one row of the source; the values are Postgres's text forms.
 
-``_commit_lsn`` is the LSN of the transaction's commit record. A transaction is visible in a snapshot
-pinned at c exactly if its commit record begins below c, so a row is in the snapshot iff
+``_commit_lsn`` is the LSN of the transaction's commit record. A transaction is visible in a
+snapshot pinned at c exactly if its commit record begins below c, so a row is in the snapshot iff
 ``_commit_lsn < c``: the cut between copy and log is exact per row, wherever a file begins or ends.
 """
 

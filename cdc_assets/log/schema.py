@@ -8,7 +8,6 @@ dies half-way, leave a schema that is at one version or the next.
 from __future__ import annotations
 
 from importlib import resources
-
 from typing import Any
 
 import psycopg
@@ -23,7 +22,7 @@ _MIGRATION_LOCK = 0x636463
 def migrations() -> list[tuple[int, str]]:
     """``(version, SQL text)`` of each migration file, in order."""
     folder = resources.files("cdc_assets.log") / "migrations"
-    files = sorted(f for f in folder.iterdir() if f.name.endswith(".sql"))
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
     return [(int(f.name.split("_", 1)[0]), f.read_text(encoding="utf-8")) for f in files]
 
 
@@ -37,7 +36,9 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int
     known = migrations()
     try:
         with connection.transaction(), connection.cursor() as cursor:
-            cursor.execute("select pg_advisory_xact_lock(%s::int, hashtext(%s))", (_MIGRATION_LOCK, schema))
+            cursor.execute(
+                "select pg_advisory_xact_lock(%s::int, hashtext(%s))", (_MIGRATION_LOCK, schema)
+            )
             name = sql.Identifier(schema)
             # Without this look first, a role that may use the schema but not create one would fail.
             cursor.execute("select to_regnamespace(%s)", (schema,))

@@ -1,8 +1,8 @@
 """The leaderless log in Postgres: what was staged, how far it is safe, how far it was applied.
 
-Keeps invariants 1 to 3: a file is registered, its offsets are taken and ``flushed_lsn`` moves in one
-transaction; offsets of a table rise in the order of registration, which is commit order. There is
-no leader: whoever holds the rows of this schema knows everything.
+Keeps invariants 1 to 3: a file is registered, its offsets are taken and ``flushed_lsn`` moves in
+one transaction; offsets of a table rise in the order of registration, which is commit order. There
+is no leader: whoever holds the rows of this schema knows everything.
 
 A store wraps one connection in autocommit mode and is used by one thread at a time. What the rows
 of a copy mean is in ``log.progress``.
@@ -170,8 +170,8 @@ class LogStore:
     def tables(self) -> list[TableRow]:
         """Every registered table, by name."""
         rows = self.connection.execute(
-            "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn, complete_lsn,"
-            " pin, reason from tables where source = %s order by table_name",
+            "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
+            " complete_lsn, pin, reason from tables where source = %s order by table_name",
             (self.source,),
         ).fetchall()
         return [

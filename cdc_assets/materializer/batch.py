@@ -9,7 +9,7 @@ columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,8 +144,8 @@ def events(
 
 def _event_reader(
     shares: tuple[tuple[tuple[str, int], ...], ...], window: Window, storage: Storage
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in [n for batch in numbers for n in batch.column(0).to_pylist()]:
             for uri, start in shares[number]:
                 filesystem, path = storage.locate(uri)

@@ -69,10 +69,10 @@ def drain(
 ) -> Drained | None:
     """Apply what is registered for ``table``, until nothing is pending or the budget is over.
 
-    ``until_offset`` ends it once that much of the log is applied, so that constant writes don't keep
-    it busy for ever. ``below`` applies only transactions that committed below that LSN, and waits
-    for the table; else None is returned when another worker is at it. None, too, when the copy isn't
-    complete. Raises TableProblem when the table is parked or its lake table is gone.
+    ``until_offset`` ends it once that much of the log is applied, so that constant writes don't
+    keep it busy for ever. ``below`` applies only transactions that committed below that LSN, and
+    waits for the table; else None is returned when another worker is at it. None, too, when the
+    copy isn't complete. Raises TableProblem when the table is parked or its lake table is gone.
     """
     store = pipeline.store
     lock = f"write:{table}"

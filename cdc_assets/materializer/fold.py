@@ -1,8 +1,9 @@
 """Folding a batch: from many changes to one for each key.
 
-The last change of a key wins, column by column (invariant 8): an update that left a TOAST column out
-says nothing about it, so its value comes from an earlier change of the same batch if one has it, and
-else from the table. Keys are compared as Postgres's text form, in which equal keys are equal.
+The last change of a key wins, column by column (invariant 8): an update that left a TOAST column
+out says nothing about it, so its value comes from an earlier change of the same batch if one has
+it, and else from the table. Keys are compared as Postgres's text form, in which equal keys are
+equal.
 
 A key change that left columns out needs the row under its *old* key, which may itself have been
 changed earlier in the batch. Those few keys are folded in order, one change after the other, by

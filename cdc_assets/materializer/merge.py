@@ -1,10 +1,10 @@
 """One atomic change of a lake table: a folded batch, applied on a branch, then fast-forwarded.
 
-Keeps invariant 7 and never writes equality deletes. On a branch that starts at the current snapshot:
-delete the rows of every key of the batch (a MERGE with the keys broadcast, so the table is never
-shuffled), append the new rows, and move ``main`` there. Readers see one step. Each commit carries
-the cursor. A crash leaves ``main`` as it was, and the next attempt makes the branch anew; a writer
-that was presumed dead and comes back can't fast-forward, because ``main`` has moved on.
+Keeps invariant 7 and never writes equality deletes. On a branch that starts at the current
+snapshot: delete the rows of every key of the batch (a MERGE with the keys broadcast, so the table
+is never shuffled), append the new rows, and move ``main`` there. Readers see one step. Each commit
+carries the cursor. A crash leaves ``main`` as it was, and the next attempt makes the branch anew; a
+writer that was presumed dead and comes back can't fast-forward, because ``main`` has moved on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import count_rows, fold, member, parsed
 from cdc_assets.materializer.repair import Reread
+from cdc_assets.spark.catalog import CATALOG
 from cdc_assets.spark.session import summary
 from cdc_assets.spark.tables import (
-    CATALOG,
     LakeColumn,
     LakeState,
     LakeTable,

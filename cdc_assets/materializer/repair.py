@@ -1,9 +1,9 @@
 """Reading rows again from the source, where neither the log nor the lake has a column's value.
 
-That is the case only where a copy was resumed on another snapshot: a row moved into a chunk that was
-copied already, and its update left a TOAST column out (invariant 8). The row is read as it is *now*,
-which may be later than the log's position; the changes in between are still to come and end with
-the same row. A row that is gone needs nothing: its delete is still to come.
+That is the case only where a copy was resumed on another snapshot: a row moved into a chunk that
+was copied already, and its update left a TOAST column out (invariant 8). The row is read as it is
+*now*, which may be later than the log's position; the changes in between are still to come and end
+with the same row. A row that is gone needs nothing: its delete is still to come.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class SourceTable:
     @property
     def identifies_rows(self) -> bool:
         """Whether Postgres lets an UPDATE or DELETE through once the table is published."""
-        return bool(self.key_columns) and self.replica_identity != "n" or (
+        return (bool(self.key_columns) and self.replica_identity != "n") or (
             self.replica_identity == "f"
         )
 

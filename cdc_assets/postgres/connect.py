@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import abc
 
 from cdc_assets.errors import ReplicationProblem
 
@@ -74,11 +75,9 @@ def connect(
     return psycopg.connect(conninfo(dsn, application_name), autocommit=autocommit)
 
 
-def replication_connect(dsn: str, application_name: str = "cdc_assets") -> pq.PGconn:
-    """A replication session (``replication=database``) as libpq has it; psycopg has no API for it."""
-    connection = pq.PGconn.connect(
-        conninfo(dsn, application_name, replication="database").encode()
-    )
+def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.PGconn:
+    """A replication session (``replication=database``), as libpq has it."""
+    connection = pq.PGconn.connect(conninfo(dsn, application_name, replication="database").encode())
     if connection.status != pq.ConnStatus.OK:
         raise ReplicationProblem(
             "can't open a replication connection: " + connection.get_error_message().strip(),

@@ -17,13 +17,84 @@ _NAME = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
 # Words that Postgres refuses as a bare table name; the list only decides when quotes are printed.
 _RESERVED = frozenset(
-    "all analyse analyze and any array as asc asymmetric both case cast check collate column"
-    " constraint create current_date current_role current_time current_timestamp current_user"
-    " default deferrable desc distinct do else end except false fetch for foreign from grant group"
-    " having in initially intersect into lateral leading limit localtime localtimestamp not null"
-    " offset on only or order placing primary references returning select session_user some"
-    " symmetric table then to trailing true union unique user using variadic when where window"
-    " with".split()
+    [
+        "all",
+        "analyse",
+        "analyze",
+        "and",
+        "any",
+        "array",
+        "as",
+        "asc",
+        "asymmetric",
+        "both",
+        "case",
+        "cast",
+        "check",
+        "collate",
+        "column",
+        "constraint",
+        "create",
+        "current_date",
+        "current_role",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "default",
+        "deferrable",
+        "desc",
+        "distinct",
+        "do",
+        "else",
+        "end",
+        "except",
+        "false",
+        "fetch",
+        "for",
+        "foreign",
+        "from",
+        "grant",
+        "group",
+        "having",
+        "in",
+        "initially",
+        "intersect",
+        "into",
+        "lateral",
+        "leading",
+        "limit",
+        "localtime",
+        "localtimestamp",
+        "not",
+        "null",
+        "offset",
+        "on",
+        "only",
+        "or",
+        "order",
+        "placing",
+        "primary",
+        "references",
+        "returning",
+        "select",
+        "session_user",
+        "some",
+        "symmetric",
+        "table",
+        "then",
+        "to",
+        "trailing",
+        "true",
+        "union",
+        "unique",
+        "user",
+        "using",
+        "variadic",
+        "when",
+        "where",
+        "window",
+        "with",
+    ]
 )
 
 
@@ -55,7 +126,9 @@ class TableId:
                 f"{text!r} is not a table name; write it as in SQL:"
                 ' schema.table, with quotes where SQL needs them (public."My.Table")'
             )
-        return cls(_folded(match["schema"]) if match["schema"] else "public", _folded(match["name"]))
+        return cls(
+            _folded(match["schema"]) if match["schema"] else "public", _folded(match["name"])
+        )
 
     def __str__(self) -> str:
         return f"{quoted(self.schema)}.{quoted(self.name)}"

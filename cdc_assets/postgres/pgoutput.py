@@ -8,8 +8,8 @@ positions; not a byte is copied. What does not belong: transactions, tables, JSO
 Sources: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html and
 https://www.postgresql.org/docs/current/protocol-replication.html.
 
-A frame is what one CopyData message holds. XLogData is ``w``, start, end, send time (25 bytes), then
-one pgoutput message; a keepalive is ``k``, end of WAL, send time, reply wanted (18 bytes).
+A frame is what one CopyData message holds. XLogData is ``w``, start, end, send time (25 bytes),
+then one pgoutput message; a keepalive is ``k``, end of WAL, send time, reply wanted (18 bytes).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ POSTGRES_EPOCH_MICROSECONDS = 946_684_800_000_000
 # Bytes of an XLogData header; the pgoutput message begins behind it.
 XLOG_HEADER_BYTES = 25
 KEEPALIVE_BYTES = 18
-# Zero bytes wanted behind the last tuple: a reader of 4 bytes may look past a final one-byte column.
+# Zero bytes wanted behind the last tuple: a reader of 4 bytes may look past a final one-byte
+# column.
 PADDING = b"\0" * 8
 
 XLOG_DATA, KEEPALIVE = ord("w"), ord("k")

@@ -215,7 +215,7 @@ class Pins:
                         f"Add a primary key, or: alter table {table.id} replica identity full.",
                     )
             except TableProblem as problem:
-                logger.error("%s", problem)
+                logger.warning("%s", problem)
                 self._store.park_unknown(table.id, str(problem))
             else:
                 self._store.add_table(found)
@@ -253,9 +253,7 @@ class Pins:
                     copy = self._config.snapshot.mode != "never"
                     chunks = plan_chunks(pages, chunk_pages) if copy else []
                     plan_copy(self._store, row, pin, slot.consistent_point, chunks)
-            self._held[pin] = hold(
-                self._store, self._pipeline.source_dsn, pin, slot.snapshot_name
-            )
+            self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
         finally:
             slot.connection.finish()  # a temporary slot goes with it, and keeps no WAL any longer
         logger.info(

@@ -1,4 +1,4 @@
-"""Looking at a source before anything is created: is it ready, and if not, what is to be done?
+"""Looking at a source before anything is created: what is missing, and what to do about it.
 
 Every finding names what is wrong and the remedy, in words that can be pasted into psql. Nothing is
 changed. More guards belong here as more is known; a finding's ``code`` stays the same for ever.

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 from psycopg import pq, sql
+from psycopg.pq import abc
 
 from cdc_assets.errors import PreflightError, SlotBusy
 from cdc_assets.postgres.connect import replication_connect
@@ -44,7 +45,7 @@ class NewSlot:
 
     consistent_point: Lsn
     snapshot_name: str
-    connection: pq.PGconn
+    connection: abc.PGconn
 
 
 def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
@@ -84,7 +85,7 @@ def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
         raise
 
 
-def _command(connection: pq.PGconn, command: str) -> pq.PGresult:
+def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
     result = connection.exec_(command.encode())
     if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
         return result
@@ -97,7 +98,7 @@ def _command(connection: pq.PGconn, command: str) -> pq.PGresult:
             " order by xact_start; end the oldest, then try again.",
         )
     raise PreflightError(
-        f"Postgres refused {command.split()[0].lower()}: {message}.",
+        f"Postgres refused {command.split(maxsplit=1)[0].lower()}: {message}.",
         "Run cdc-assets check: it names what is missing.",
     )
 

@@ -2,11 +2,11 @@
 
 A value reaches the lake on two paths, and must be the same on both: the snapshot (a SELECT whose
 result ADBC hands over as Arrow) and the log (Postgres's text form inside staged JSON). A type is
-either *native* on the snapshot path, where Arrow's value already is the lake's, or *text*, where the
-SELECT sends the text form and the same Spark expression as on the log path casts it.
+either *native* on the snapshot path, where Arrow's value already is the lake's, or *text*, where
+the SELECT sends the text form and the same Spark expression as on the log path casts it.
 
-What a lake type can't hold (infinity, years outside 1 to 9999, NaN in a decimal, a multi-dimensional
-array) follows the column's policy; a row is never dropped.
+What a lake type can't hold (infinity, years outside 1 to 9999, NaN in a decimal, a
+multi-dimensional array) follows the column's policy; a row is never dropped.
 
 Pure functions; a property test runs both paths over generated values of every type.
 """
@@ -107,9 +107,7 @@ def _array(element: TypeMapping) -> Callable[[str, Policy], str]:
     """
 
     def cast(text: str, policy: Policy) -> str:
-        tokens = (
-            f"regexp_extract_all({text}, '(\"(?:[^\"\\\\\\\\]|\\\\\\\\.)*\"|[^,{{}}\"]+)', 1)"
-        )
+        tokens = f'regexp_extract_all({text}, \'("(?:[^"\\\\\\\\]|\\\\\\\\.)*"|[^,{{}}"]+)\', 1)'
         unquoted = (
             "case when e = 'NULL' then null when startswith(e, '\"')"
             " then regexp_replace(substring(e, 2, length(e) - 2), '(?s)\\\\\\\\(.)', '$1')"
@@ -141,9 +139,7 @@ _NATIVE: dict[str, TypeMapping] = {
     "character varying": TypeMapping("string", native=True, cast=_identity),
     "character": TypeMapping("string", native=True, cast=_identity),
     "bytea": TypeMapping("binary", native=True, cast=_bytes),
-    "date": TypeMapping(
-        "date", native=True, cast=_calendar("date", "0001-01-01", "9999-12-31")
-    ),
+    "date": TypeMapping("date", native=True, cast=_calendar("date", "0001-01-01", "9999-12-31")),
     "timestamp without time zone": TypeMapping(
         "timestamp_ntz",
         native=True,
@@ -163,7 +159,7 @@ def mapping(postgres_type: str, forced: str | None = None) -> TypeMapping:
         return _TEXT
     if postgres_type.endswith("[]"):
         element = mapping(postgres_type.removesuffix("[]"))
-        if element is _TEXT or element.lake == "string" and not element.native:
+        if element is _TEXT or (element.lake == "string" and not element.native):
             return _TEXT
         return TypeMapping(f"array<{element.lake}>", native=False, cast=_array(element))
     if match := _NUMERIC.match(postgres_type):

@@ -170,7 +170,7 @@ def _copy_waves(
         casts = [
             F.col(ticked(c.name))
             if c.mapping.native
-            else F.expr(c.mapping.cast(ticked(c.name), c.policy)).alias(c.name)  # type: ignore[arg-type]
+            else F.expr(c.mapping.cast(ticked(c.name), c.policy)).alias(c.name)
             for c in lake.columns
         ]
         current = store.table(row.table)

@@ -11,7 +11,7 @@ This module runs inside Spark's Python workers: it imports pyarrow and ADBC only
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,8 +27,8 @@ _FIRST_US, _LAST_US = _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1
 class ReadPlan:
     """All that a task needs to read its chunks.
 
-    ``select`` ends where the chunk's predicate follows. ``tasks[i]`` are the ``(key, predicate)`` of
-    task i's chunks. ``policies`` say, by column, what happens to dates and times that don't fit.
+    ``select`` ends where the chunk's predicate follows. ``tasks[i]`` are the ``(key, predicate)``
+    of task i's chunks. ``policies`` say, by column, what happens to dates and times that don't fit.
     ``progress`` is an UPDATE with the parameters rows, bytes, seconds and chunk key, or empty.
     """
 
@@ -44,10 +44,10 @@ class ReadPlan:
 
 def chunk_reader(
     plan: ReadPlan,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """For ``mapInArrow`` over task numbers: yields the rows of each task's chunks."""
 
-    def read(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import adbc_driver_postgresql.dbapi as adbc
 
         numbers = [number for batch in tasks for number in batch.column(0).to_pylist()]

@@ -62,7 +62,7 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
         host = dsn.get("host", "localhost")
         if host.startswith("/"):
             raise ConfigurationError(
-                "the SQL catalog can't be reached over a unix socket: Spark's JDBC driver has none.",
+                "the SQL catalog can't be reached over a unix socket: JDBC has none.",
                 "Set lake.catalog.uri to the database's TCP address.",
             )
         options = "&".join(f"{k}={dsn[k]}" for k in _JDBC_SAME if k in dsn)

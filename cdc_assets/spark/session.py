@@ -32,7 +32,7 @@ def connect_url(config: SourceConfig) -> str:
 
 def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
     """A new session of the source's own; the caller stops it."""
-    session = SparkSession.builder.remote(url or connect_url(config)).create()
+    session: SparkSession = SparkSession.builder.remote(url or connect_url(config)).create()
     prepare_session(session, config)
     return session
 
@@ -44,7 +44,8 @@ def prepare_session(session: SparkSession, config: SourceConfig) -> None:
         # Postgres has "Id" beside "id"; so may a table here.
         "spark.sql.caseSensitive": "true",
         "spark.sql.ansi.enabled": "true",
-        # A batch is small beside a warehouse query: the default of 200 would cost more than the work.
+        # A batch is small beside a warehouse query: the default of 200 would cost more than the
+        # work.
         "spark.sql.shuffle.partitions": str(max(2, config.spark.cores)),
         **spark_settings(config),
     }

@@ -13,13 +13,14 @@ from datetime import datetime
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyspark.sql import SparkSession
 
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.log.store import Cursor, TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.types import TypeMapping, mapping
+from cdc_assets.postgres.types import Policy, TypeMapping, mapping
 from cdc_assets.spark.catalog import CATALOG, open_catalog
 
 EPOCH, CHUNKS = "cdc.epoch", "cdc.chunks"
@@ -38,7 +39,7 @@ class LakeColumn:
     name: str
     source: Column
     mapping: TypeMapping
-    policy: str
+    policy: Policy
     is_key: bool
 
 
@@ -156,7 +157,7 @@ def lake_state(table: Table | None) -> LakeState:
         return LakeState(None, 0, frozenset(), None, 0)
     by_id = {s.snapshot_id: s for s in table.metadata.snapshots}
     epoch, landed, cursor = 0, set[str](), None
-    snapshot = current
+    snapshot: Snapshot | None = current
     while snapshot is not None:
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if cursor is None and OFFSET in summary:

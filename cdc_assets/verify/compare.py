@@ -101,7 +101,9 @@ def _verify_table(
 ) -> Comparison:
     began = time.monotonic()
 
-    def result(source: int, lake: int, differing: int, keys: Sequence[str], why: str | None = None):
+    def result(
+        source: int, lake: int, differing: int, keys: Sequence[str], why: str | None = None
+    ) -> Comparison:
         return Comparison(
             table, point, source, lake, differing, tuple(keys), why, time.monotonic() - began
         )
@@ -167,9 +169,7 @@ def _digested(frame: DataFrame, lake: LakeTable, expressions: Sequence[str]) -> 
 
 
 def _lake_side(session: SparkSession, lake: LakeTable) -> DataFrame:
-    return _digested(
-        session.table(lake.sql_name), lake, [lake_expression(c) for c in lake.columns]
-    )
+    return _digested(session.table(lake.sql_name), lake, [lake_expression(c) for c in lake.columns])
 
 
 def _source_side(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def test_ranges_are_disjoint_contiguous_and_open_ended(pages: int, step: int) ->
     plan = plan_chunks(pages, step)
     assert plan[0].first_block == 0
     assert plan[-1].end_block is None
-    for left, right in zip(plan, plan[1:], strict=False):
+    for left, right in pairwise(plan):
         assert left.end_block == right.first_block > left.first_block
 
 

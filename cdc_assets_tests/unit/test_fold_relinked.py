@@ -24,7 +24,9 @@ def _simulate(
     actions: list[tuple[str, int, int, bool, int]],
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, dict[str, str | None]], list[Event]]:
     """A table before and after ``actions``, and the events the decoder stages for them."""
-    before = {str(k): {"id": str(k), "v": f"v{k}", "doc": f"doc{k}"} for k in (1, 2, 3)}
+    before: dict[str, dict[str, str | None]] = {
+        str(k): {"id": str(k), "v": f"v{k}", "doc": f"doc{k}"} for k in (1, 2, 3)
+    }
     rows: dict[str, dict[str, str | None]] = {k: dict(v) for k, v in before.items()}
     events: list[Event] = []
 
@@ -56,7 +58,7 @@ def _simulate(
                 del data["doc"]
                 data[""] = _json({"id": key})
             stage("U", '["doc"]' if keep else None, data)
-    return dict(before.items()), rows, events
+    return {k: dict(v) for k, v in before.items()}, rows, events
 
 
 def _apply(

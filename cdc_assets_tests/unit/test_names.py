@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from cdc_assets.postgres.names import TableId
 
-identifiers = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=63)
+identifiers = st.text(
+    st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=63
+)
 
 
 @given(identifiers, identifiers)
