@@ -22,7 +22,7 @@ from cdc_assets.resources.sources import remember
 from cdc_assets.resources.spark import SparkConnectResource
 from cdc_assets.sensors.checks import checks_job, checks_sensor
 from cdc_assets.sensors.flusher import flusher_sensor
-from cdc_assets.sensors.materializer import materializer_sensor
+from cdc_assets.sensors.materializer import materializer_job, materializer_sensor
 from cdc_assets.sensors.services import needed, services_sensor
 from cdc_assets.sensors.snapshot import snapshot_sensor
 
@@ -37,12 +37,12 @@ def build_defs(
     """Everything of one source; definitions of several are merged.
 
     ``resources`` replaces some of ``spark_<source>`` (any LazyPySparkResource) and
-    ``flusher_<source>``; ``sensors`` replaces all of them. The executor is in-process, so that a run
-    costs one process.
+    ``flusher_<source>``; ``sensors`` replaces all of them. The executor is in-process: a run costs
+    one process.
     """
     remember(config)
     tables = all_tables(config)
-    job = checks_job(config)
+    merges, checks = materializer_job(config), checks_job(config)
     return dg.Definitions(
         assets=[
             *(source_spec(names) for names in tables),
@@ -51,8 +51,8 @@ def build_defs(
             lake_assets(config),
         ],
         asset_checks=[table_checks(config)],
-        jobs=[job],
-        sensors=_sensors(config, job) if sensors is None else sensors,
+        jobs=[merges, checks],
+        sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources={
             f"spark_{config.name}": SparkConnectResource(source=config.name),
             f"flusher_{config.name}": FlusherResource(source=config.name),
@@ -63,12 +63,14 @@ def build_defs(
 
 
 def _sensors(
-    config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
+    config: SourceConfig,
+    merges: dg.UnresolvedAssetJobDefinition,
+    checks: dg.UnresolvedAssetJobDefinition,
 ) -> list[dg.SensorDefinition]:
     return [
         *([services_sensor(config)] if needed(config) else []),
         flusher_sensor(config),
         snapshot_sensor(config),
-        materializer_sensor(config),
-        checks_sensor(config, job),
+        materializer_sensor(config, merges),
+        checks_sensor(config, checks),
     ]

@@ -8,8 +8,9 @@ import dagster as dg
 import cdc_assets.defs
 
 with warnings.catch_warnings():
-    # Dagster's own loader calls functions that Dagster calls a preview.
+    # Of Dagster's own loader, which calls functions that Dagster calls beta or a preview.
     warnings.simplefilter("ignore", dg.PreviewWarning)
+    warnings.simplefilter("ignore", dg.BetaWarning)
     defs = dg.ComponentTree.from_module(
         defs_module=cdc_assets.defs, project_root=Path(__file__).parents[1]
     ).build_defs()

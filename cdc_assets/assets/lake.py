@@ -1,10 +1,10 @@
 """The lake tables of a source: one operation that drains the log of whichever tables are asked for.
 
-A run goes round its tables until nothing has been pending for a moment, or its budget is over, so
-under load the delay is a merge and not the launch of a run. A table that can't go on doesn't stop the
-others: the run fails at its end, naming it, and leaves the names as a tag for the sensor. Tables are
-reported while the run goes on, or a busy table would look stale. How a log is applied is in
-``materializer.drain``.
+A run goes round its tables until nothing has been pending for a moment, or its budget is over: so
+under load the delay is a merge and not the launch of a run. A table that can't go on doesn't stop
+the others: the run fails at its end, naming it, and leaves the names as a tag for the sensor.
+Tables are reported while the run goes on, or a busy table would look stale. How a log is applied is
+in ``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
@@ -133,12 +133,12 @@ class Rounds:
             )
         except TableProblem as problem:
             self._fail(problem)
-        except Exception as error:  # noqa: BLE001 - whatever one table has must not stop the others
-            self._context.log.warning(f"{table} failed", exc_info=True)
+        except Exception as error:  # whatever one table has must not stop the others
+            self._context.log.warning("%s failed", table, exc_info=True)
             self._fail(TableProblem(table, f"{type(error).__name__}: {error}"))
         else:
             if drained is None:
-                self._context.log.info(f"{table}: another worker is at it, or its copy isn't done")
+                self._context.log.info("%s: busy elsewhere, or its copy isn't complete", table)
                 return
             self._sums[table] = _added(self._sums.get(table), drained)
             every = report_seconds(self._pipeline.config.table(table))

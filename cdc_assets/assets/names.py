@@ -1,8 +1,8 @@
 """What Dagster calls a table: asset keys, partitions, operations. Pure functions of configuration.
 
 Invariant: keys are stable and unique. Dagster derives operation names from keys, so a part of a key
-may hold letters, digits and underscores only; other characters become underscores, and where two
-tables of a source would then meet, the one that had to be changed gets a short hash of its SQL name.
+may hold letters, digits and underscores only. Other characters become underscores; where two tables
+of a source would then meet, the one that had to be changed gets a short hash of its SQL name.
 The true name stands in the metadata ``dagster/table_name``.
 """
 

@@ -60,7 +60,7 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
             context.log.info(progress.sentence)
             mark(progress.landed)
 
-        context.log.info(f"{names.table}: {len(selected)} chunks asked for")
+        context.log.info("%s: %s chunks asked for", names.table, len(selected))
         session = spark_session(getattr(context.resources, resource), config)
         try:
             with Pipeline.open(config) as pipeline:

@@ -1,4 +1,4 @@
-"""How long ago did the lake table last equal the source? From the log, not from Dagster's events."""
+"""How long ago did the lake table last equal the source? Asked of the log, not of Dagster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_lag(status: TableStatus, names: TableAssets) -> dg.AssetCheckResult:
             asset_key=names.lake,
             check_name=NAME,
             passed=True,
-            description=f"{names.table} is {status.state}: it has no lag before its copy is complete.",
+            description=f"{names.table} is {status.state}: no lag before its copy is complete.",
         )
     return dg.AssetCheckResult(
         asset_key=names.lake,

@@ -1,4 +1,4 @@
-"""The operation ``check_<source>`` that evaluates the checks of all its lake tables, one at a time."""
+"""The operation ``check_<source>``: both checks of every lake table, one after the other."""
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
                     if lake is None or lake.load() is None:
                         yield _not_there(names)
                     else:
-                        context.log.info(f"{names.table}: looking for keys that stand twice")
+                        context.log.info("%s: looking for keys that stand twice", names.table)
                         yield unique_key.check_unique_key(session, lake, names)
             finally:
                 session.stop()

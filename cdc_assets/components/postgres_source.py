@@ -47,5 +47,5 @@ class PostgresSource(dg.Component):
         data = attributes.model_dump() if attributes is not None else {}
         return cls(parse_config(data, str(context.path / "defs.yaml")))
 
-    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002
         return build_defs(self.config)

@@ -1,8 +1,8 @@
 """The flusher as a Dagster resource: a supervised child process of the code server.
 
-Invariant: the child dies with the code server (its stdin ends), and a tick never waits for it. Which
-of several flushers is active is decided by a lock in Postgres, not here: code servers overlap when
-they are reloaded.
+Invariant: the child dies with the code server (its stdin ends), and a tick never waits for it.
+Which of several flushers is active is decided by a lock in Postgres, not here: code servers overlap
+when they are reloaded.
 """
 
 from __future__ import annotations

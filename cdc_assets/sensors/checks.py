@@ -1,7 +1,7 @@
 """The sensor that has the checks run: soon after a table begins to stream, then now and then.
 
-The key check reads whole tables, so it takes its turn: never while tables are copied, and the longer
-it took the longer it pauses.
+The key check reads whole tables, so it takes its turn: never while tables are copied, and the
+longer it took the longer it pauses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def wait_seconds(
     return max(0.0, due - now)
 
 
-def checks_sensor(config: SourceConfig, job: dg.UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
+def checks_sensor(
+    config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
+) -> dg.SensorDefinition:
     """``checks_<source>``."""
     tables = all_tables(config)
     tags = run_tags(config, "check")

@@ -1,7 +1,7 @@
 """The sensor that keeps the flusher running and reports the staged log.
 
-The tick starts the child and looks at it; it never flushes. A child that ended by itself is an error
-of this sensor, with its last words, until it runs again.
+The tick starts the child and looks at it; it never flushes. A child that ended by itself is an
+error of this sensor, with its last words, until it runs again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The sensor that has the log applied, and vouches for tables that are quiet.
 
 Level-triggered: a table with a backlog and no active run gets one; nothing can be missed, because
-nothing is remembered. Dagster's freshness knows only the time since the last materialization, so a
-table that nothing happens to gets a heartbeat, but only when it is *proven* to equal the source: the
-log has since been flushed beyond where the source's WAL ended at an earlier tick, and nothing of the
-table's log is pending.
+nothing is remembered. Dagster's freshness knows only the time since the last materialization, so
+a table that nothing happens to gets a heartbeat, but only when it is *proven* to equal the source:
+the log has since been flushed beyond where the source's WAL ended at an earlier tick, and nothing
+of the table's log is pending.
 """
 
 from __future__ import annotations
@@ -80,24 +80,37 @@ def source_end(found: SourceStatus) -> Lsn | None:
 
 def reaches(flushed: str | None, end: Lsn | None) -> bool:
     """Whether the log holds everything that committed before the WAL ended at ``end``."""
-    return flushed is not None and end is not None and end - Lsn.parse(flushed) <= _PAGE_HEADER_BYTES
+    return (
+        flushed is not None and end is not None and end - Lsn.parse(flushed) <= _PAGE_HEADER_BYTES
+    )
 
 
 # Where the source's WAL ended at the last tick, by source.
 _ends: dict[str, Lsn] = {}
 
 
-def materializer_sensor(config: SourceConfig) -> dg.SensorDefinition:
+def materializer_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
+    """The job that drains the log of every lake table, or of those a run asks for."""
+    return dg.define_asset_job(
+        f"materialize_{config.name}_tables",
+        selection=dg.AssetSelection.assets(*(names.lake for names in all_tables(config))),
+        description=f"Applies the log of {config.name} to its lake tables.",
+    )
+
+
+def materializer_sensor(
+    config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
+) -> dg.SensorDefinition:
     """``materializer_<source>``."""
     tables = all_tables(config)
     tags = run_tags(config, "materialize")
 
     @dg.sensor(
         name=f"materializer_{config.name}",
-        target=dg.AssetSelection.assets(*(names.lake for names in tables)),
+        job=job,
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Has the log applied wherever it is ahead of the lake, and reports quiet tables.",
+        description="Has the log applied where it is ahead of the lake; vouches for quiet tables.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:

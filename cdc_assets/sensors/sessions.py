@@ -1,7 +1,7 @@
 """A connection to the log that outlives a tick, and what a tick says while there is none.
 
-A database that isn't up yet is waited for, with a sentence; every other error is a sensor's error and
-shows as one.
+A database that isn't up yet is waited for, with a sentence; every other error is a sensor's error
+and shows as one.
 """
 
 from __future__ import annotations

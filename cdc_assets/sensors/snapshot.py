@@ -22,7 +22,10 @@ from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
 
 TICK_SECONDS = 5
 # A run over a range of partitions instead of one: https://docs.dagster.io/guides/build/partitions-and-backfills
-_RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+_RANGE_START, _RANGE_END = (
+    "dagster/asset_partition_range_start",
+    "dagster/asset_partition_range_end",
+)
 # Some 44 ms an event on SQLite: a tick stays below its 2 seconds.
 MARKS_A_TICK = 20
 
@@ -75,7 +78,8 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=f"snapshot_{config.name}",
-        target=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
+        # Not a job: one job can't hold assets that are partitioned in different ways.
+        asset_selection=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Has every chunk copied that hasn't landed yet: one run a table.",
@@ -99,19 +103,19 @@ def _look(
     }
     with session(config, "snapshot sensor") as pipeline:
         rows = {row.table: row for row in pipeline.store.tables()}
-        plans = {
-            names: (row, tuple(chunks(pipeline.store, names.table, row.epoch)))
+        plans = [
+            (names, row.state, tuple(chunks(pipeline.store, names.table, row.epoch)))
             for names in tables
             if (row := rows.get(names.table)) is not None and row.state in ("copying", "streaming")
-        }
+        ]
     copies = []
-    for names, (row, plan) in plans.items():
+    for names, state, plan in plans:
         known = frozenset(instance.get_dynamic_partitions(names.partitions_name))
         past = past_runs(instance, run_tags(config, "snapshot", names.table))
         copies.append(
             Copy(
                 names,
-                row.state,
+                state,
                 plan,
                 known,
                 frozenset(instance.get_materialized_partitions(names.snapshot)),

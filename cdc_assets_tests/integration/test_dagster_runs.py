@@ -1,0 +1,205 @@
+"""Real sensors and real runs on an ephemeral Dagster instance, a real Postgres and a real Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+
+from cdc_assets.assets import lake
+from cdc_assets.assets.names import TableAssets, all_tables
+from cdc_assets.build import build_defs
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.flusher.main import run as flush
+from cdc_assets.sensors import sessions
+from cdc_assets.spark.session import server
+from cdc_assets_tests.conftest import NewDatabase
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@dataclass
+class World:
+    """One source with its definitions and an instance; the flusher runs in a thread."""
+
+    config: SourceConfig
+    defs: dg.Definitions
+    instance: dg.DagsterInstance
+    client: psycopg.Connection[Any]
+
+    def names(self, table: str) -> TableAssets:
+        return next(n for n in all_tables(self.config) if n.table.name == table)
+
+    def tick(self, sensor: str) -> SensorExecutionData:
+        """Evaluate a sensor and do with the answer what the daemon does."""
+        repository = self.defs.get_repository_def()
+        with dg.build_sensor_context(
+            self.instance, repository_def=repository, resources=dict(self.defs.resources or {})
+        ) as context:
+            definition = repository.get_sensor_def(f"{sensor}_{self.config.name}")
+            found = definition.evaluate_tick(context)
+        for event in found.asset_events:
+            self.instance.report_runless_asset_event(event)
+        for request in found.dynamic_partitions_requests or ():
+            name = request.partitions_def_name
+            if isinstance(request, dg.AddDynamicPartitionsRequest):
+                self.instance.add_dynamic_partitions(name, list(request.partition_keys))
+            else:
+                for key in request.partition_keys:
+                    self.instance.delete_dynamic_partition(name, key)
+        return found
+
+    def runs(self, sensor: str) -> list[dg.RunRequest]:
+        return self.requests(sensor, self.tick(sensor))
+
+    def requests(self, sensor: str, found: SensorExecutionData) -> list[dg.RunRequest]:
+        """With the job that the daemon would launch: the sensor's only target."""
+        repository = self.defs.get_repository_def()
+        definition = repository.get_sensor_def(f"{sensor}_{self.config.name}")
+        return [
+            request
+            if request.job_name
+            else request.with_replaced_attrs(job_name=definition.job_name)
+            for request in found.run_requests or ()
+        ]
+
+    def said(self, sensor: str) -> str:
+        return self.tick(sensor).skip_message or ""
+
+    def execute(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
+        assert request.job_name is not None
+        job = self.defs.resolve_job_def(request.job_name)
+        return job.execute_in_process(
+            instance=self.instance,
+            asset_selection=request.asset_selection,
+            tags=dict(request.tags),
+            raise_on_error=False,
+        )
+
+    def until(self, what: str, look: Callable[[], Any], seconds: float = 90.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := look():
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"waited {seconds} s for {what}")
+
+    def materializations(self, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
+        records = self.instance.fetch_materializations(key, limit=1000).records
+        return [r.asset_materialization for r in records if r.asset_materialization is not None]
+
+
+@pytest.fixture
+def world(
+    tmp_home: Path,
+    postgres_dsn: NewDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[World]:
+    monkeypatch.setattr(lake, "LINGER_SECONDS", 1.0)
+    dsn = postgres_dsn()
+    client = psycopg.connect(dsn, autocommit=True)
+    client.execute(
+        "create table public.big (id int primary key, note text);"
+        ' create table public."Mixed Case.Table" (a int, "B c" text, primary key (a, "B c"));'
+        " create table public.nokey (v text); alter table public.nokey replica identity full;"
+        " insert into public.big select g, repeat('x', 500) from generate_series(1, 2000) g;"
+        " insert into public.\"Mixed Case.Table\" values (1, 'one');"
+        " insert into public.nokey values ('same'), ('same')"
+    )
+    config = parse_config(
+        {
+            "name": "world",
+            "postgres": {"dsn": dsn},
+            "tables": [
+                {"name": "public.big", "chunk_pages": 40},
+                {"name": 'public."Mixed Case.Table"'},
+                {"name": "public.nokey"},
+            ],
+            "snapshot": {"max_parallel_tables": 1},
+        },
+        "test",
+    )
+    stop = threading.Event()
+    flusher = threading.Thread(target=flush, args=(config,), kwargs={"stop": stop})
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield_world = World(config, build_defs(config), instance, client)
+        flusher.start()
+        try:
+            yield yield_world
+        finally:
+            stop.set()
+            flusher.join(30)
+            sessions.close_all()
+            server(config).stop()
+            client.close()
+
+
+def _materialized(world: World) -> bool:
+    """Run what the sensor asks for; True once it says that nothing is to be done."""
+    found = world.tick("materializer")
+    for request in world.requests("materializer", found):
+        assert world.execute(request).success
+    return found.skip_message == "All 3 copied tables equal the source."
+
+
+def test_from_the_first_tick_to_level_tables(world: World) -> None:
+    big, mixed, nokey = (world.names(n) for n in ("big", "Mixed Case.Table", "nokey"))
+
+    # One table at a time is copied (max_parallel_tables), by one run over its range of partitions.
+    copied = []
+    for _ in range(3):
+        requests = world.until("a copy", lambda: world.runs("snapshot"))
+        assert len(requests) == 1
+        copied.append(requests[0].asset_selection[0].path[-1])
+        result = world.execute(requests[0])
+        assert result.success
+    assert copied == ["big", "Mixed_Case_Table", "nokey"]
+    assert world.said("snapshot") == "All 3 pinned tables are copied."
+
+    chunks = world.instance.get_dynamic_partitions("ctid/world.public.big")
+    assert len(chunks) > 2
+    events = world.materializations(big.snapshot)
+    assert sorted(e.partition or "" for e in events) == sorted(chunks)  # each once, none twice
+    assert sum(int(str(e.metadata["rows"].value)) for e in events) == 2000
+    assert all({"bytes", "seconds"} <= set(e.metadata) for e in events)
+
+    # Freshly copied tables are reported by a run, in full.
+    server(world.config).ensure()
+    [request] = world.until("a merge", lambda: world.runs("materializer"))
+    assert set(request.asset_selection or ()) == {big.lake, mixed.lake, nokey.lake}
+    world.client.execute(
+        "update public.big set note = 'new' where id <= 10;"
+        " delete from public.big where id > 1990;"
+        " insert into public.\"Mixed Case.Table\" values (2, 'two')"
+    )
+    assert world.execute(request).success
+    world.until("level tables", lambda: _materialized(world))
+    latest = world.materializations(big.lake)[0]
+    assert latest.metadata["dagster/row_count"].value == 1990
+    schema = latest.metadata["dagster/column_schema"].value
+    assert isinstance(schema, dg.TableSchema)
+    assert [(c.name, c.type) for c in schema.columns] == [("id", "int"), ("note", "string")]
+    lineage = world.materializations(mixed.lake)[0].metadata["dagster/column_lineage"].value
+    assert isinstance(lineage, dg.TableColumnLineage)
+    assert lineage.deps_by_column["B c"] == [dg.TableColumnDep(mixed.source, "B c")]
+    changes = sum(int(str(e.metadata["changes"].value)) for e in world.materializations(big.lake))
+    assert changes == 20
+
+    # The checks: of keys over Spark, of lag from the log.
+    [check] = world.runs("checks")
+    result = world.execute(check)
+    assert result.success
+    evaluations = {
+        (e.asset_key.path[-1], e.check_name): e for e in result.get_asset_check_evaluations()
+    }
+    assert len(evaluations) == 6
+    assert all(e.passed for e in evaluations.values()), evaluations
+    assert "no key" in str(evaluations["nokey", "primary_key_unique"].description)

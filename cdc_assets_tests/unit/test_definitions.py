@@ -1,0 +1,195 @@
+"""The definitions as Dagster sees them: keys, lineage, partitions, policies, and error texts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cdc_assets
+from cdc_assets.assets.names import TableAssets, all_tables
+from cdc_assets.build import build_defs
+from cdc_assets.components import PostgresSource
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.postgres.names import TableId
+
+_ENGINE = {
+    *("postgres", "log", "flusher", "snapshot", "materializer", "maintenance", "verify", "spark"),
+    *("embedded", "config", "errors", "pipeline", "process", "status", "commands", "doctor"),
+}
+
+
+def _config(*tables: str, **more: object) -> SourceConfig:
+    return parse_config(
+        {
+            "name": "src",
+            "postgres": {"dsn": "postgresql://user:topsecret@nowhere/db"},
+            "tables": [{"name": table} for table in tables],
+            **more,
+        },
+        "test",
+    )
+
+
+def test_a_table_is_four_assets_with_lineage_from_source_to_lake() -> None:
+    graph = build_defs(_config('public."Mixed Case.Table"')).resolve_asset_graph()
+    lineage = {
+        key.to_user_string(): sorted(p.to_user_string() for p in graph.get(key).parent_keys)
+        for key in graph.get_all_asset_keys()
+    }
+    assert lineage == {
+        "postgres/src/public/Mixed_Case_Table": [],
+        "snapshot/src/public/Mixed_Case_Table": ["postgres/src/public/Mixed_Case_Table"],
+        "staged_log/src/public/Mixed_Case_Table": ["postgres/src/public/Mixed_Case_Table"],
+        "src/Mixed_Case_Table": [
+            "snapshot/src/public/Mixed_Case_Table",
+            "staged_log/src/public/Mixed_Case_Table",
+        ],
+    }
+
+
+def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
+    from cdc_assets.definitions import defs
+
+    graph = defs.resolve_asset_graph()
+    lake = {key.to_user_string() for key in graph.get_all_asset_keys() if key.path[0] == "shop"}
+    assert {"shop/pgbench_accounts", "shop/orders", "shop/Mixed_Case_Table"} <= lake
+    assert {sensor.name for sensor in defs.sensors or ()} == {
+        "services_shop",
+        "flusher_shop",
+        "snapshot_shop",
+        "materializer_shop",
+        "checks_shop",
+    }
+    for sensor in defs.sensors or ():
+        assert isinstance(sensor, dg.SensorDefinition)
+        assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+    checked = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
+    assert {("shop/orders", "primary_key_unique"), ("shop/orders", "replication_lag")} <= checked
+    assert len(checked) == 2 * len(lake)
+
+
+def test_partitions_kinds_policies_and_tables_names() -> None:
+    config = parse_config(
+        {
+            "name": "src",
+            "postgres": {"dsn": "postgresql://nowhere/db"},
+            "tables": [{"name": "sales.orders", "freshness": {"warn": "60s", "fail": "300s"}}],
+            "lake": {"namespace": "ns"},
+        },
+        "test",
+    )
+    graph = build_defs(config).resolve_asset_graph()
+    snapshot = graph.get(dg.AssetKey(["snapshot", "src", "sales", "orders"]))
+    assert isinstance(snapshot.partitions_def, dg.DynamicPartitionsDefinition)
+    assert snapshot.partitions_def.name == "ctid/src.sales.orders"
+    assert snapshot.backfill_policy == dg.BackfillPolicy.single_run()
+    assert set(snapshot.kinds) == {"postgres", "spark", "iceberg"}
+    lake = graph.get(dg.AssetKey(["ns", "orders"]))
+    assert lake.partitions_def is None
+    assert lake.metadata["dagster/table_name"] == "ns.orders"
+    assert lake.metadata["dagster/uri"].endswith("/ns/orders")
+    policy = lake.freshness_policy
+    assert policy == dg.FreshnessPolicy.time_window(
+        fail_window=config.tables[0].freshness.fail, warn_window=config.tables[0].freshness.warn
+    )
+    assert set(graph.get(dg.AssetKey(["postgres", "src", "sales", "orders"])).kinds) == {"postgres"}
+
+
+def test_tables_that_would_meet_in_one_key_are_kept_apart() -> None:
+    config = _config('public."a b"', "public.a_b", 'public."a.b"')
+    names = {str(n.table): n.lake.path[-1] for n in all_tables(config)}
+    assert names["public.a_b"] == "a_b"
+    assert len(set(names.values())) == 3
+    build_defs(config).resolve_asset_graph()
+
+
+@given(
+    st.sets(
+        st.tuples(
+            st.sampled_from(["public", "p q", "p_q"]),
+            st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=6),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_keys_are_unique_and_legal_for_any_names(tables: set[tuple[str, str]]) -> None:
+    ids = [TableId(schema, name) for schema, name in tables]
+    lowered = [t.name.lower() for t in ids]
+    if len(set(lowered)) != len(lowered):
+        return  # the configuration refuses or renames those; see its tests
+    config = _config(*(str(t) for t in ids))
+    keys = [
+        key
+        for t in ids
+        for n in [TableAssets(config, t)]
+        for key in (n.source, n.snapshot, n.staged_log, n.lake)
+    ]
+    assert len(set(keys)) == len(keys)
+    for key in keys:
+        assert all(part.isascii() and part.replace("_", "a").isalnum() for part in key.path)
+
+
+def test_no_secret_is_in_what_the_ui_shows_of_resources() -> None:
+    defs = build_defs(_config("public.t", spark={"remote": "sc://host:15002/;token=topsecret"}))
+    for resource in (defs.resources or {}).values():
+        assert "topsecret" not in repr(resource)
+        assert "topsecret" not in str(resource.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tabels": []}, r"tabels: unknown key; remove it or correct its spelling"),
+        ({"tables": None}, r"tables"),
+        ({"postgres": {"dsn": "${CDC_NO_SUCH}"}}, r"CDC_NO_SUCH is not set; export it"),
+        ({"name": "Not A Word"}, r"name: write up to 40 lower-case letters"),
+        ({"staging": {"flush_interval": "soon"}}, r"staging.flush_interval: 'soon' has no known"),
+    ],
+)
+def test_a_components_error_names_file_key_and_remedy(change: dict[str, object], said: str) -> None:
+    attributes = {
+        "name": "src",
+        "postgres": {"dsn": "postgresql://nowhere/db"},
+        "tables": [{"name": "public.t"}],
+        **change,
+    }
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        PostgresSource.from_attributes_dict(attributes=attributes)
+    assert "defs.yaml" in str(caught.value)
+
+
+def test_a_component_takes_what_the_plain_file_takes() -> None:
+    component = PostgresSource.from_attributes_dict(
+        attributes={
+            "name": "src",
+            "postgres": {"dsn": "postgresql://nowhere/db"},
+            "tables": [{"name": "public.t", "chunk_pages": 7}],
+            "staging": {"flush_interval": "500ms", "flush_bytes": "1MB"},
+        }
+    )
+    assert component.config.staging.flush_interval_seconds == 0.5
+    assert component.config.tables[0].chunk_pages == 7
+
+
+def test_engine_modules_do_not_import_dagster() -> None:
+    root = Path(cdc_assets.__file__).parent
+    modules = sorted(
+        ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        for path in root.rglob("*.py")
+        if path.relative_to(root).with_suffix("").parts[0] in _ENGINE
+    )
+    assert len(modules) > 30
+    code = (
+        f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
+        "print(sorted(m for m in sys.modules if m.split('.')[0].startswith('dagster'))[:5])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

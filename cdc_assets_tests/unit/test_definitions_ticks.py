@@ -1,0 +1,181 @@
+"""What a tick decides, as pure functions: reconciling chunks, runs, back-off, heartbeats."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cdc_assets.assets.names import TableAssets
+from cdc_assets.config import parse_config
+from cdc_assets.log.progress import ChunkProgress
+from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.sensors import checks, flusher, materializer, snapshot
+from cdc_assets.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
+from cdc_assets.status import TableStatus
+
+CONFIG = parse_config(
+    {
+        "name": "src",
+        "postgres": {"dsn": "postgresql://nowhere/db"},
+        "tables": [{"name": "public.t", "freshness": {"warn": "40s", "fail": "5m"}}],
+    },
+    "test",
+)
+NAMES = TableAssets(CONFIG, TableId("public", "t"))
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _plan(landed: int, epoch: int = 1) -> tuple[ChunkProgress, ...]:
+    return tuple(
+        ChunkProgress(c.key(epoch), c, "landed" if i < landed else "planned", 1, 1, 1.0)
+        for i, c in enumerate(plan_chunks(4, 1))
+    )
+
+
+def _copy(
+    landed: int,
+    *,
+    state: str = "copying",
+    known: int = 4,
+    marked: int | None = None,
+    active: bool = False,
+    wait: float = 0.0,
+    epoch: int = 1,
+) -> snapshot.Copy:
+    keys = [chunk.key for chunk in _plan(0, 1)]
+    return snapshot.Copy(
+        NAMES,
+        state,
+        _plan(landed, epoch),
+        frozenset(keys[:known]),
+        frozenset(keys[: landed if marked is None else marked]),
+        active,
+        wait,
+    )
+
+
+KEYS = [chunk.key for chunk in _plan(0)]
+
+
+def test_a_new_copy_gets_its_partitions_and_one_run_over_all_of_them() -> None:
+    decision = snapshot.decide(_copy(0, known=0), may_run=True)
+    assert decision == snapshot.Decision(tuple(KEYS), (), (), (KEYS[0], KEYS[-1]))
+
+
+def test_a_killed_copy_goes_on_where_it_was_and_marks_what_landed_unsaid() -> None:
+    decision = snapshot.decide(_copy(2, marked=1), may_run=True)
+    assert decision.run == (KEYS[2], KEYS[3])
+    assert [chunk.key for chunk in decision.mark] == [KEYS[1]]
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [_copy(1, active=True), _copy(1, wait=3.0), _copy(4, state="streaming")],
+    ids=["a run is at it", "backing off", "complete"],
+)
+def test_no_second_run(copy: snapshot.Copy) -> None:
+    assert snapshot.decide(copy, may_run=True).run is None
+
+
+def test_no_run_beyond_max_parallel_tables() -> None:
+    assert snapshot.decide(_copy(1), may_run=False).run is None
+
+
+def test_an_active_run_marks_its_own_chunks() -> None:
+    assert snapshot.decide(_copy(2, marked=0, active=True), may_run=True).mark == ()
+
+
+def test_landed_chunks_whose_copy_nobody_finished_get_a_run_that_finishes_it() -> None:
+    assert snapshot.decide(_copy(4), may_run=True).run == (KEYS[-1], KEYS[-1])
+
+
+def test_partitions_of_an_old_epoch_are_deleted() -> None:
+    decision = snapshot.decide(_copy(0, epoch=2), may_run=True)
+    assert decision.delete == tuple(KEYS)
+    assert decision.add[0].startswith("0002:")
+
+
+def _past(*succeeded: bool, failed: frozenset[str] | None = None) -> list[PastRun]:
+    return [
+        PastRun(ok, NOW - timedelta(seconds=i), None if ok else failed)
+        for i, ok in enumerate(succeeded)
+    ]
+
+
+def test_back_off_doubles_and_is_capped() -> None:
+    assert [delay_seconds(n) for n in (0, 1, 2, 3, 99)] == [0.0, 10.0, 20.0, 40.0, 600.0]
+    assert failures_in_a_row(_past(False, False, True, False)) == 2
+    assert wait_seconds(_past(False, False), NOW + timedelta(seconds=5)) == 15.0
+    assert wait_seconds(_past(True, False), NOW) == 0.0
+
+
+def test_a_table_is_not_blamed_for_another_ones_failure() -> None:
+    past = _past(False, False, failed=frozenset({"public.bad"}))
+    assert wait_seconds(past, NOW, "public.good") == 0.0
+    assert wait_seconds(past, NOW, "public.bad") == 20.0
+
+
+def _look(
+    *, pending: int = 0, reported: float | None = 5.0, state: str = "streaming", wait: float = 0.0
+) -> materializer.Look:
+    status = TableStatus(
+        "public.t", "src.t", state, None, 1, "0/1", "0/10", 0, 0.0, pending, 1, 1, 1
+    )
+    return materializer.Look(NAMES, status, reported, wait)
+
+
+def test_a_backlog_gets_a_run_unless_one_is_active_or_the_table_backs_off() -> None:
+    decide = materializer.decide
+    assert decide([_look(pending=3)], active=False, proven=True).run == (NAMES,)
+    assert decide([_look(pending=3)], active=True, proven=True).run == ()
+    assert decide([_look(pending=3, wait=9.0)], active=False, proven=True).run == ()
+    assert decide([_look(pending=3, state="parked")], active=False, proven=True).run == ()
+    assert decide([_look()], active=False, proven=True).run == ()
+
+
+def test_a_table_that_was_just_copied_gets_its_first_report_from_a_run() -> None:
+    decision = materializer.decide([_look(reported=None)], active=False, proven=True)
+    assert decision == materializer.Decision((NAMES,), ())
+
+
+@pytest.mark.parametrize(
+    ("look", "proven", "heartbeat"),
+    [
+        (_look(reported=21.0), True, True),  # the table warns after 40 s
+        (_look(reported=19.0), True, False),
+        (_look(reported=21.0), False, False),
+        (_look(reported=21.0, pending=1), True, False),
+        (_look(reported=21.0, state="copying"), True, False),
+    ],
+)
+def test_only_a_table_proven_level_gets_a_heartbeat(
+    look: materializer.Look, proven: bool, heartbeat: bool
+) -> None:
+    decision = materializer.decide([look], active=False, proven=proven)
+    assert bool(decision.heartbeats) is heartbeat
+
+
+def test_the_log_is_level_once_it_reaches_where_the_wal_ended() -> None:
+    assert materializer.reaches("0/2000", Lsn.parse("0/2000"))
+    assert materializer.reaches("0/2000", Lsn.parse("0/2018"))  # a page's header, no transaction
+    assert not materializer.reaches("0/2000", Lsn.parse("0/2030"))
+    assert not materializer.reaches(None, Lsn.parse("0/2000"))
+    assert not materializer.reaches("0/2000", None)
+
+
+def test_a_staged_log_is_reported_at_first_sight_then_once_a_minute_if_it_grew() -> None:
+    last = flusher.Reported(100.0, 10)
+    assert flusher.due(None, 0, 0.0)
+    assert not flusher.due(last, 20, 130.0)
+    assert flusher.due(last, 20, 160.0)
+    assert not flusher.due(last, 10, 999.0)
+
+
+def test_checks_pause_longer_than_they_took_and_new_tables_come_sooner() -> None:
+    assert checks.wait_seconds(None, 0.0, unchecked=[]) == 0.0
+    assert checks.wait_seconds((0.0, 2.0), 10.0, unchecked=[]) == 592.0
+    assert checks.wait_seconds((0.0, 2.0), 10.0, unchecked=["src/t"]) == 32.0
+    assert checks.wait_seconds((0.0, 100.0), 100.0, unchecked=[]) == 2000.0
