@@ -1,0 +1,159 @@
+"""The copy: pinned, resumed, landed once (invariants 4, 5, 6, 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc_assets.errors import SnapshotLost, TableProblem
+from cdc_assets.log.progress import chunks
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.pins import Pins, join_pin
+from cdc_assets.snapshot.copy import CopyProgress, copy_table
+from cdc_assets.spark.server import SparkServer
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.lake_support import Lake, lake
+
+pytestmark = pytest.mark.spark
+
+T = TableId("public", "t")
+SETUP = """
+create table t (id int primary key, v text not null, pad text);
+insert into t select i, 'old ' || i, repeat('x', 100) from generate_series(1, 20000) i;
+"""
+
+
+@pytest.fixture
+def source(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> Iterator[Lake]:
+    with lake(
+        postgres_dsn(),
+        spark_server.ensure(),
+        SETUP,
+        {"name": "t", "chunk_pages": 4},
+        snapshot={"max_parallel_chunks": 2},
+    ) as opened:
+        yield opened
+
+
+def test_invariant_5_the_copy_shows_the_moment_of_the_pin(source: Lake) -> None:
+    source.pin()
+    source.execute("update t set v = 'new' where id % 3 = 0")
+    source.execute("delete from t where id % 5 = 0")
+    source.execute("insert into t select i, 'late', '' from generate_series(30001, 31000) i")
+    source.copy()
+    rows = source.rows(T)
+    assert len(rows) == 20000
+    assert all(row[1].startswith("old ") for row in rows)
+
+
+def test_invariant_4_copy_and_log_neither_overlap_nor_leave_a_gap(source: Lake) -> None:
+    source.pin()
+    source.execute("update t set v = 'new' where id % 3 = 0")
+    source.execute("delete from t where id % 5 = 0")
+    source.flush()
+    source.copy()
+    source.execute("insert into t select i, 'late', '' from generate_series(30001, 30100) i")
+    source.flush()
+    source.drain_all()
+    assert source.rows(T) == sorted(source.execute("select * from t"), key=repr)
+
+
+def test_invariant_6_a_killed_run_goes_on_and_no_chunk_lands_twice(source: Lake) -> None:
+    source.pin()
+
+    class Killed(BaseException):
+        pass
+
+    def die(progress: CopyProgress) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        copy_table(source.pipeline, source.session, T, on_progress=die)
+    landed_before = source.lake_table(T).state().landed
+    assert 0 < len(landed_before) < len(chunks(source.pipeline.store, T, 1))
+    # Even without the cache: what landed is what the Iceberg table says.
+    source.execute("update _pg2iceberg.snapshot_progress set state = 'planned', rows = null")
+    seen: list[CopyProgress] = []
+    copy_table(source.pipeline, source.session, T, on_progress=seen.append)
+    again = {chunk.key for progress in seen for chunk in progress.landed}
+    assert not again & landed_before
+    assert source.rows(T) == sorted(source.execute("select * from t"), key=repr)
+
+
+def test_a_finished_copy_is_left_alone(source: Lake) -> None:
+    source.pin()
+    source.copy()
+    before = source.snapshots(T)
+    source.pin()
+    source.copy()
+    assert source.snapshots(T) == before
+
+
+def test_invariant_10_a_table_with_a_chunk_missing_is_not_complete(source: Lake) -> None:
+    source.pin()
+    keys = [chunk.key for chunk in chunks(source.pipeline.store, T, 1)]
+    copy_table(source.pipeline, source.session, T, only=keys[:-1])
+    row = source.pipeline.store.table(T)
+    assert row is not None
+    assert row.state == "copying"
+    copy_table(source.pipeline, source.session, T, only=keys[-1:])
+    row = source.pipeline.store.table(T)
+    assert row is not None
+    assert row.state == "streaming"
+
+
+def test_a_pin_outlives_the_process_that_made_it_while_somebody_holds_it(source: Lake) -> None:
+    source.pin()
+    row = source.pipeline.store.table(T)
+    assert row is not None
+    assert row.pin is not None
+    with join_pin(source.pipeline.store, source.pipeline.source_dsn, row.pin):
+        source.pins.close()  # the flusher dies
+        successor = Pins(source.pipeline)
+        successor.prepare()
+        successor.tick()
+    kept = source.pipeline.store.table(T)
+    assert kept is not None
+    assert (kept.epoch, kept.pin) == (row.epoch, row.pin)
+    source.copy()
+    successor.close()
+    assert len(source.rows(T)) == 20000
+
+
+def test_a_lost_pin_starts_a_new_epoch_without_the_old_rows(source: Lake) -> None:
+    source.pin()
+    keys = [chunk.key for chunk in chunks(source.pipeline.store, T, 1)]
+    copy_table(source.pipeline, source.session, T, only=keys[:3])
+    source.pins.close()
+    row = source.pipeline.store.table(T)
+    assert row is not None
+    with pytest.raises(SnapshotLost):
+        copy_table(source.pipeline, source.session, T)
+    # What changes between the pins is in no log that the new epoch reads, and must not be needed.
+    source.execute("delete from t where id <= 100")
+    source.execute("update t set v = 'between' where id between 101 and 200")
+    source.pins = Pins(source.pipeline)
+    source.pin()
+    row = source.pipeline.store.table(T)
+    assert row is not None
+    assert (row.state, row.epoch) == ("copying", 2)
+    source.copy()
+    source.flush()
+    source.drain_all()
+    assert source.rows(T) == sorted(source.execute("select * from t"), key=repr)
+
+
+def test_a_table_that_is_not_there_is_parked_and_the_others_go_on(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    with lake(postgres_dsn(), spark_server.ensure(), SETUP, "t", "nowhere") as opened:
+        opened.pin()
+        copy_table(opened.pipeline, opened.session, T)
+        assert len(opened.rows(T)) == 20000
+        with pytest.raises(TableProblem, match=r"public\.nowhere: .*not found in the source"):
+            copy_table(opened.pipeline, opened.session, TableId("public", "nowhere"))
+        opened.execute("create table nowhere (id int primary key)")
+        opened.pin()
+        copy_table(opened.pipeline, opened.session, TableId("public", "nowhere"))
