@@ -434,7 +434,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    process.read_settings()
     stopping = process.die_with_parent()
     directory: Path = options.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
