@@ -21,6 +21,10 @@ import pyarrow.compute as pc
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _DAY_US = 86_400_000_000
 _FIRST_US, _LAST_US = _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1
+# Infinity is the largest integer, counted from 2000; ADBC counts from 1970, 10,957 days earlier, and
+# wraps around. No date of Postgres's is as early as what comes out.
+_INFINITE_DAY = 2**31 - 1 + 10_957 - 2**32
+_INFINITE_US = 2**63 - 1 + 10_957 * _DAY_US - 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,9 @@ def _fit_calendar(values: pa.Array, field: pa.Field, policy: str) -> pa.Array:
         )
     inside = pc.and_(pc.greater_equal(raw, low), pc.less_equal(raw, high))
     if policy == "clamp":
-        clamped = pc.min_element_wise(pc.max_element_wise(raw, low), high)
-        return pc.if_else(pc.is_valid(raw), clamped, raw).view(values.type)
+        bounds = [pa.scalar(bound, raw.type) for bound in (low, high)]
+        infinite = pa.scalar(_INFINITE_DAY if days else _INFINITE_US, raw.type)
+        raw = pc.if_else(pc.equal(raw, infinite), bounds[1], raw)
+        clamped = pc.max_element_wise(raw, bounds[0], skip_nulls=False)
+        return pc.min_element_wise(clamped, bounds[1], skip_nulls=False).view(values.type)
     return pc.if_else(inside, raw, pa.scalar(None, raw.type)).view(values.type)

@@ -14,7 +14,7 @@ from cdc_assets.spark.tables import LakeColumn, ticked
 
 # Lake types whose text form is Postgres's, or nearly so.
 _RENDER = {
-    "boolean": "if({x}, 't', 'f')",
+    "boolean": "case {x} when true then 't' when false then 'f' end",
     "int": "cast({x} as string)",
     "bigint": "cast({x} as string)",
     "string": "{x}",
