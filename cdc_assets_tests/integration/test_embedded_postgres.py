@@ -180,9 +180,12 @@ def test_a_server_that_was_left_behind_is_ended(server: EmbeddedPostgres) -> Non
         group=user.gid if user else None,
         extra_groups=[] if user else None,
     )
-    assert eventually((data / "postmaster.pid").exists)
-    dsn = server.start()
-    assert left.wait(10) is not None
+    try:
+        assert eventually((data / "postmaster.pid").exists)
+        dsn = server.start()
+        assert left.wait(10) is not None
+    finally:
+        left.kill()
     psycopg.connect(dsn).close()
 
 
