@@ -1,10 +1,8 @@
-"""One atomic change of a lake table: a folded batch, applied on a branch, then fast-forwarded.
+"""One atomic change of a lake table: a folded batch, with the cursor it leads to.
 
-Keeps invariant 7 and never writes equality deletes. On a branch that starts at the current
-snapshot: delete the rows of every key of the batch (a MERGE with the keys broadcast, so the table
-is never shuffled), append the new rows, and move ``main`` there. Readers see one step. Each commit
-carries the cursor. A crash leaves ``main`` as it was, and the next attempt makes the branch anew; a
-writer that was presumed dead and comes back can't fast-forward, because ``main`` has moved on.
+Keeps invariant 7 and never writes equality deletes. On a branch (``spark.publish``): delete the
+rows of every key of the batch (a MERGE with the keys broadcast, so the table is never shuffled),
+append the new rows. Readers see one step, and each commit carries the cursor.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import count_rows, fold, member, parsed
 from cdc_assets.materializer.repair import Reread
-from cdc_assets.spark.catalog import CATALOG
+from cdc_assets.spark.publish import published
 from cdc_assets.spark.session import summary
 from cdc_assets.spark.tables import (
     LakeColumn,
@@ -30,7 +28,6 @@ from cdc_assets.spark.tables import (
     ticked,
 )
 
-_BRANCH = "cdc"
 # A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
 # the table.
 _KEYS = "cdc_keys"
@@ -90,9 +87,8 @@ def _merge_keyed(
             rows = folded.where("unknown is not null")
             filled, repaired = _filled(session, lake, rows, left_out, reread, cleanup)
             new = new.unionByName(filled)
-        table_is_empty = state.snapshot_id is None or state.total_rows == 0
         keys = None
-        if facts.truncate is None and not table_is_empty:
+        if facts.truncate is None and state.total_rows:
             keys = _typed(folded, lake.key, "key").toDF(*(f"k{i}" for i in range(len(lake.key))))
         condition = " and ".join(f"t.{ticked(c.name)} = s.k{i}" for i, c in enumerate(lake.key))
         _commit(
@@ -167,31 +163,19 @@ def _commit(
     delete: tuple[DataFrame, str] | None,
     append: DataFrame | None,
 ) -> None:
-    nothing = session.table(lake.sql_name).limit(0)
-    if state.snapshot_id is None:
-        # The first snapshot of all: there is nothing to delete and no branch to start from.
-        (append if append is not None else nothing).writeTo(lake.sql_name).append()
-        return
-    session.sql(
-        f"alter table {lake.sql_name} create or replace branch {_BRANCH}"
-        f" as of version {state.snapshot_id}"
-    )
-    branch = lake.branch(_BRANCH)
-    if truncate:
-        # Iceberg drops all files without a scan, and without our summary: the commit that follows,
-        # of no rows if need be, carries the cursor.
-        session.sql(f"delete from {branch}")
-        append = append if append is not None else nothing
-    elif delete is not None:
-        keys, condition = delete
-        keys.createOrReplaceTempView(_KEYS)
-        session.sql(
-            f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
-            f" on {condition} when matched then delete"
-        )
-    if append is not None:
-        append.writeTo(branch).append()
-    session.sql(f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{_BRANCH}')")
+    with published(session, lake, state) as branch:
+        if truncate:
+            session.sql(f"delete from {branch}")
+        elif delete is not None:
+            keys, condition = delete
+            keys.createOrReplaceTempView(_KEYS)
+            session.sql(
+                f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
+                f" on {condition} when matched then delete"
+            )
+        # Of no rows if need be: a delete of whole files or of nothing doesn't carry the cursor.
+        new = append if append is not None else session.table(lake.sql_name).limit(0)
+        new.writeTo(branch).append()
 
 
 def _typed(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: str) -> DataFrame:

@@ -5,8 +5,8 @@ costs at most the wave it was writing: the next one reads the table and goes on.
 under the table's pin whoever reads it, so it doesn't matter which run copies which chunk. The
 table's writer lock is held throughout.
 
-A pin that was lost makes a new epoch (see ``postgres.pins``): the rows of the old one are removed
-first, because a chunk of the old snapshot and one of the new don't fit together.
+A pin that was lost makes a new epoch (see ``postgres.pins``): its first wave removes the rows of
+the old one, because a chunk of the old snapshot and one of the new don't fit together.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Holder, join_pin
 from cdc_assets.postgres.types import select_expression
 from cdc_assets.snapshot.reader import ReadPlan, chunk_reader
+from cdc_assets.spark.publish import published
 from cdc_assets.spark.session import summary
 from cdc_assets.spark.tables import CHUNKS, EPOCH, LakeTable, cursor_properties, ticked
 
@@ -116,7 +117,8 @@ def copy_table(
                 lake.create(session)
             finally:
                 store.unlock("catalog")
-            landed = _begin_epoch(session, lake)
+            state = lake.state()
+            landed = state.landed if state.epoch == row.epoch else frozenset()
             mark_landed(store, table, row.epoch, landed)
             wanted = set(only) if only is not None else None
             todo = [
@@ -134,20 +136,6 @@ def copy_table(
         store.unlock(lock)
 
 
-def _begin_epoch(session: SparkSession, lake: LakeTable) -> set[str]:
-    """Return the landed chunks of this epoch, having removed what an earlier one left."""
-    state = lake.state()
-    if state.epoch == lake.row.epoch:
-        return set(state.landed)
-    if state.snapshot_id is not None:
-        properties = {EPOCH: str(lake.row.epoch), CHUNKS: ""}
-        if state.cursor is not None:
-            properties |= cursor_properties(state.cursor)
-        with summary(session, properties):
-            session.sql(f"delete from {lake.sql_name}")
-    return set()
-
-
 def _copy_waves(
     pipeline: Pipeline,
     session: SparkSession,
@@ -163,9 +151,10 @@ def _copy_waves(
     done: list[ChunkProgress] = []
     for first in range(0, len(todo), wave_size):
         wave = todo[first : first + wave_size]
+        state = lake.state()
         properties = {EPOCH: str(row.epoch), CHUNKS: ",".join(wave)}
-        if (cursor := lake.state().cursor) is not None:
-            properties |= cursor_properties(cursor)
+        if state.cursor is not None:
+            properties |= cursor_properties(state.cursor)
         frame = read_chunks(session, _read_plan(pipeline, lake, holder, wave, tasks))
         casts = [
             F.col(ticked(c.name))
@@ -176,8 +165,10 @@ def _copy_waves(
         current = store.table(row.table)
         if current is None or current.epoch != row.epoch or not holder.alive():
             raise Fenced(f"{row.table}: its copy was started again elsewhere; this run stops.")
-        with summary(session, properties):
-            frame.select(*casts).writeTo(lake.sql_name).append()
+        with summary(session, properties), published(session, lake, state) as branch:
+            if state.epoch != row.epoch:
+                session.sql(f"delete from {branch}")  # what an earlier epoch left
+            frame.select(*casts).writeTo(branch).append()
         mark_landed(store, row.table, row.epoch, wave)
         by_key = {c.key: c for c in chunks(store, row.table, row.epoch)}
         landed = tuple(by_key[key] for key in wave)

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _DAY_US = 86_400_000_000
 _FIRST_US, _LAST_US = _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1
-# Infinity is the largest integer, counted from 2000; ADBC counts from 1970, 10,957 days earlier, and
-# wraps around. No date of Postgres's is as early as what comes out.
+# Infinity is the largest integer, counted from 2000; ADBC counts from 1970, 10,957 days earlier,
+# and wraps around. No date of Postgres's is as early as what comes out.
 _INFINITE_DAY = 2**31 - 1 + 10_957 - 2**32
 _INFINITE_US = 2**63 - 1 + 10_957 * _DAY_US - 2**64
 

@@ -112,7 +112,7 @@ class LakeTable:
         return f"{self.sql_name}.branch_{branch}"
 
     def create(self, session: SparkSession) -> None:
-        """Create namespace and table where they don't exist yet."""
+        """Create namespace and table where they don't exist yet, with a first, empty snapshot."""
         columns = ", ".join(f"{ticked(c.name)} {c.mapping.lake}" for c in self.columns)
         parts = ", ".join(self.table.partition_by)
         session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
@@ -121,6 +121,9 @@ class LakeTable:
             + (f" partitioned by ({parts})" if parts else "")
             + f" tblproperties ({_properties(self._properties())})"
         )
+        if self.state().snapshot_id is None:
+            # Writers branch off a snapshot (spark.publish); an empty one does.
+            session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
 
     def _properties(self) -> dict[str, str]:
         version = self.config.lake.format_version

@@ -1,0 +1,54 @@
+"""Changing a lake table in one step, by a writer that may die at any moment.
+
+A Connect server goes on with a statement whose client was killed, so a dead writer's append may
+land long after the next writer has read the table. So nothing is ever written to ``main``: a writer
+makes a branch of its own from the snapshot it has read, writes there, and moves ``main`` forward as
+its last statement. A dead writer's rows end on a branch that nobody publishes; and Iceberg refuses
+to move ``main`` to a branch that it isn't an ancestor of, so of two writers that started from one
+snapshot only one can publish. That is the fence behind the advisory lock (invariants 6, 7 and 9).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import Fenced
+from cdc_assets.spark.catalog import CATALOG
+from cdc_assets.spark.tables import LakeState, LakeTable
+
+_PREFIX = "cdc_"
+
+
+@contextmanager
+def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Iterator[str]:
+    """Yield a branch of ``state``'s snapshot, as Spark SQL names it; at the end it is ``main``.
+
+    The caller holds the table's writer lock. If the block raises, readers see nothing of it. Raises
+    Fenced when somebody else moved ``main`` meanwhile.
+    """
+    _drop_abandoned(session, lake)
+    branch = f"{_PREFIX}{uuid.uuid4().hex}"
+    session.sql(
+        f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
+    )
+    yield lake.branch(branch)
+    session.sql(f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{branch}')")
+    session.sql(f"alter table {lake.sql_name} drop branch {branch}")
+    loaded = lake.load()
+    current = loaded.current_snapshot() if loaded is not None else None
+    if current is None or current.snapshot_id == state.snapshot_id:
+        raise Fenced(f"{lake.row.table}: the lake table didn't move; another writer is at it.")
+
+
+def _drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
+    """Remove the branches of writers that died; the lock says that none of them is alive."""
+    loaded = lake.load()
+    if loaded is None:
+        return
+    for name in loaded.metadata.refs:
+        if name.startswith(_PREFIX):
+            session.sql(f"alter table {lake.sql_name} drop branch if exists {name}")
