@@ -169,12 +169,12 @@ def test_the_server_ends_with_its_killed_guard(server: EmbeddedPostgres) -> None
 
 
 def test_a_server_that_was_left_behind_is_ended(server: EmbeddedPostgres) -> None:
-    server.start()
+    port = server.start().rsplit(":", 1)[1].split("/")[0]
     server.stop()
     user = binaries.server_user()
     data = server.directory / "data"
     left = subprocess.Popen(
-        [server.program("postgres"), "-D", data, "-c", "unix_socket_directories="],
+        [server.program("postgres"), "-D", data, "-p", port, "-c", "unix_socket_directories="],
         stderr=subprocess.DEVNULL,
         user=user.uid if user else None,
         group=user.gid if user else None,
