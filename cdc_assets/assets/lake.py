@@ -1,10 +1,12 @@
-"""The lake tables of a source: one operation that drains the log of whichever tables are asked for.
+"""The lake tables of a source: one operation that drains the log of whichever have something in it.
 
 A run goes round its tables until nothing has been pending for a moment, or its budget is over: so
-under load the delay is a merge and not the launch of a run. A table that can't go on doesn't stop
-the others: the run fails at its end, naming it, and leaves the names as a tag for the sensor.
-Tables are reported while the run goes on, or a busy table would look stale. How a log is applied is
-in ``materializer.drain``.
+under load the delay is a merge and not the launch of a run. The oldest change goes first, and a
+turn ends where the log ended when it began, so that a busy table can't starve the others. A table
+whose copy is completed meanwhile joins in. A table that can't go on doesn't stop the others: the
+run fails at its end, naming it, and leaves the names as a tag for the sensor. Tables are reported
+while the run goes on, or a busy table would look stale. How a log is applied is in
+``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
@@ -12,24 +14,28 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import dagster as dg
 from pyspark.sql import SparkSession
 
 from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
-from cdc_assets.assets.names import FAILED_TAG, TableAssets, all_tables
+from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TableProblem, TablesFailed
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.resources.owner import end_with_owner
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.tables import LakeTable
 
 # A launch costs about 5 s of CPU, so 5 % at the most; short enough that new code is soon in use.
 BUDGET_SECONDS = 120.0
-# One table's share before the others have their turn.
+# One table's share of a long backlog before the others have their turn.
 TURN_SECONDS = 20.0
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 # Waiting this long for more is cheaper than launching the next run for it.
 LINGER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
@@ -70,14 +76,14 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
         required_resource_keys={resource},
     )
     def materialize(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        end_with_owner()
         selected = [names for names in tables if names.lake in context.selected_asset_keys]
         session = spark_session(getattr(context.resources, resource), config)
         try:
             with Pipeline.open(config) as pipeline:
-                Rounds(context, pipeline, session, selected).run()
+                yield from Rounds(context, pipeline, session, selected).run()
         finally:
             session.stop()
-        yield from ()
 
     return materialize
 
@@ -99,35 +105,69 @@ class Rounds:
         self._sums: dict[TableId, Drained] = {}
         self._reported_at: dict[TableId, float] = {}
         self._problems: dict[TableId, TableProblem] = {}
+        # Whoever asks by hand gets every table looked at, and one report each at the end. A run of
+        # the sensor's reports at once what never was, and leaves alone what nothing happened to.
+        by_hand = WORK_TAG not in context.run.tags
+        reported = self._with_events()
+        self._known = set[TableId]() if by_hand else reported
+        self._new = set[TableId]() if by_hand else set(self._tables) - reported
+        self._began = time.monotonic()
 
-    def run(self) -> None:
-        """Drain until it is quiet or the budget is over. Raises TablesFailed at the end."""
-        began = quiet_since = time.monotonic()
-        pending = list(self._tables)  # the first round looks at every table, if only to report it
-        while True:
+    def _with_events(self) -> set[TableId]:
+        keys = [names.lake for names in self._tables.values()]
+        last = self._context.instance.get_latest_materialization_events(keys)
+        return {table for table, names in self._tables.items() if last.get(names.lake) is not None}
+
+    def run(self) -> Iterator[dg.MaterializeResult[None]]:
+        """Drain until it is quiet or the budget is over, and yield the last report of each table.
+
+        Earlier reports are events of their own. Raises TablesFailed at the end.
+        """
+        self._say_who_cant()
+        quiet_since = time.monotonic()
+        while time.monotonic() - self._began < BUDGET_SECONDS:
+            pending = self._pending()
             for table in pending:
                 self._turn(table)
-            now = time.monotonic()
-            quiet_since = now if pending else quiet_since
-            if now - began > BUDGET_SECONDS or now - quiet_since > LINGER_SECONDS:
+                quiet_since = time.monotonic()
+                if quiet_since - self._began > BUDGET_SECONDS:
+                    break
+            if time.monotonic() - quiet_since > LINGER_SECONDS:
                 break
             if not pending:
                 time.sleep(_LOOK_SECONDS)
-            pending = self._pending()
         for table in list(self._sums):
-            self._report(table)
+            yield dg.MaterializeResult(
+                asset_key=self._tables[table].lake, metadata=self._report(table)
+            )
         self._finish()
 
+    def _say_who_cant(self) -> None:
+        for row in self._pipeline.store.tables():
+            if row.table in self._tables and row.state == "parked":
+                self._fail(TableProblem(row.table, row.reason or "it is parked"))
+            elif row.table in self._tables and row.state != "streaming":
+                self._context.log.info("%s is %s; it joins once copied", row.table, row.state)
+
     def _pending(self) -> list[TableId]:
-        waiting = {backlog.table for backlog in self._pipeline.store.backlogs() if backlog.rows}
-        return [t for t in self._tables if t in waiting and t not in self._problems]
+        """What has something to be applied or reported, the longest waiting first."""
+        waiting = [
+            (backlog.oldest_commit or _LONG_AGO, backlog.table)
+            for backlog in self._pipeline.store.backlogs()
+            if backlog.table in self._tables
+            and backlog.table not in self._problems
+            and (backlog.rows or backlog.table not in self._known)
+        ]
+        return [table for _, table in sorted(waiting)]
 
     def _turn(self, table: TableId) -> None:
+        self._known.add(table)
         try:
             drained = drain(
                 self._pipeline,
                 self._session,
                 table,
+                until_offset=self._pipeline.store.log_end(table),
                 budget_seconds=TURN_SECONDS,
                 on_merge=self._context.log.info,
             )
@@ -138,19 +178,23 @@ class Rounds:
             self._fail(TableProblem(table, f"{type(error).__name__}: {error}"))
         else:
             if drained is None:
-                self._context.log.info("%s: busy elsewhere, or its copy isn't complete", table)
+                self._context.log.info("%s: another worker is at it", table)
                 return
             self._sums[table] = _added(self._sums.get(table), drained)
             every = report_seconds(self._pipeline.config.table(table))
-            if time.monotonic() - self._reported_at.get(table, -every) >= every:
-                self._report(table)
+            since = time.monotonic() - self._reported_at.get(table, self._began)
+            if table in self._new or since >= every:
+                self._new.discard(table)
+                self._context.log_event(
+                    dg.AssetMaterialization(self._tables[table].lake, metadata=self._report(table))
+                )
 
     def _fail(self, problem: TableProblem) -> None:
         self._context.log.error(str(problem))
         assert isinstance(problem.table, TableId)
         self._problems[problem.table] = problem
 
-    def _report(self, table: TableId) -> None:
+    def _report(self, table: TableId) -> dict[str, Any]:
         drained, names = self._sums.pop(table), self._tables[table]
         store = self._pipeline.store
         row = store.table(table)
@@ -160,15 +204,7 @@ class Rounds:
         oldest = backlog.oldest_commit if backlog is not None else None
         lag = 0.0 if oldest is None else (store.server_now() - oldest).total_seconds()
         self._reported_at[table] = time.monotonic()
-        self._context.log_event(
-            dg.AssetMaterialization(
-                names.lake,
-                metadata={
-                    **table_metadata(lake, names, drained.rows),
-                    **drained_metadata(drained, lag),
-                },
-            )
-        )
+        return {**table_metadata(lake, names, drained.rows), **drained_metadata(drained, lag)}
 
     def _finish(self) -> None:
         if not self._problems:

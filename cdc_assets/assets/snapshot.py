@@ -14,6 +14,7 @@ from cdc_assets.assets.metadata import chunk_metadata
 from cdc_assets.assets.names import TableAssets
 from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.resources.owner import end_with_owner
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.snapshot.copy import CopyProgress, copy_table
 
@@ -43,6 +44,7 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
         required_resource_keys={resource},
     )
     def copy(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        end_with_owner()
         selected = set(context.partition_keys)
         marked: set[str] = set()
 

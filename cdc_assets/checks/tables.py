@@ -9,6 +9,7 @@ from cdc_assets.assets.names import TableAssets, all_tables
 from cdc_assets.checks import lag, unique_key
 from cdc_assets.config import SourceConfig
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.resources.owner import end_with_owner
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.status import collect
@@ -30,6 +31,7 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
         required_resource_keys={resource},
     )
     def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        end_with_owner()
         selected = context.selected_asset_check_keys
         with Pipeline.open(config) as pipeline:
             states = {status.name: status for status in collect(pipeline).tables}

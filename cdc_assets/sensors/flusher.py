@@ -18,6 +18,7 @@ from cdc_assets.errors import ReplicationProblem
 from cdc_assets.pipeline import embedded_postgres
 from cdc_assets.process import Status
 from cdc_assets.resources.flusher import FlusherResource
+from cdc_assets.sensors.services import demo_is_made
 from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
 from cdc_assets.status import SourceStatus, collect
 
@@ -60,6 +61,8 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         if config.postgres.embedded and embedded_postgres(config).dsn() is None:
             return dg.SkipReason(f"Waiting for the embedded Postgres of {config.name} to start.")
+        if config.postgres.demo and not demo_is_made(config):
+            return dg.SkipReason("Waiting for the demo's tables to be made.")
         flusher: FlusherResource = getattr(context.resources, resource)
         status = flusher.tick()
         if not status.running:

@@ -51,14 +51,23 @@ class Decision:
 
 
 def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
-    """``active``: a run is at it. ``proven``: the log shows the source as of a moment ago."""
-    streaming = [look for look in looks if look.status.state == "streaming"]
-    wanted = [
-        look.names
-        for look in streaming
-        # A table without any event has just been copied: its first run reports it in full.
-        if (look.status.pending_rows or look.reported_seconds is None) and look.wait_seconds <= 0
+    """``active``: a run is at it. ``proven``: the log shows the source as of a moment ago.
+
+    A run is given every table that may go on, not only those with a backlog: it serves what becomes
+    pending while it lasts, and what is copied meanwhile.
+    """
+    able = [
+        look
+        for look in looks
+        if look.status.state in ("copying", "streaming") and not look.wait_seconds
     ]
+    streaming = [look for look in looks if look.status.state == "streaming"]
+    wanted = any(
+        # A table without any event has just been copied: its first run reports it in full.
+        look.status.state == "streaming"
+        and (look.status.pending_rows or look.reported_seconds is None)
+        for look in able
+    )
     quiet = [
         look.names
         for look in streaming
@@ -67,7 +76,8 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
         and look.reported_seconds is not None
         and look.reported_seconds >= report_seconds(look.names.config.table(look.names.table))
     ]
-    return Decision(() if active else tuple(wanted), tuple(quiet))
+    run = tuple(look.names for look in able) if wanted and not active else ()
+    return Decision(run, tuple(quiet))
 
 
 def source_end(found: SourceStatus) -> Lsn | None:
@@ -93,7 +103,10 @@ def materializer_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
     """The job that drains the log of every lake table, or of those a run asks for."""
     return dg.define_asset_job(
         f"materialize_{config.name}_tables",
-        selection=dg.AssetSelection.assets(*(names.lake for names in all_tables(config))),
+        # Checks have a sensor and a pace of their own.
+        selection=dg.AssetSelection.assets(
+            *(names.lake for names in all_tables(config))
+        ).without_checks(),
         description=f"Applies the log of {config.name} to its lake tables.",
     )
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 import dagster as dg
 
 from cdc_assets.config import SourceConfig
-from cdc_assets.errors import SparkProblem
+from cdc_assets.embedded.workload import supervise_workload
+from cdc_assets.errors import SparkProblem, TableProblem
 from cdc_assets.pipeline import embedded_postgres
+from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.session import server
 
 TICK_SECONDS = 5
@@ -24,6 +28,28 @@ def needed(config: SourceConfig) -> bool:
 def spark_address(config: SourceConfig) -> str | None:
     """Where Spark Connect is; None while the local server doesn't run yet."""
     return config.spark.remote or server(config).url()
+
+
+def demo_is_made(config: SourceConfig) -> bool:
+    """Whether the demo's tables are complete; what is pinned before that would be parked.
+
+    Raises psycopg.OperationalError.
+    """
+    dsn = embedded_postgres(config).dsn()
+    if config.name in _made or dsn is None:
+        return config.name in _made
+    with connect(dsn, application_name=f"cdc_assets {config.name} services") as source:
+        try:
+            # pgbench's tables come first, then all of the shop in one transaction.
+            describe(source, TableId("shop", "customers"))
+        except TableProblem:
+            return False
+    _made.add(config.name)
+    return True
+
+
+# Sources whose demo tables are known to be there.
+_made: set[str] = set()
 
 
 def _spark(config: SourceConfig) -> str:
@@ -51,10 +77,12 @@ def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
     def tick() -> dg.SkipReason:
         said = []
         if config.postgres.embedded:
-            dsn = embedded_postgres(config).start(wait=False)
-            said.append("Postgres is up" if dsn else "Postgres is starting")
-            if dsn is not None and config.postgres.demo:
-                said.append(start_workload(config))
+            postgres = embedded_postgres(config)
+            up = postgres.start(wait=False) is not None
+            said.append("Postgres is up" if up else "Postgres is starting")
+            if up and config.postgres.demo:
+                running = supervise_workload(postgres).running
+                said.append("demo traffic runs" if running else "demo traffic starts again soon")
         if config.spark.remote is None:
             said.append(_spark(config))
         return dg.SkipReason("; ".join(said) + ".")

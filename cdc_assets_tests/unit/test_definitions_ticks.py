@@ -136,6 +136,13 @@ def test_a_backlog_gets_a_run_unless_one_is_active_or_the_table_backs_off() -> N
     assert decide([_look()], active=False, proven=True).run == ()
 
 
+def test_a_run_is_given_every_table_that_may_go_on() -> None:
+    looks = [_look(pending=3), _look(), _look(state="copying"), _look(wait=9.0)]
+    run = materializer.decide(looks, active=False, proven=True).run
+    assert len(run) == 3
+    assert materializer.decide(looks[1:], active=False, proven=True).run == ()
+
+
 def test_a_table_that_was_just_copied_gets_its_first_report_from_a_run() -> None:
     decision = materializer.decide([_look(reported=None)], active=False, proven=True)
     assert decision == materializer.Decision((NAMES,), ())
