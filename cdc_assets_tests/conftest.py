@@ -38,10 +38,12 @@ def public_directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def tmp_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run-time home of the test's own."""
-    monkeypatch.setenv("CDC_ASSETS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+def tmp_home(public_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run-time home of the test's own, where an embedded Postgres can be, too."""
+    home = Path(tempfile.mkdtemp(prefix="home-", dir=public_directory))
+    home.chmod(0o755)
+    monkeypatch.setenv("CDC_ASSETS_HOME", str(home))
+    return home
 
 
 @pytest.fixture(scope="session")
