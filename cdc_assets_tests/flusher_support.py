@@ -1,4 +1,4 @@
-"""A database, a configuration and a log of their own for each flusher test; a flusher as a process."""
+"""What flusher tests share: a database and a log of their own, a flusher to start and stop."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def bench(server_dsn: str, name: str, folder: Path) -> Iterator[Bench]:
 
 
 def _drop(admin: psycopg.Connection[Any], name: str) -> None:
-    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
+    admin.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,)
+    )
     wait_for(
         lambda: (
             not admin.execute(
@@ -135,12 +137,12 @@ def _drop(admin: psycopg.Connection[Any], name: str) -> None:
 @contextmanager
 def flushing(config: SourceConfig) -> Iterator[threading.Thread]:
     """A flusher in a thread of this process for the length of the block; its errors are raised."""
-    stop, errors = threading.Event(), list[BaseException]()
+    stop, errors = threading.Event(), list[Exception]()
 
     def work() -> None:
         try:
             run(config, stop=stop)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - raised again by the test's own thread
             errors.append(error)
 
     thread = threading.Thread(target=work)

@@ -1,4 +1,4 @@
-"""A plain pgoutput decoder, one frame after the other, and an encoder: the decoder's tests trust it.
+"""A plain pgoutput decoder, frame by frame, and an encoder: the decoder's tests trust them.
 
 Written from the protocol's documentation, slow and obvious on purpose; shares no code with the
 columnar one.

@@ -1,7 +1,7 @@
 """What goes on beside the stream, in threads with connections of their own: pins and health.
 
-Neither may ever hold up the stream: a pin waits for every running transaction of the source, a probe
-for a server that is busy.
+Neither may ever hold up the stream: a pin waits for every running transaction of the source, a
+probe for a server that is busy.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # A table that waits for its pin waits this long at most, if slot creation is quick.
 PIN_SECONDS = 2.0
+# … and after failures this long.
+PIN_LONGEST_SECONDS = 30.0
 # A line for a person who watches; also what a probe of the source costs.
 HEALTH_SECONDS = 10.0
 # A probe that takes longer tells nothing new; its line goes without it.
@@ -31,13 +33,17 @@ _JOIN_SECONDS = 3.0
 
 
 class PinKeeper:
-    """Ticks :class:`Pins` for as long as the flusher lives, over all its sessions."""
+    """Ticks :class:`Pins` for as long as the flusher lives, over all its sessions.
 
-    def __init__(self, pins: Pins) -> None:
-        self._pins = pins
+    A failure is logged and tried again with new connections: one table that can't be pinned doesn't
+    stop those that stream.
+    """
+
+    def __init__(self, pins: Pins, pipeline: Pipeline) -> None:
+        self._pins: Pins | None = pins
+        self._pipeline = pipeline
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
-        self.failure: Exception | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -47,19 +53,25 @@ class PinKeeper:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() and self._pins is not None:
             self._pins.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(PIN_SECONDS):
+        wait = PIN_SECONDS
+        while not self._stop.wait(wait):
             try:
+                if self._pins is None:
+                    self._pins = Pins(self._pipeline)
                 self._pins.tick()
-            except SlotBusy as error:  # the tables that stream go on; the next tick tries again
+                wait = PIN_SECONDS
+            except SlotBusy as error:  # its connections are fine, and hold pins
                 logger.warning("tables wait for their pin: %s", error)
             except (CdcError, psycopg.Error) as error:
-                logger.warning("pinning stopped: %s", error)
-                self.failure = error
-                return
+                wait = min(2 * wait, PIN_LONGEST_SECONDS)
+                logger.error("pinning failed; next try in %.0f s: %s", wait, error)  # noqa: TRY400
+                if self._pins is not None:
+                    self._pins.close()
+                self._pins = None
 
 
 class Health:

@@ -5,9 +5,10 @@ changes of each table together, and keeps them *undecoded* until they are taken:
 of a columnar decode is paid a table and flush, not a batch, and what waits is as small as it came.
 
 Keeps invariant 3: changes are kept in the order of the frames, and those of the transaction that is
-still open apart from the committed ones. ``position`` is the LSN below which every commit of ours is
-among the committed changes (or was taken before): it moves with commits, and with keepalives while
-no transaction is open; registering what was taken and then acknowledging ``position`` loses nothing.
+still open apart from the committed ones. ``position`` is the LSN below which every commit of ours
+is among the committed changes (or was taken before): it moves with commits, and with keepalives
+while no transaction is open; registering what was taken and then acknowledging ``position`` loses
+nothing.
 
 What does not belong: files (``staging``), when to flush (``decoder_process``).
 """
@@ -55,7 +56,7 @@ _CHANGE_BYTES = 40
 
 @dataclass(frozen=True, slots=True)
 class _Transaction:
-    """An open transaction, from its Begin: the LSN of its commit record, microseconds since 2000."""
+    """An open transaction, from its Begin: its commit record's LSN, microseconds since 2000."""
 
     commit_lsn: int
     commit_time: int

@@ -1,13 +1,14 @@
 """The process beside the receiver that decodes and stages; all heavy work of the flusher is here.
 
-Two threads of one interpreter would fight over its lock and stall the server's sender (measured), so
-the receiver pipes raw frames to this process and only ever waits for sockets.
+Two threads of one interpreter would fight over its lock and stall the server's sender (measured),
+so the receiver pipes raw frames to this process and only ever waits for sockets.
 
-The conversation, over one duplex pipe: the receiver sends :class:`Frames` (each followed by the joined
-bytes), :class:`Specs`, :class:`Finish`; this process answers :class:`Consumed` after each batch,
-:class:`Flushed` in the order of the log, or :class:`Failed` once, and then it ends. It never decides
-what is safe: ``Flushed`` says "these files exist, and once they are registered everything below
-``position`` is"; registering and acknowledging is the receiver's (invariants 1 and 2).
+The conversation, over one duplex pipe: the receiver sends :class:`Frames` (each followed by the
+joined bytes), :class:`Specs`, :class:`Finish`; this process answers :class:`Consumed` after each
+batch, :class:`Flushed` in the order of the log, or :class:`Failed` once, and then it ends. It
+never decides what is safe: ``Flushed`` says "these files exist, and once they are registered
+everything below ``position`` is"; registering and acknowledging is the receiver's (invariants 1
+and 2).
 
 Invariant 3: rows of an open transaction that outgrow ``flush_bytes`` are staged in parts as they
 arrive. Everything committed is reported before the first part is staged, so the parts stand in
@@ -110,7 +111,7 @@ Reply = Consumed | Flushed | Failed
 
 @dataclass(slots=True)
 class _Worker:
-    """The loop's state: what is decoded, what is staged of an open transaction, what was reported."""
+    """The loop's state: what is decoded, staged of an open transaction, and reported."""
 
     pipe: Connection
     settings: Settings
@@ -122,7 +123,10 @@ class _Worker:
     due: float | None = None
 
     def __post_init__(self) -> None:
-        self.decoder = Decoder(lambda oid: self.specs.get(oid))
+        self.decoder = Decoder(self._spec_of)
+
+    def _spec_of(self, oid: int) -> DecodeSpec | None:
+        return self.specs.get(oid)
 
     def run(self) -> None:
         """Serve until Finish, or until the receiver is gone."""
@@ -212,7 +216,7 @@ class DecoderProcess:
         # A fresh interpreter, not multiprocessing's spawn: that would import the caller's main
         # module again (a whole Dagster code server), and leave a resource tracker behind.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+            [sys.executable, "-m", "cdc_assets.flusher.decoder_main", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
@@ -249,7 +253,3 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO"))
     sys.exit(serve(Connection(int(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()

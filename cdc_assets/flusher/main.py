@@ -1,7 +1,7 @@
 """The flusher of one source: takes its turn, checks where the slot stands, streams, starts again.
 
-``python -m cdc_assets.flusher.main --config FILE`` is the supervised child; :func:`run` is the same in
-the caller's process. Only one flusher of a source is active: it holds the advisory lock
+``python -m cdc_assets.flusher.main --config FILE`` is the supervised child; :func:`run` is the
+same in the caller's process. Only one flusher of a source is active: it holds the advisory lock
 ``flusher:<source>`` on the very session it registers with. The others wait hot.
 
 Two checks stand before the first byte. A slot that is gone, or that somebody else moved beyond
@@ -22,8 +22,8 @@ from typing import Literal
 import psycopg
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event
 
-from cdc_assets.config import SourceConfig, load_config
-from cdc_assets.errors import CdcError, CoordinationError, SlotLost, SlotMoved
+from cdc_assets.config import SourceConfig, config_from_environment, load_config
+from cdc_assets.errors import CdcError, ConfigurationError, CoordinationError, SlotLost, SlotMoved
 from cdc_assets.flusher.companions import Health, PinKeeper
 from cdc_assets.flusher.receiver import Progress, Session
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
@@ -60,7 +60,7 @@ def run(
 ) -> FlushResult:
     """Stream and stage until everything that committed up to ``until`` is in the log, or ``stop``.
 
-    Loses of the connections it survives, once it has streamed. Raises SlotLost, SlotMoved,
+    It survives the loss of its connections, once it has streamed. Raises SlotLost, SlotMoved,
     ReplicationProblem, PreflightError, CoordinationError, EnvironmentProblem, or
     psycopg.OperationalError when a database can't be reached to begin with.
     """
@@ -87,7 +87,7 @@ class _Flusher:
                 reraise=True,
             ):
                 with attempt:
-                    if not self._stop.is_set():
+                    if not self._stop.is_set():  # told to stop while it was down: in order
                         self._once()
         finally:
             self._drop_keeper()
@@ -143,16 +143,15 @@ class _Flusher:
         return True
 
     def _prepare_pins(self, pipeline: Pipeline) -> None:
-        if self._keeper is not None and self._keeper.failure is None:
+        if self._keeper is not None:
             return
-        self._drop_keeper()
         pins = Pins(pipeline)
         try:
             pins.prepare()
         except BaseException:
             pins.close()
             raise
-        self._keeper = PinKeeper(pins)
+        self._keeper = PinKeeper(pins, pipeline)
         self._keeper.start()
 
     def _drop_keeper(self) -> None:
@@ -163,8 +162,6 @@ class _Flusher:
     # --- what is worth another try, and when ---
 
     def _worth_another(self, error: BaseException) -> bool:
-        if self._stop.is_set():
-            return False
         if isinstance(error, SlotInUse):
             return True
         return self._streamed and isinstance(error, StreamLost | psycopg.OperationalError)
@@ -183,7 +180,10 @@ class _Flusher:
 
 
 def check_slot(pipeline: Pipeline) -> Lsn:
-    """Where to stream from: ``flushed_lsn``. Raises SlotLost or SlotMoved if the slot can't serve it."""
+    """Where to stream from: ``flushed_lsn``.
+
+    Raises SlotLost or SlotMoved if the slot can't serve it.
+    """
     config = pipeline.config
     flushed = pipeline.store.flushed_lsn()
     with pipeline.connect_source("flusher check") as source:
@@ -198,8 +198,9 @@ def check_slot(pipeline: Pipeline) -> Lsn:
         raise SlotLost(
             f"the replication slot {config.slot} {state}; the log has the changes up to {flushed},"
             " those after it are missing.",
-            f"Drop what is left of the slot (select pg_drop_replication_slot('{config.slot}')), then"
-            " run cdc-assets resync for every table of this source.",
+            "Drop what is left of the slot"
+            f" (select pg_drop_replication_slot('{config.slot}')), then run cdc-assets resync for"
+            " every table of this source.",
         )
     if slot.confirmed_flush is not None and slot.confirmed_flush > flushed:
         raise SlotMoved(
@@ -212,9 +213,9 @@ def check_slot(pipeline: Pipeline) -> Lsn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The supervised child; 0 after an orderly stop, 1 after an error, 2 for a bad configuration."""
+    """The supervised child: 0 after an orderly stop, 1 on an error, 2 on a bad configuration."""
     parser = argparse.ArgumentParser(prog="cdc_assets.flusher", description=(__doc__ or "")[:70])
-    parser.add_argument("--config", required=True, metavar="FILE")
+    parser.add_argument("--config", metavar="FILE", help="default: handed down by the parent")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO").upper(),
@@ -222,11 +223,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     stop = die_with_parent()
     try:
-        config = load_config(options.config)
+        config = load_config(options.config) if options.config else config_from_environment()
         result = run(config, stop=stop)
     except (CdcError, psycopg.Error) as error:
-        logger.error("%s", error)
-        return 2 if type(error).__name__ == "ConfigurationError" else 1
+        logger.error("%s", error)  # noqa: TRY400 - it says what to do; a trace adds nothing
+        return 2 if isinstance(error, ConfigurationError) else 1
     logger.info("stopped; the log ends at %s", result.flushed)
     return 0
 

@@ -1,4 +1,4 @@
-"""One streaming session: frames from the slot to the decoder, files to the log, positions to the slot.
+"""One streaming session: frames to the decoder, files to the log, positions to the slot.
 
 Who may wait for what is the whole design (a bounded queue and an acknowledgement that wait for each
 other are a deadlock under a backlog):
@@ -10,9 +10,10 @@ other are a deadlock under a backlog):
   uses the log store.
 
 Invariant 1: the only value ever acknowledged is ``_flushed``, which the registrar sets after the
-transaction that moved ``flushed_lsn`` has committed. Invariant 2: a ``Flushed`` is registered in one
-transaction. The session that registers is the one that holds the flusher's lock: when that connection
-is lost, so is the lock, and nothing can be registered or acknowledged beyond what is registered.
+transaction that moved ``flushed_lsn`` has committed. Invariant 2: a ``Flushed`` is registered in
+one transaction. The session that registers is the one that holds the flusher's lock: when that
+connection is lost, so is the lock, and nothing can be registered or acknowledged beyond what is
+registered.
 
 A session is used once. Whatever goes wrong ends it; a new one begins at ``flushed_lsn`` with a new
 decoder, so nothing of the old one's memory can be wrong.
@@ -54,6 +55,9 @@ logger = logging.getLogger(__name__)
 BATCH_BYTES = 4 * 2**20
 # … or at this age, so that a quiet source isn't late.
 BATCH_SECONDS = 0.05
+# While frames flow, look at the socket this often: a busy server sends each change by itself, and
+# waking up for each costs more than all the rest (measured: 3.4 instead of 1.2 µs a change).
+GATHER_SECONDS = 0.002
 # Handed over and not yet taken in: what arrives during a flush of flush_bytes, and memory's bound.
 IN_FLIGHT_BYTES = 64 * 2**20
 # An idle source: flushed_lsn moves when this much WAL of others went by (the promise is 8 MB) …
@@ -64,6 +68,8 @@ IDLE_STEP_SECONDS = 10.0
 HEARTBEAT_SECONDS = 2.0
 # How often a run that ends at an LSN asks an idle server how far it has read.
 ASK_SECONDS = 0.25
+# How often the server hears of us while we don't read what it says.
+PAUSED_FEEDBACK_SECONDS = 1.0
 # Of the 30 seconds an orderly stop may take, those for staging and registering what is complete.
 FINISH_SECONDS = 12.0
 
@@ -124,11 +130,14 @@ class Session:
             pipeline.staging_uri,
             Storage.of(config.s3),
             config.staging.flush_bytes,
-            config.staging.flush_interval_seconds,
+            # Somebody waits for a run that ends: it needn't gather for long.
+            min(config.staging.flush_interval_seconds, ASK_SECONDS)
+            if until is not None
+            else config.staging.flush_interval_seconds,
         )
 
     def run(self) -> None:
-        """Raises StreamLost, psycopg.OperationalError (worth a new session) or ReplicationProblem."""
+        """Raises StreamLost or psycopg.OperationalError (worth a new session), or CdcError."""
         config = self._pipeline.config
         self._specs = staging_specs(self._pipeline)
         self._progress.flushed = self._flushed
@@ -175,11 +184,12 @@ class Session:
             under_way = self._handed_bytes - self._consumed_bytes + batch_bytes
             paused = under_way >= IN_FLIGHT_BYTES
             self._progress.in_flight_bytes = under_way
-            reply_wanted = False
+            reply_wanted = flowing = False
             now = time.monotonic()
             if not paused:
                 received = stream.receive(BATCH_BYTES - batch_bytes)
                 if received.frames:
+                    flowing = True
                     batch_since = batch_since if batch else now
                     batch += received.frames
                     batch_bytes += received.byte_size
@@ -191,13 +201,17 @@ class Session:
                 self._queue.put(batch)
                 batch, batch_bytes = [], 0
             silent = now - stream.feedback_at
+            # Not reading, we don't see the server ask; so tell it often.
+            patience = FEEDBACK_SECONDS if not paused else PAUSED_FEEDBACK_SECONDS
             ask = self._until is not None and silent >= ASK_SECONDS
-            if reply_wanted or ask or told != self._flushed or silent >= FEEDBACK_SECONDS:
+            if reply_wanted or ask or told != self._flushed or silent >= patience:
                 told = self._flushed
                 stream.acknowledge(told, reply=ask)
-            if not full:
-                patience = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
-                self._sleep(stream if not paused else None, patience)
+            if flowing and not full:
+                time.sleep(GATHER_SECONDS)
+            elif not full:
+                longest = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
+                self._sleep(stream if not paused else None, longest)
         if batch:
             self._handed_bytes += batch_bytes
             self._queue.put(batch)
@@ -330,7 +344,7 @@ class Session:
         self._wake()
 
     def _refresh_specs(self) -> None:
-        """Notice changes of the registered tables; fails when the session, and its lock, are gone."""
+        """Notice changes of the registered tables; fails when the session (the lock) is gone."""
         specs = staging_specs(self._pipeline)
         self._store_used_at = time.monotonic()
         if specs != self._specs:

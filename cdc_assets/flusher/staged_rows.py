@@ -3,11 +3,13 @@
 The staged file (design 5) is fixed for every table: ``_op _lsn _commit_lsn _ts _xid _unchanged_cols
 _data``. What is decided here, and why nothing is invented (invariant 8):
 
-- An update that changes the key becomes two rows, ``D`` with the old key and ``U`` with the new row:
-  who applies them one after the other by key is right. If that ``U`` still has unchanged columns,
-  their values live under the *old* key, so its object carries it in a member whose name is empty (no
-  Postgres identifier is): a JSON string that holds the object of the old key's columns.
-- REPLICA IDENTITY FULL doesn't remove unchanged markers: the value is in the OLD tuple, filled here.
+- An update that changes the key becomes two rows, ``D`` with the old key and ``U`` with the new
+  row: who applies them one after the other by key is right. If that ``U`` still has unchanged
+  columns, their values live under the *old* key, so its object carries it in a member whose name
+  is empty (no Postgres identifier is): a JSON string that holds the object of the old key's
+  columns.
+- REPLICA IDENTITY FULL doesn't remove unchanged markers: the value is in the OLD tuple, filled
+  here.
 - A table without a key has no row to update: ``D`` with all old columns, ``I`` with all new ones.
 
 Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.json_text`` for writing.
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -43,6 +46,8 @@ from cdc_assets.postgres.pgoutput import (
     Relation,
     Tuples,
 )
+
+Codes = npt.NDArray[np.int8]
 
 # So many column values are decoded at a time: the positions of one take about 100 bytes meanwhile.
 CELLS_PER_BATCH = 300_000
@@ -68,8 +73,8 @@ class Changes:
     """Changes of one relation in commit order: their messages and what surrounds them.
 
     ``message`` holds, back to back, what follows the relation's oid in each message; change i ends
-    at ``stop[i]``. ``op``: the message's kind. ``commit_lsn`` and ``commit_time`` (microseconds since
-    2000) are those of its Begin.
+    at ``stop[i]``. ``op``: the message's kind. ``commit_lsn`` and ``commit_time`` (microseconds
+    since 2000) are those of its Begin.
     """
 
     message: bytes
@@ -101,8 +106,15 @@ def staged(spec: DecodeSpec, relation: Relation, changes: Changes) -> Iterator[p
 
 def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
     """The one row that says: the table was emptied here."""
-    one = [np.array([value], np.int64) for value in (lsn, commit_lsn, commit_time, xid)]
-    return _table(np.array([_CODE[TRUNCATE]]), *one, pa.nulls(1, pa.string()), pa.array([b"{}"]))
+    return _table(
+        _CODE[[TRUNCATE]],
+        np.array([lsn]),
+        np.array([commit_lsn]),
+        np.array([commit_time]),
+        np.array([xid]),
+        pa.nulls(1, pa.string()),
+        pa.array([b"{}"]),
+    )
 
 
 def invalid_text(table: pa.Table) -> int:
@@ -211,14 +223,14 @@ class _Plan:
         self,
         raw: pa.LargeBinaryArray,
         width: int,
-        op: np.ndarray[tuple[int], np.dtype[np.int8]],
+        op: Codes,
         new: Ints,
         old: Ints,
         tuples: Tuples,
         filled: Mask | None,
     ) -> Mask:
         """Which changes are staged as two rows: updates of the key, all updates without one."""
-        split = (op == _CODE[UPDATE]) & (old >= 0) & (old != new)
+        split: Mask = (op == _CODE[UPDATE]) & (old >= 0) & (old != new)
         if not self.key or not split.any():
             return split
         which = np.flatnonzero(split)
@@ -269,7 +281,7 @@ class _Plan:
         width: int,
         old: Ints,
         row: Ints,
-        code: np.ndarray[tuple[int], np.dtype[np.int8]],
+        code: Codes,
         unchanged: Mask,
         split: Mask,
     ) -> tuple[pa.LargeBinaryArray, list[Member]]:
@@ -303,7 +315,7 @@ class _Plan:
 
 
 def _by_tuple(positions: Ints) -> Ints:
-    """(columns, tuples) to one row of columns after the other, which is how they lie in the buffer."""
+    """(columns, tuples) to one tuple after the other, which is how they lie in the buffer."""
     return np.ascontiguousarray(positions.T).reshape(-1)
 
 
@@ -329,7 +341,7 @@ def _fill(tuples: Tuples, new: Ints, old: Ints) -> Mask | None:
 
 
 def _table(
-    code: np.ndarray[tuple[int], np.dtype[np.int8]],
+    code: Codes,
     lsn: Ints,
     commit_lsn: Ints,
     commit_time: Ints,

@@ -1,10 +1,10 @@
 """Staged files: waiting changes written as Parquet where every consumer can read them.
 
 A file that is reported here exists, whole and durable: the acknowledgement to the source follows
-(invariant 1), and what is acknowledged is never sent again. So a local file is written under another
-name, synced, renamed, and its folder synced; an object store shows an object only when its upload is
-complete. Names are random: a restart can't meet a name again (a counter would overwrite live files).
-A file that was written but never registered is an orphan, which maintenance removes.
+(invariant 1), and what is acknowledged is never sent again. So a local file is written under
+another name, synced, renamed, and its folder synced; an object store shows an object only when its
+upload is complete. Names are random: a restart can't meet a name again (a counter would overwrite
+live files). A file that was written but never registered is an orphan, which maintenance removes.
 
 What does not belong: when to write (``decoder_process``), registration (``receiver``).
 """

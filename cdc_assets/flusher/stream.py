@@ -1,15 +1,14 @@
 """The replication connection: START_REPLICATION, raw frames in, feedback out; nothing else.
 
 psycopg has no replication API, but libpq has all that is needed. Everything here is non-blocking
-except :meth:`Stream.wait`, so that feedback flows whatever else happens (a server that hears nothing
-for ``wal_sender_timeout`` hangs up). No query ever goes over this connection: it would hang the
-stream (probes have connections of their own).
+except :meth:`Stream.wait`, so that feedback flows whatever else happens (a server that hears
+nothing for ``wal_sender_timeout`` hangs up). No query ever goes over this connection: it would
+hang the stream (probes have connections of their own).
 """
 
 from __future__ import annotations
 
 import logging
-import select
 import struct
 import time
 from dataclasses import dataclass
@@ -93,30 +92,27 @@ class Stream:
         Raises StreamLost when the connection or the stream ended.
         """
         frames: list[memoryview] = []
-        append, get, consume = frames.append, self._connection.get_copy_data, self._consume
-        size, wanted = 0, False
+        append, get = frames.append, self._connection.get_copy_data
+        size, wanted, asked = 0, False, False
         try:
             while size < limit_bytes:
                 length, frame = get(1)
                 if length > 0:
                     append(frame)
                     size += length
+                    asked = False
                     if length == KEEPALIVE_BYTES and frame[17]:
                         wanted = True
                 elif length < 0:
                     raise self._ended()
-                elif not consume():
-                    break
+                elif asked:
+                    break  # nothing more on the socket
+                else:
+                    self._connection.consume_input()
+                    asked = True
         except psycopg.OperationalError as error:
             raise StreamLost(f"the replication connection was lost: {error}.") from error
         return Received(frames, size, wanted)
-
-    def _consume(self) -> bool:
-        """Read from the socket what is there; False if there was nothing."""
-        readable, _, _ = select.select([self._connection.socket], [], [], 0)
-        if readable:
-            self._connection.consume_input()
-        return bool(readable)
 
     def acknowledge(self, flushed: Lsn, *, reply: bool = False) -> None:
         """Tell the server that everything below ``flushed`` may be forgotten.

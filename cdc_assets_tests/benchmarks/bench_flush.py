@@ -1,9 +1,9 @@
 """``python -m cdc_assets_tests.benchmarks.bench_flush``: our flusher against pg_recvlogical.
 
-The same backlog (one pgbench-like table of six columns, committed in transactions of 100 changes) is
-read by turns: by ``pg_recvlogical`` into nothing, and by the flusher, staging and registering. Each
-reader has its own slot, copied from one that stands before the backlog. Prints one JSON line; the
-ratio is of medians: the flusher's time over pg_recvlogical's.
+The same backlog (one pgbench-like table of six columns, committed in transactions of 100 changes)
+is read by turns: by ``pg_recvlogical`` into nothing, and by the flusher, staging and registering.
+Each reader has its own slot, copied from one that stands before the backlog. Prints one JSON line;
+the ratio is of medians: the flusher's time over pg_recvlogical's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
 
 TABLE = """
-    create table history (id bigint primary key, tid int, bid int, aid int, delta int, mtime timestamp)
+    create table history
+        (id bigint primary key, tid int, bid int, aid int, delta int, mtime timestamp)
 """
 
 
@@ -126,7 +127,9 @@ def measure(changes: int, rounds: int, folder: Path) -> dict[str, object]:
                         "select pg_copy_logical_replication_slot('cdc_bench', %s)", (name,)
                     )
                 theirs.append(_recvlogical(postgres, dsn, f"theirs_{number}", end))
-                config = parse_config(settings | {"slot": f"ours_{number}", "publication": "cdc_bench"}, "")
+                config = parse_config(
+                    settings | {"slot": f"ours_{number}", "publication": "cdc_bench"}, ""
+                )
                 with Pipeline.open(config) as pipeline:
                     start = flusher.check_slot(pipeline)
                     ours.append(_flush(pipeline, start, end))

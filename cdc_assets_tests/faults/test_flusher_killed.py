@@ -28,7 +28,7 @@ def source(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Bench]:
 
 
 def _write(dsn: str, writer: int, stop: threading.Event) -> None:
-    """Transactions of 1 to 400 changes, some rolled back, some large; ``n`` counts a writer's own."""
+    """Transactions of 1 to 400 changes, some rolled back; ``n`` counts a writer's own rows."""
     chance, n = random.Random(writer), 0
     with psycopg.connect(dsn) as connection:
         while not stop.is_set():
@@ -59,9 +59,7 @@ def test_killed_anywhere_every_change_is_in_the_log_once(source: Bench, victim: 
     options = {"flush_interval": "20ms", "flush_bytes": "100kB"}
     source.flush(source.config("public.t", **options))
     stop, chance = threading.Event(), random.Random(11)
-    writers = [
-        threading.Thread(target=_write, args=(source.dsn, w, stop)) for w in range(WRITERS)
-    ]
+    writers = [threading.Thread(target=_write, args=(source.dsn, w, stop)) for w in range(WRITERS)]
     for thread in writers:
         thread.start()
     try:

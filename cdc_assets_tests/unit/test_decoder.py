@@ -287,6 +287,10 @@ def test_nothing_in_nothing_out() -> None:
 )
 def test_a_broken_stream_is_an_error(frames: list[bytes]) -> None:
     ours = decoder({1: Spec(("a",))})
-    with pytest.raises(ReplicationProblem, match="stream is broken"):
+
+    def read() -> None:
         feed(ours, frames)
         rows_of(ours.take_committed())
+
+    with pytest.raises(ReplicationProblem, match="stream is broken"):
+        read()
