@@ -22,11 +22,12 @@ from typing import TypeVar
 
 import dagster as dg
 import psutil
+import psycopg
 from rich.console import Console
 
 from cdc_assets.commands import verify_tables
 from cdc_assets.config import SourceConfig, load_config
-from cdc_assets.errors import CdcError, EnvironmentProblem
+from cdc_assets.errors import CdcError, EnvironmentProblem, TableProblem
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.status import SourceStatus, collect
 
@@ -98,41 +99,38 @@ def _story(
     phases: _Phases,
     console: Console,
 ) -> bool:
-    pipeline = _wait("the source to start", daemon, lambda: _opened(config))
-    with pipeline:
-        total = len(config.tables)
-        watch = _Watch(pipeline, daemon)
-        watch("the tables to be pinned", lambda s: _count(s, "waiting", "new") == 0)
-        phases.done("start and pin", f"({total} tables)")
-        run, pid = _wait("a snapshot run under way", daemon, lambda: _snapshot_run(pipeline))
-        psutil.Process(pid).kill()
-        console.print(f"killed snapshot run {run[:8]} (pid {pid}) with SIGKILL", markup=False)
-        found = watch("the copy", lambda s: _count(s, "streaming") == total)
-        chunks = sum(t.chunks_total for t in found.tables)
-        rows = sum(t.rows_copied for t in found.tables)
-        phases.done("copy", f"({rows:,} rows in {chunks} chunks)")
-        _wait("live changes", daemon, lambda: _changes(pipeline) >= changes // 4 or None)
-        flusher = _flusher(daemon)
-        flusher.kill()
-        console.print(
-            f"killed the flusher (pid {flusher.pid}) with SIGKILL"
-            f" at {_changes(pipeline):,} changes",
-            markup=False,
-        )
-        _wait("live changes", daemon, lambda: _changes(pipeline) >= changes or None)
-        phases.done("live changes", f"({_changes(pipeline):,} registered)")
-        watch("a merge of every table", lambda s: sum(t.pending_rows for t in s.tables) < changes)
+    watch, total = _Watch(config, daemon), len(config.tables)
+    watch.status("the tables to be pinned", lambda s: _count(s, "waiting", "new") == 0)
+    phases.done("start and pin", f"({total} tables)")
+    run, pid = watch("a snapshot run under way", _snapshot_run)
+    psutil.Process(pid).kill()
+    console.print(f"killed snapshot run {run[:8]} (pid {pid}) with SIGKILL", markup=False)
+    found = watch.status("the copy", lambda s: _count(s, "streaming") == total)
+    chunks = sum(t.chunks_total for t in found.tables)
+    rows = sum(t.rows_copied for t in found.tables)
+    phases.done("copy", f"({rows:,} rows in {chunks} chunks)")
+    seen = watch("live changes", lambda p: _at_least(_registered(p), changes // 4))
+    flusher = _flusher(daemon)
+    flusher.kill()
+    console.print(
+        f"killed the flusher (pid {flusher.pid}) with SIGKILL at {seen:,} changes", markup=False
+    )
+    seen = watch("live changes", lambda p: _at_least(_registered(p), max(changes, seen + 1000)))
+    phases.done("live changes", f"({seen:,} registered)")
+    watch("the changes to be merged", lambda p: _at_least(_applied(p), changes // 2))
+    phases.done("merges")
+    with Pipeline.open(config) as pipeline:
         compared = verify_tables(
             pipeline,
             [table.id for table in config.tables],
             lambda text: console.print(text, markup=False),
         )
-        for c in compared:
-            outcome = "equal" if c.equal else f"{c.differing} DIFFER {c.keys} {c.problem or ''}"
-            console.print(f"  {c.table}: {c.source_rows:,} rows, {outcome}", markup=False)
         replicated = _applied(pipeline)
-        phases.done("verify", f"({replicated:,} live changes applied)")
-        return all(c.equal for c in compared) and replicated >= changes
+    for c in compared:
+        outcome = "equal" if c.equal else f"{c.differing} DIFFER {c.keys} {c.problem or ''}"
+        console.print(f"  {c.table}: {c.source_rows:,} rows, {outcome}", markup=False)
+    phases.done("verify", f"({replicated:,} live changes applied)")
+    return all(c.equal for c in compared) and replicated >= changes
 
 
 @contextlib.contextmanager
@@ -156,45 +154,46 @@ def _daemon(log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class _Watch:
-    """Waits for a condition on the source's status, or says what it waited for in vain."""
+    """Looks at the source until what is waited for is there, or says what never came."""
 
-    def __init__(self, pipeline: Pipeline, daemon: subprocess.Popen[bytes]) -> None:
-        self._pipeline = pipeline
+    def __init__(self, config: SourceConfig, daemon: subprocess.Popen[bytes]) -> None:
+        self._config = config
         self._daemon = daemon
 
-    def __call__(self, what: str, condition: Callable[[SourceStatus], bool]) -> SourceStatus:
-        def look() -> SourceStatus | None:
-            found = collect(self._pipeline)
-            parked = [f"{t.name}: {t.reason}" for t in found.tables if t.state == "parked"]
-            if parked:
-                raise EnvironmentProblem(f"tables are parked: {'; '.join(parked)}.")
+    def __call__(self, what: str, look: Callable[[Pipeline], T | None]) -> T:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            if self._daemon.poll() is not None:
+                raise EnvironmentProblem(f"Dagster's daemon ended with {self._daemon.returncode}.")
+            # The source may not be up yet, or be restarted: that is what is watched here.
+            with (
+                contextlib.suppress(EnvironmentProblem, psycopg.OperationalError),
+                Pipeline.open(self._config) as pipeline,
+            ):
+                if (found := look(pipeline)) is not None:
+                    return found
+            time.sleep(_LOOK_SECONDS)
+        raise EnvironmentProblem(f"waited {_PATIENCE_SECONDS} s for {what} in vain.")
+
+    def status(self, what: str, condition: Callable[[SourceStatus], bool]) -> SourceStatus:
+        def look(pipeline: Pipeline) -> SourceStatus | None:
+            found = collect(pipeline)
+            if parked := [table for table in found.tables if table.state == "parked"]:
+                raise TableProblem(parked[0].name, parked[0].reason or "it is parked")
             return found if condition(found) else None
 
-        return _wait(what, self._daemon, look)
+        return self(what, look)
 
 
-def _wait(what: str, daemon: subprocess.Popen[bytes], look: Callable[[], T | None]) -> T:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if daemon.poll() is not None:
-            raise EnvironmentProblem(f"Dagster's daemon ended with {daemon.returncode}.")
-        if (found := look()) is not None:
-            return found
-        time.sleep(_LOOK_SECONDS)
-    raise EnvironmentProblem(f"waited {_PATIENCE_SECONDS} s for {what} in vain.")
-
-
-def _opened(config: SourceConfig) -> Pipeline | None:
-    with contextlib.suppress(EnvironmentProblem):
-        return Pipeline.open(config)
-    return None
+def _at_least(found: int, wanted: int) -> int | None:
+    return found if found >= wanted else None
 
 
 def _count(status: SourceStatus, *states: str) -> int:
     return sum(table.state in states for table in status.tables)
 
 
-def _changes(pipeline: Pipeline) -> int:
+def _registered(pipeline: Pipeline) -> int:
     row = pipeline.store.connection.execute(
         "select coalesce(sum(next_offset), 0) from log_seq where source = %s",
         (pipeline.config.name,),
