@@ -12,6 +12,8 @@ import contextlib
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,8 +76,8 @@ def run_demo(changes: int, console: Console) -> bool:
     phases = _Phases(console)
     equal = False
     try:
-        with _daemon(home / "daemon.log") as daemon:
-            equal = _story(config, changes, daemon, phases, console)
+        with _dagster(home) as server:
+            equal = _story(config, changes, server, phases, console)
         phases.done("stop")
         left = [p for p in psutil.process_iter() if _belongs(p, home)]
         if left:
@@ -95,11 +97,11 @@ def run_demo(changes: int, console: Console) -> bool:
 def _story(
     config: SourceConfig,
     changes: int,
-    daemon: subprocess.Popen[bytes],
+    server: subprocess.Popen[bytes],
     phases: _Phases,
     console: Console,
 ) -> bool:
-    watch, total = _Watch(config, daemon), len(config.tables)
+    watch, total = _Watch(config, server), len(config.tables)
     watch.status("the tables to be pinned", lambda s: _count(s, "waiting", "new") == 0)
     phases.done("start and pin", f"({total} tables)")
     run, pid = watch("a snapshot run under way", _snapshot_run)
@@ -110,7 +112,7 @@ def _story(
     rows = sum(t.rows_copied for t in found.tables)
     phases.done("copy", f"({rows:,} rows in {chunks} chunks)")
     seen = watch("live changes", lambda p: _at_least(_registered(p), changes // 4))
-    flusher = _flusher(daemon)
+    flusher = _flusher(server)
     flusher.kill()
     console.print(
         f"killed the flusher (pid {flusher.pid}) with SIGKILL at {seen:,} changes", markup=False
@@ -134,37 +136,63 @@ def _story(
 
 
 @contextlib.contextmanager
-def _daemon(log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Dagster's daemon with the shipped definitions: runs the sensors and launches the runs."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dagster._daemon", "run", "-m", "cdc_assets.definitions"],
-            stdout=output,
-            stderr=output,
-        )
+def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A code server with the shipped definitions, and Dagster's daemon; yields the code server.
+
+    The daemon could start a code server itself, but gives it up when a busy machine keeps it from
+    answering for 20 s; this one stays.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = ["127.0.0.1", str(probe.getsockname()[1])]
+    definitions = ["-m", "cdc_assets.definitions"]
+    commands = {
+        "code-server": ["dagster", "api", "grpc", *definitions, "-h", address[0], "-p", address[1]],
+        "daemon": ["dagster._daemon", "run", "--grpc-host", address[0], "--grpc-port", address[1]],
+    }
+    started: list[subprocess.Popen[bytes]] = []
+    # Being ended in order (by a CI's time limit) has to end them too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        yield process
+        for name, command in commands.items():
+            with (home / f"{name}.log").open("wb") as output:
+                started.append(
+                    subprocess.Popen([sys.executable, "-m", *command], stdout=output, stderr=output)
+                )
+            if name == "code-server":
+                _listens(started[0], address)
+        yield started[0]
     finally:
-        # What Ctrl-C does to `dagster dev`.
-        process.send_signal(2)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        for process in reversed(started):
+            process.send_signal(signal.SIGINT)  # what Ctrl-C does to `dagster dev`
+        for process in reversed(started):
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _listens(server: subprocess.Popen[bytes], address: list[str]) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((address[0], int(address[1]))):
+            return
+        time.sleep(_LOOK_SECONDS)
+    raise EnvironmentProblem("Dagster's code server didn't start.", "See code-server.log.")
 
 
 class _Watch:
     """Looks at the source until what is waited for is there, or says what never came."""
 
-    def __init__(self, config: SourceConfig, daemon: subprocess.Popen[bytes]) -> None:
+    def __init__(self, config: SourceConfig, server: subprocess.Popen[bytes]) -> None:
         self._config = config
-        self._daemon = daemon
+        self._server = server
 
     def __call__(self, what: str, look: Callable[[Pipeline], T | None]) -> T:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            if self._daemon.poll() is not None:
-                raise EnvironmentProblem(f"Dagster's daemon ended with {self._daemon.returncode}.")
+            if self._server.poll() is not None:
+                raise EnvironmentProblem(f"the code server ended with {self._server.returncode}.")
             # The source may not be up yet, or be restarted: that is what is watched here.
             with (
                 contextlib.suppress(EnvironmentProblem, psycopg.OperationalError),
@@ -223,12 +251,12 @@ def _snapshot_run(pipeline: Pipeline) -> tuple[str, int] | None:
     return None
 
 
-def _flusher(daemon: subprocess.Popen[bytes]) -> psutil.Process:
-    for child in psutil.Process(daemon.pid).children(recursive=True):
+def _flusher(server: subprocess.Popen[bytes]) -> psutil.Process:
+    for child in psutil.Process(server.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if "cdc_assets.flusher.main" in child.cmdline():
                 return child
-    raise EnvironmentProblem("no flusher runs below Dagster's daemon.")
+    raise EnvironmentProblem("no flusher runs below the code server.")
 
 
 def _belongs(process: psutil.Process, home: Path) -> bool:
