@@ -124,7 +124,7 @@ def test_invariant_1_ack_after_register(source: Bench) -> None:
         # Staged, and the registration hangs: this is when an early acknowledgement would show.
         wait_for(
             lambda: source.execute(
-                "select from pg_locks where not granted"
+                "select 1 from pg_locks where not granted"
                 " and relation = '_pg2iceberg.log_index'::regclass"
             )
         )
