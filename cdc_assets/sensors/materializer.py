@@ -145,7 +145,7 @@ def materializer_sensor(
         requests = []
         if decision.run and not waits:
             keys = [names.lake for names in decision.run]
-            requests.append(dg.RunRequest(asset_selection=keys, tags=tags))
+            requests.append(dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags))
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else _sentence(looks, decision, active, waits, proven),
@@ -167,8 +167,7 @@ def _looks(
     for names in tables:
         event = last.get(names.lake)
         age = None if event is None else now.timestamp() - event.timestamp
-        name = str(names.table)
-        looks.append(Look(names, by_name[name], age, wait_seconds(past, now, name)))
+        looks.append(Look(names, by_name[str(names.table)], age, wait_seconds(past, now, names)))
     return looks
 
 

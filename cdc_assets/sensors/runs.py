@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from cdc_assets.assets.names import FAILED_TAG
+from cdc_assets.assets.names import FAILED_TAG, TableAssets
 
 ACTIVE = (
     dg.DagsterRunStatus.QUEUED,
@@ -22,17 +22,26 @@ ACTIVE = (
 # Back-off after failures in a row: 10 s, 20 s, … 10 minutes. A run costs 5 s of CPU to launch.
 FIRST_DELAY_SECONDS = 10.0
 LONGEST_DELAY_SECONDS = 600.0
-# The delay is at its longest after seven failures; older runs change nothing.
-_HISTORY = 8
+# Runs of other tables lie between the failures of one: so many end within the longest delay.
+_HISTORY = 40
 
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A finished run; ``failed_tables`` is None where the run failed as a whole."""
+    """A finished run.
+
+    ``assets`` are what it was asked for (None: everything), ``failed_tables`` the SQL names of what
+    failed (None: all of it, if it failed).
+    """
 
     succeeded: bool
     ended_at: datetime
-    failed_tables: frozenset[str] | None
+    assets: frozenset[dg.AssetKey] | None = None
+    failed_tables: frozenset[str] | None = None
+
+    def concerns(self, asset: dg.AssetKey | None) -> bool:
+        """Whether it says anything of ``asset`` (None: of the work as a whole)."""
+        return asset is None or self.assets is None or asset in self.assets
 
 
 def active_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[dg.DagsterRun]:
@@ -56,6 +65,7 @@ def past_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[Pas
             datetime.fromtimestamp(record.end_time, UTC)
             if record.end_time
             else record.update_timestamp,
+            record.dagster_run.asset_selection and frozenset(record.dagster_run.asset_selection),
             _failed_tables(record.dagster_run.tags),
         )
         for record in records
@@ -84,9 +94,10 @@ def delay_seconds(failures: int) -> float:
     return min(FIRST_DELAY_SECONDS * 2.0 ** (failures - 1), LONGEST_DELAY_SECONDS)
 
 
-def wait_seconds(past: Sequence[PastRun], now: datetime, table: str | None = None) -> float:
-    """What is left of the back-off; 0 when the next attempt is due."""
-    failures = failures_in_a_row(past, table)
+def wait_seconds(past: Sequence[PastRun], now: datetime, names: TableAssets | None = None) -> float:
+    """What is left of the back-off, of a lake table if one is given; 0: the next attempt is due."""
+    concerning = [run for run in past if run.concerns(names.lake if names else None)]
+    failures = failures_in_a_row(concerning, str(names.table) if names else None)
     if not failures:
         return 0.0
-    return max(0.0, delay_seconds(failures) - (now - past[0].ended_at).total_seconds())
+    return max(0.0, delay_seconds(failures) - (now - concerning[0].ended_at).total_seconds())

@@ -19,8 +19,12 @@ from cdc_assets.assets.names import TableAssets, all_tables
 from cdc_assets.build import build_defs
 from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.flusher.main import run as flush
-from cdc_assets.sensors import sessions
-from cdc_assets.spark.session import server
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.sensors import materializer, sessions
+from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.spark.catalog import open_catalog
+from cdc_assets.spark.server import SparkServer
+from cdc_assets.spark.session import open_session
 from cdc_assets_tests.conftest import NewDatabase
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -34,6 +38,8 @@ class World:
     defs: dg.Definitions
     instance: dg.DagsterInstance
     client: psycopg.Connection[Any]
+    flusher: threading.Thread
+    stop: threading.Event
 
     def names(self, table: str) -> TableAssets:
         return next(n for n in all_tables(self.config) if n.table.name == table)
@@ -102,6 +108,7 @@ def world(
     tmp_home: Path,
     postgres_dsn: NewDatabase,
     monkeypatch: pytest.MonkeyPatch,
+    spark_server: SparkServer,
 ) -> Iterator[World]:
     monkeypatch.setattr(lake, "LINGER_SECONDS", 1.0)
     dsn = postgres_dsn()
@@ -124,13 +131,14 @@ def world(
                 {"name": "public.nokey"},
             ],
             "snapshot": {"max_parallel_tables": 1},
+            "spark": {"remote": spark_server.ensure()},
         },
         "test",
     )
     stop = threading.Event()
     flusher = threading.Thread(target=flush, args=(config,), kwargs={"stop": stop})
     with dg.DagsterInstance.ephemeral() as instance:
-        yield_world = World(config, build_defs(config), instance, client)
+        yield_world = World(config, build_defs(config), instance, client, flusher, stop)
         flusher.start()
         try:
             yield yield_world
@@ -138,7 +146,6 @@ def world(
             stop.set()
             flusher.join(30)
             sessions.close_all()
-            server(config).stop()
             client.close()
 
 
@@ -172,7 +179,6 @@ def test_from_the_first_tick_to_level_tables(world: World) -> None:
     assert all({"bytes", "seconds"} <= set(e.metadata) for e in events)
 
     # Freshly copied tables are reported by a run, in full.
-    server(world.config).ensure()
     [request] = world.until("a merge", lambda: world.runs("materializer"))
     assert set(request.asset_selection or ()) == {big.lake, mixed.lake, nokey.lake}
     world.client.execute(
@@ -203,3 +209,79 @@ def test_from_the_first_tick_to_level_tables(world: World) -> None:
     assert len(evaluations) == 6
     assert all(e.passed for e in evaluations.values()), evaluations
     assert "no key" in str(evaluations["nokey", "primary_key_unique"].description)
+
+
+def _copy_by_command(world: World) -> None:
+    """What ``cdc-assets snapshot`` does: no Dagster is involved."""
+
+    def pinned() -> bool:
+        with Pipeline.open(world.config) as pipeline:
+            rows = pipeline.store.tables()
+        return len(rows) == 3 and all(row.state != "waiting" for row in rows)
+
+    world.until("pins", pinned)
+    session = open_session(world.config)
+    with Pipeline.open(world.config) as pipeline:
+        for names in all_tables(world.config):
+            copy_table(pipeline, session, names.table)
+    session.stop()
+
+
+def test_what_the_command_line_copied_is_marked_without_a_run(world: World) -> None:
+    _copy_by_command(world)
+    world.until("marks", lambda: world.said("snapshot") == "All 3 pinned tables are copied.")
+    world.tick("snapshot")
+    for names in all_tables(world.config):
+        keys = world.instance.get_dynamic_partitions(names.partitions_name)
+        assert keys
+        assert world.instance.get_materialized_partitions(names.snapshot) == set(keys)
+    assert not world.instance.get_runs()
+    before = len(world.materializations(world.names("big").snapshot))
+    world.tick("snapshot")
+    assert len(world.materializations(world.names("big").snapshot)) == before
+
+
+def test_one_bad_table_fails_by_name_and_the_others_flow_on(world: World) -> None:
+    _copy_by_command(world)
+    big, nokey = world.names("big"), world.names("nokey")
+    open_catalog(world.config).drop_table(("world", "nokey"))
+    world.client.execute("delete from big where id <= 5; insert into nokey values ('lost')")
+    [request] = world.until("a merge", lambda: world.runs("materializer"))
+    result = world.execute(request)
+    assert not result.success
+    [failure] = result.filter_events(lambda event: event.is_step_failure)
+    assert "public.nokey" in str(failure.step_failure_data.error)
+    assert "public.big" not in str(failure.step_failure_data.error)
+    changes = sum(int(str(e.metadata["changes"].value)) for e in world.materializations(big.lake))
+    assert changes == 5
+    assert not world.materializations(nokey.lake)
+    # The next run leaves it alone for a while; the others get theirs.
+    world.client.execute("delete from big where id = 6")
+    [request] = world.until("the next merge", lambda: world.runs("materializer"))
+    assert nokey.lake not in (request.asset_selection or ())
+    assert world.execute(request).success
+    assert "public.nokey failed and is tried again" in world.said("materializer")
+
+
+def test_a_quiet_table_gets_heartbeats_with_what_still_stands(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _copy_by_command(world)
+    world.until("level tables", lambda: _materialized(world))
+    big = world.names("big")
+    before = len(world.materializations(big.lake))
+    monkeypatch.setattr(materializer, "report_seconds", lambda _: 0.0)
+    world.until("a heartbeat", lambda: world.tick("materializer").asset_events)
+    events = world.materializations(big.lake)
+    assert len(events) == before + 1
+    assert events[0].metadata["heartbeat"].value is True
+    assert events[0].metadata["dagster/row_count"].value == 2000
+    # A change that isn't in the log yet: the proof is missing, so is the heartbeat.
+    stopped = len(world.materializations(big.lake))
+    world.stop.set()
+    world.flusher.join(30)
+    world.client.execute("update big set note = 'unseen'")
+    world.tick("materializer")  # proven as of the tick before the change, at the latest
+    for _ in range(3):
+        assert not world.tick("materializer").asset_events
+    assert len(world.materializations(big.lake)) <= stopped + 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import dagster as dg
 import pytest
 
 from cdc_assets.assets.names import TableAssets
@@ -98,10 +100,10 @@ def test_partitions_of_an_old_epoch_are_deleted() -> None:
     assert decision.add[0].startswith("0002:")
 
 
-def _past(*succeeded: bool, failed: frozenset[str] | None = None) -> list[PastRun]:
+def _past(*succeeded: bool, **more: Any) -> list[PastRun]:
     return [
-        PastRun(ok, NOW - timedelta(seconds=i), None if ok else failed)
-        for i, ok in enumerate(succeeded)
+        PastRun(ok, NOW - timedelta(seconds=number), **({} if ok else more))
+        for number, ok in enumerate(succeeded)
     ]
 
 
@@ -113,9 +115,15 @@ def test_back_off_doubles_and_is_capped() -> None:
 
 
 def test_a_table_is_not_blamed_for_another_ones_failure() -> None:
-    past = _past(False, False, failed=frozenset({"public.bad"}))
-    assert wait_seconds(past, NOW, "public.good") == 0.0
-    assert wait_seconds(past, NOW, "public.bad") == 20.0
+    assert wait_seconds(_past(False, failed_tables=frozenset({"public.bad"})), NOW, NAMES) == 0.0
+    assert wait_seconds(_past(False, failed_tables=frozenset({"public.t"})), NOW, NAMES) == 10.0
+
+
+def test_a_run_without_the_table_ends_no_back_off_of_it() -> None:
+    without = PastRun(succeeded=True, ended_at=NOW, assets=frozenset({dg.AssetKey("other")}))
+    assert wait_seconds([without, *_past(False)], NOW, NAMES) == 10.0
+    within = PastRun(succeeded=True, ended_at=NOW, assets=frozenset({NAMES.lake}))
+    assert wait_seconds([within, *_past(False)], NOW, NAMES) == 0.0
 
 
 def _look(
