@@ -38,6 +38,8 @@ _PACKAGE = Path(__file__).parent
 # Nothing that is waited for takes a minute on two cores; ten mean that something is wrong.
 _PATIENCE_SECONDS = 600
 _LOOK_SECONDS = 0.5
+# A run that merges ends in order within this; nothing else takes as long.
+_STOP_SECONDS = 15
 _PID = re.compile(r"Started process for run \(pid: (\d+)\)")
 
 
@@ -78,8 +80,10 @@ def run_demo(changes: int, console: Console) -> bool:
     try:
         with _dagster(home) as server:
             equal = _story(config, changes, server, phases, console)
+        deadline = time.monotonic() + 3 * _STOP_SECONDS
+        while (left := _family(home)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
         phases.done("stop")
-        left = [p for p in psutil.process_iter() if _belongs(p, home)]
         if left:
             console.print(f"left behind: {left}", markup=False)
         return equal and not left
@@ -164,12 +168,12 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield started[0]
     finally:
         for process in reversed(started):
-            process.send_signal(signal.SIGINT)  # what Ctrl-C does to `dagster dev`
+            process.terminate()
         for process in reversed(started):
             try:
-                process.wait(60)
+                process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.kill()  # its children see that their stdin ends
 
 
 def _listens(server: subprocess.Popen[bytes], address: list[str]) -> None:
@@ -259,7 +263,12 @@ def _flusher(server: subprocess.Popen[bytes]) -> psutil.Process:
     raise EnvironmentProblem("no flusher runs below the code server.")
 
 
-def _belongs(process: psutil.Process, home: Path) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.environ().get("CDC_ASSETS_HOME") == str(home) and process.pid != os.getpid()
-    return False
+def _family(home: Path) -> list[str]:
+    """The processes that were started for this demo and still run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            same = process.environ().get("CDC_ASSETS_HOME") == str(home)
+            if same and process.pid != os.getpid():
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+    return found

@@ -6,6 +6,7 @@ locks. Then both sides must hold the same rows, however busy the source is.
 
 A side's row becomes its key and a digest of its comparable text; a row that doesn't occur equally
 often on both sides differs. That finds missing, surplus, changed and duplicate rows in one pass.
+TRUNCATE isn't MVCC-safe: a table that gets a new file while it is read is compared again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -36,6 +38,9 @@ from cdc_assets.verify.canonical import lake_expression, source_expression
 
 # As many differing keys as a person will read; the count is of all.
 SHOWN_KEYS = 20
+# Who truncates a table more often than this while it is read has to be asked to pause.
+ROUNDS = 10
+REWRITTEN = "it was truncated or rewritten while it was read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +71,94 @@ def verify(
     """Compare ``tables`` at one LSN.
 
     ``flush_to`` returns once everything that committed below an LSN is registered. A table that
-    can't be compared (its copy isn't complete, it is parked) is reported with its problem.
+    can't be compared (its copy isn't complete, it is parked) is reported with its problem. One that
+    is truncated or rewritten while it is read is compared again, at a later LSN.
     """
-    store, config = pipeline.store, pipeline.config
+    store = pipeline.store
     locks = [f"write:{table}" for table in tables]
     for lock in locks:
         store.lock(lock)
     try:
-        name = f"{config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
-        slot = create_slot(pipeline.source_dsn, name, temporary=True)
-        try:
-            point = slot.consistent_point
-            on_progress(f"comparing at {point}; waiting for the log to reach it")
-            flush_to(point)
-            found = []
-            for table in tables:
-                began = time.monotonic()
-                comparison = _verify_table(pipeline, session, table, point, slot.snapshot_name)
-                found.append(comparison)
-                on_progress(
-                    f"{table}: {comparison.source_rows:,} rows, {comparison.differing:,} differ"
-                    f" ({time.monotonic() - began:.1f} s)"
-                )
-            return found
-        finally:
-            slot.connection.finish()
+        found: dict[TableId, Comparison] = {}
+        left = list(tables)
+        for _ in range(ROUNDS):
+            found |= {c.table: c for c in _round(pipeline, session, left, flush_to, on_progress)}
+            left = [table for table in left if found[table].problem == REWRITTEN]
+            if not left:
+                break
+        return [found[table] for table in tables]
     finally:
         for lock in reversed(locks):
             store.unlock(lock)
 
 
-def _verify_table(
-    pipeline: Pipeline, session: SparkSession, table: TableId, point: Lsn, snapshot_name: str
+def _round(
+    pipeline: Pipeline,
+    session: SparkSession,
+    tables: Sequence[TableId],
+    flush_to: Callable[[Lsn], None],
+    on_progress: Callable[[str], None],
+) -> list[Comparison]:
+    """One consistent point: read the source's side of every table under it, then compare."""
+    files = _files(pipeline, tables)
+    name = f"{pipeline.config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
+    slot = create_slot(pipeline.source_dsn, name, temporary=True)
+    with ExitStack() as cleanup:
+        cleanup.callback(slot.connection.finish)
+        point = slot.consistent_point
+        on_progress(f"comparing at {point}; reading the source")
+        sides: dict[TableId, DataFrame | TableProblem] = {}
+        for table in tables:
+            try:
+                lake = _comparable(pipeline, table)
+                side = _source_side(pipeline, session, lake, slot.snapshot_name).persist()
+                cleanup.callback(side.unpersist)
+                side.count()
+                sides[table] = side
+            except TableProblem as problem:
+                sides[table] = problem
+        for table, after in _files(pipeline, tables).items():
+            # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
+            if after != files[table]:
+                sides[table] = TableProblem(table, REWRITTEN)
+        flush_to(point)
+        found = []
+        for table, read in sides.items():
+            comparison = _compare(pipeline, session, table, point, read)
+            found.append(comparison)
+            on_progress(
+                f"{table}: {comparison.source_rows:,} rows, {comparison.differing:,} differ"
+                f" ({comparison.seconds:.1f} s) {comparison.problem or ''}".rstrip()
+            )
+        return found
+
+
+def _files(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, int | None]:
+    """The file of each table; TRUNCATE, CLUSTER and VACUUM FULL give it another."""
+    with pipeline.connect_source("verify") as source:
+        return {
+            table: source.execute(
+                "select pg_catalog.pg_relation_filenode(to_regclass(%s))", (str(table),)
+            ).fetchall()[0][0]
+            for table in tables
+        }
+
+
+def _comparable(pipeline: Pipeline, table: TableId) -> LakeTable:
+    row = pipeline.store.table(table)
+    if row is None or row.state in ("waiting", "copying"):
+        raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
+    if row.state == "parked":
+        raise TableProblem(table, row.reason or "it is parked")
+    return LakeTable(pipeline.config, pipeline.config.table(table), row)
+
+
+def _compare(
+    pipeline: Pipeline,
+    session: SparkSession,
+    table: TableId,
+    point: Lsn,
+    source_side: DataFrame | TableProblem,
 ) -> Comparison:
     began = time.monotonic()
 
@@ -108,49 +169,47 @@ def _verify_table(
             table, point, source, lake, differing, tuple(keys), why, time.monotonic() - began
         )
 
-    row = pipeline.store.table(table)
+    if isinstance(source_side, TableProblem):
+        why = REWRITTEN if source_side.what.endswith(REWRITTEN) else str(source_side)
+        return result(0, 0, 0, [], why)
     try:
-        if row is None or row.state in ("waiting", "copying"):
-            raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
         drain(pipeline, session, table, below=point)
-        lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-        source_side = _source_side(pipeline, session, lake, snapshot_name)
-        lake_side = _lake_side(session, lake)
-        both = source_side.withColumn("side", F.lit(1)).unionByName(
-            lake_side.withColumn("side", F.lit(-1))
-        )
-        grouped = (
-            both.groupBy("key", "digest")
-            .agg(
-                F.sum("side").alias("balance"),
-                F.count_if(F.col("side") == 1).alias("source"),
-                F.count_if(F.col("side") == -1).alias("lake"),
-            )
-            .persist()
-        )
-        try:
-            totals = grouped.agg(
-                F.coalesce(F.sum("source"), F.lit(0)),
-                F.coalesce(F.sum("lake"), F.lit(0)),
-                F.count_if(F.col("balance") != 0),
-            ).collect()[0]
-            differing, keys = 0, []
-            if int(totals[2]):
-                odd = grouped.where("balance != 0")
-                differing = odd.select("key").distinct().count()
-                shown = (
-                    odd.groupBy("key")
-                    .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
-                    .orderBy("key")
-                    .limit(SHOWN_KEYS)
-                    .collect()
-                )
-                keys = [f"{r.key} (source {r.source}, lake {r.lake})" for r in shown]
-        finally:
-            grouped.unpersist()
-        return result(int(totals[0]), int(totals[1]), differing, keys)
+        lake_side = _lake_side(session, _comparable(pipeline, table))
     except CdcError as problem:
         return result(0, 0, 0, [], str(problem))
+    both = source_side.withColumn("side", F.lit(1)).unionByName(
+        lake_side.withColumn("side", F.lit(-1))
+    )
+    grouped = (
+        both.groupBy("key", "digest")
+        .agg(
+            F.sum("side").alias("balance"),
+            F.count_if(F.col("side") == 1).alias("source"),
+            F.count_if(F.col("side") == -1).alias("lake"),
+        )
+        .persist()
+    )
+    try:
+        totals = grouped.agg(
+            F.coalesce(F.sum("source"), F.lit(0)),
+            F.coalesce(F.sum("lake"), F.lit(0)),
+            F.count_if(F.col("balance") != 0),
+        ).collect()[0]
+        if not int(totals[2]):
+            return result(int(totals[0]), int(totals[1]), 0, [])
+        odd = grouped.where("balance != 0")
+        shown = (
+            odd.groupBy("key")
+            .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
+            .orderBy("key")
+            .limit(SHOWN_KEYS)
+            .collect()
+        )
+        keys = [f"{r.key} (source {r.source}, lake {r.lake})" for r in shown]
+        differing = odd.select("key").distinct().count()
+        return result(int(totals[0]), int(totals[1]), differing, keys)
+    finally:
+        grouped.unpersist()
 
 
 def _digested(frame: DataFrame, lake: LakeTable, expressions: Sequence[str]) -> DataFrame:

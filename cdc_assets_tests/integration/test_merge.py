@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.materializer import drain as drain_module
+from cdc_assets.materializer.merge import merge
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
@@ -35,7 +36,7 @@ insert into f select i, 'v', repeat('full' || i, 1000) from generate_series(1, 1
 """
 
 
-@pytest.fixture(params=[3, 2], ids="format-v{}".format)
+@pytest.fixture(params=[3], ids="format-v{}".format)
 def source(
     request: pytest.FixtureRequest,
     postgres_dsn: NewDatabase,
@@ -77,7 +78,7 @@ def _random_statement(rnd: random.Random) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("source", "seed"), [(3, 1), (3, 2), (2, 2)], indirect=["source"])
 def test_invariant_8_random_changes_end_with_the_rows_of_the_source(
     source: Lake, seed: int
 ) -> None:
@@ -132,7 +133,6 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
     source.execute("update m set v = 'again' where id < 5; insert into h values (9, 'again')")
     source.flush()
     expected = source.rows(M)
-    real = drain_module.merge
 
     def die_before_publishing(session, lake_table, *rest):  # type: ignore[no-untyped-def]
         class WithoutFastForward:
@@ -144,7 +144,7 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
                     raise KeyboardInterrupt
                 return session.sql(statement)
 
-        return real(WithoutFastForward(), lake_table, *rest)  # type: ignore[arg-type]
+        return merge(WithoutFastForward(), lake_table, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(drain_module, "merge", die_before_publishing)
     with pytest.raises(KeyboardInterrupt):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.spark.server import SparkServer
+from cdc_assets.verify import compare
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 
@@ -60,3 +61,20 @@ def test_every_kind_of_difference_is_found_and_named(source: Lake) -> None:
     assert t.differing == 8
     assert [f'"id":"{i}"' in " ".join(t.keys) for i in (1, 2, 3, 4, 5, 6, 7, 99)] == [True] * 8
     assert (h.differing, h.keys) == (1, ('{"a":"1","b":"x"} (source 3, lake 4)',))
+
+
+def test_a_table_that_is_truncated_while_it_is_read_is_compared_again(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = compare.create_slot, []
+
+    def truncate_after_the_pin(*arguments: object, **options: object) -> object:
+        made = real(*arguments, **options)  # type: ignore[arg-type]
+        if not calls:
+            source.execute("truncate h; insert into h values (5, 'new')")
+        calls.append(made)
+        return made
+
+    monkeypatch.setattr(compare, "create_slot", truncate_after_the_pin)
+    t, h = source.verify()
+    assert (t.equal, h.equal, h.source_rows, len(calls)) == (True, True, 1, 2)
