@@ -53,25 +53,33 @@ def source(
 def _random_statement(rnd: random.Random) -> str:
     """One statement; statements that hit nothing or collide are part of the game."""
     a, b = rnd.randrange(1, 30), rnd.randrange(1, 30)
-    k, l = rnd.choice("ab"), rnd.choice("ab")
+    k, other = rnd.choice("ab"), rnd.choice("ab")
     value = rnd.randrange(10**6)
     return rnd.choice(
         [
-            f"insert into m values ({a}, '{k}', 'i{value}', repeat('n{value}', 1000), 1.5)"
-            " on conflict do nothing",
+            (
+                f"insert into m values ({a}, '{k}', 'i{value}', repeat('n{value}', 1000), 1.5)"
+                " on conflict do nothing"
+            ),
             f"insert into m values ({a}, '{k}', 'i{value}', null, null) on conflict do nothing",
             f"update m set v = 'u{value}' where id = {a}",
-            f"update m set v = 'u{value}', doc = repeat('d{value}', 1000)"
-            f" where id = {a} and k2 = '{k}'",
+            (
+                f"update m set v = 'u{value}', doc = repeat('d{value}', 1000)"
+                f" where id = {a} and k2 = '{k}'"
+            ),
             f"delete from m where id = {a} and k2 = '{k}'",
             # key changes: the document stays where it is, under the old key
-            f"update m set id = {b}, k2 = '{l}' where id = {a} and k2 = '{k}' and not exists"
-            f" (select from m where id = {b} and k2 = '{l}')",
-            f"update m set id = {b}, v = null, n = null where id = {a} and k2 = '{k}' and not exists"
-            f" (select from m where id = {b} and k2 = '{k}')",
+            (
+                f"update m set id = {b}, k2 = '{other}' where id = {a} and k2 = '{k}' and not exists"
+                f" (select from m where id = {b} and k2 = '{other}')"
+            ),
+            (
+                f"update m set id = {b}, v = null, n = null where id = {a} and k2 = '{k}' and not exists"
+                f" (select from m where id = {b} and k2 = '{k}')"
+            ),
             f"insert into h values ({a % 3}, '{k}')",
             f"delete from h where ctid = (select ctid from h where a = {a % 3} limit 1)",
-            f"update h set b = '{l}' where ctid = (select ctid from h limit 1)",
+            f"update h set b = '{other}' where ctid = (select ctid from h limit 1)",
             f"update f set v = 'u{value}' where id = {a}",
             f"update f set id = {b} where id = {a} and not exists (select from f where id = {b})",
         ]

@@ -1,4 +1,4 @@
-"""One value is one value: through the snapshot and through the log it becomes the same in the lake."""
+"""A value is the same in the lake whether it came through the snapshot or through the log."""
 
 from __future__ import annotations
 
