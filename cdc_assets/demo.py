@@ -167,6 +167,11 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
                 _listens(started[0], address)
         yield started[0]
     finally:
+        # As Ctrl-C in a terminal reaches the runs, too; else the code server waits for them.
+        for child in psutil.Process(started[0].pid).children(recursive=True) if started else []:
+            with contextlib.suppress(psutil.Error):
+                if "multiprocessing.spawn" in " ".join(child.cmdline()):
+                    child.send_signal(signal.SIGINT)
         for process in reversed(started):
             process.terminate()
         for process in reversed(started):
