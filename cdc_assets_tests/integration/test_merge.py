@@ -70,12 +70,12 @@ def _random_statement(rnd: random.Random) -> str:
             f"delete from m where id = {a} and k2 = '{k}'",
             # key changes: the document stays where it is, under the old key
             (
-                f"update m set id = {b}, k2 = '{other}' where id = {a} and k2 = '{k}' and not exists"
-                f" (select from m where id = {b} and k2 = '{other}')"
+                f"update m set id = {b}, k2 = '{other}' where id = {a} and k2 = '{k}'"
+                f" and not exists (select from m where id = {b} and k2 = '{other}')"
             ),
             (
-                f"update m set id = {b}, v = null, n = null where id = {a} and k2 = '{k}' and not exists"
-                f" (select from m where id = {b} and k2 = '{k}')"
+                f"update m set id = {b}, v = null, n = null where id = {a} and k2 = '{k}'"
+                f" and not exists (select from m where id = {b} and k2 = '{k}')"
             ),
             f"insert into h values ({a % 3}, '{k}')",
             f"delete from h where ctid = (select ctid from h where a = {a % 3} limit 1)",
