@@ -133,6 +133,14 @@ class TableConfig(_Section):
     def _as_in_sql(cls, value: str) -> str:
         return str(TableId.parse(value))
 
+    @field_validator("mode")
+    @classmethod
+    def _not_yet(cls, value: str) -> str:
+        # A setting that is read and ignored would be worse than one that is refused.
+        if value != "mirror":
+            raise ValueError(f"{value} isn't available yet; use mirror")
+        return value
+
     @property
     def id(self) -> TableId:
         return TableId.parse(self.name)
@@ -143,7 +151,15 @@ class SnapshotConfig(_Section):
 
     mode: Literal["initial", "snapshot_only", "never"] = "initial"
     max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
+
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
+
+    @field_validator("mode")
+    @classmethod
+    def _not_yet(cls, value: str) -> str:
+        if value == "snapshot_only":
+            raise ValueError("snapshot_only isn't available yet; use initial or never")
+        return value
 
 
 class StagingConfig(_Section):
