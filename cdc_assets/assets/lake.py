@@ -21,9 +21,10 @@ import dagster as dg
 from pyspark.sql import SparkSession
 
 from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
-from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables
+from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TableProblem, TablesFailed
+from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -79,11 +80,9 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
         end_with_owner()
         selected = [names for names in tables if names.lake in context.selected_asset_keys]
         session = spark_session(getattr(context.resources, resource), config)
-        try:
-            with Pipeline.open(config) as pipeline:
-                yield from Rounds(context, pipeline, session, selected).run()
-        finally:
-            session.stop()
+        with Pipeline.open(config) as pipeline:
+            pipeline.store.lock(run_lock(context.run.run_id))
+            yield from Rounds(context, pipeline, session, selected).run()
 
     return materialize
 
@@ -127,6 +126,8 @@ class Rounds:
         quiet_since = time.monotonic()
         while time.monotonic() - self._began < BUDGET_SECONDS:
             pending = self._pending()
+            for table in [table for table in pending if table in self._new]:
+                self._introduce(table)
             for table in pending:
                 self._turn(table)
                 quiet_since = time.monotonic()
@@ -160,6 +161,24 @@ class Rounds:
         ]
         return [table for _, table in sorted(waiting)]
 
+    def _introduce(self, table: TableId) -> None:
+        """Report a table that has just been copied, before its first merge: it is there."""
+        self._new.discard(table)
+        row = self._pipeline.store.table(table)
+        if row is None or row.snapshot_lsn is None:
+            return
+        state = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row).state()
+        if state.snapshot_id is not None:
+            at = state.cursor or Cursor(0, row.snapshot_lsn)
+            nothing = (0, 0, 0, 0, 0, 0)
+            self._sums[table] = Drained(table, *nothing, at, state.total_rows, 0.0)
+            self._log_report(table)
+
+    def _log_report(self, table: TableId) -> None:
+        self._context.log_event(
+            dg.AssetMaterialization(self._tables[table].lake, metadata=self._report(table))
+        )
+
     def _turn(self, table: TableId) -> None:
         self._known.add(table)
         try:
@@ -183,11 +202,8 @@ class Rounds:
             self._sums[table] = _added(self._sums.get(table), drained)
             every = report_seconds(self._pipeline.config.table(table))
             since = time.monotonic() - self._reported_at.get(table, self._began)
-            if table in self._new or since >= every:
-                self._new.discard(table)
-                self._context.log_event(
-                    dg.AssetMaterialization(self._tables[table].lake, metadata=self._report(table))
-                )
+            if since >= every:
+                self._log_report(table)
 
     def _fail(self, problem: TableProblem) -> None:
         self._context.log.error(str(problem))

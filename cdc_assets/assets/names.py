@@ -108,3 +108,8 @@ def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> d
     """The tags by which a sensor knows its own runs again."""
     tags = {SOURCE_TAG: config.name, WORK_TAG: work}
     return tags if table is None else {**tags, TABLE_TAG: str(table)}
+
+
+def run_lock(run_id: str) -> str:
+    """The name of the lock in Postgres that a run holds while it works."""
+    return f"run:{run_id}"

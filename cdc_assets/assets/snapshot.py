@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import dagster as dg
 
 from cdc_assets.assets.metadata import chunk_metadata
-from cdc_assets.assets.names import TableAssets
+from cdc_assets.assets.names import TableAssets, run_lock
 from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.owner import end_with_owner
@@ -64,13 +64,11 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
 
         context.log.info("%s: %s chunks asked for", names.table, len(selected))
         session = spark_session(getattr(context.resources, resource), config)
-        try:
-            with Pipeline.open(config) as pipeline:
-                plan = copy_table(
-                    pipeline, session, names.table, only=selected, on_progress=on_progress
-                )
-        finally:
-            session.stop()
+        with Pipeline.open(config) as pipeline:
+            pipeline.store.lock(run_lock(context.run.run_id))
+            plan = copy_table(
+                pipeline, session, names.table, only=selected, on_progress=on_progress
+            )
         # What an earlier run landed without living to say so.
         mark(chunk for chunk in plan if chunk.state == "landed")
         yield from ()

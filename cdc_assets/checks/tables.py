@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from cdc_assets.assets.names import TableAssets, all_tables
+from cdc_assets.assets.names import TableAssets, all_tables, run_lock
 from cdc_assets.checks import lag, unique_key
 from cdc_assets.config import SourceConfig
 from cdc_assets.pipeline import Pipeline
@@ -34,6 +34,7 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
         end_with_owner()
         selected = context.selected_asset_check_keys
         with Pipeline.open(config) as pipeline:
+            pipeline.store.lock(run_lock(context.run.run_id))
             states = {status.name: status for status in collect(pipeline).tables}
             for names in tables:
                 if dg.AssetCheckKey(names.lake, lag.NAME) in selected:
@@ -42,17 +43,14 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
             if not keyed:
                 return
             session = spark_session(getattr(context.resources, resource), config)
-            try:
-                for names in keyed:
-                    row = pipeline.store.table(names.table)
-                    lake = LakeTable(config, config.table(names.table), row) if row else None
-                    if lake is None or lake.load() is None:
-                        yield _not_there(names)
-                    else:
-                        context.log.info("%s: looking for keys that stand twice", names.table)
-                        yield unique_key.check_unique_key(session, lake, names)
-            finally:
-                session.stop()
+            for names in keyed:
+                row = pipeline.store.table(names.table)
+                lake = LakeTable(config, config.table(names.table), row) if row else None
+                if lake is None or lake.load() is None:
+                    yield _not_there(names)
+                else:
+                    context.log.info("%s: looking for keys that stand twice", names.table)
+                    yield unique_key.check_unique_key(session, lake, names)
 
     return check
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 from pyspark.sql import SparkSession
@@ -29,6 +30,12 @@ class SparkConnectResource(LazyPySparkResource):
         if self._spark_session is None:
             config = configuration(self.source)
             self._spark_session = open_session(config, connect_url(config))
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002
+        """End the session with the run: the operations of one run share it."""
+        if self._spark_session is not None:
+            self._spark_session.stop()
+            self._spark_session = None
 
 
 def spark_session(resource: LazyPySparkResource, config: SourceConfig) -> SparkSession:

@@ -54,6 +54,7 @@ def checks_sensor(
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
             with session(config, "checks sensor") as pipeline:
+                active = bool(active_runs(context.instance, pipeline.store, tags))
                 states = {row.table: row.state for row in pipeline.store.tables()}
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
@@ -63,7 +64,7 @@ def checks_sensor(
         if "copying" in states.values():
             return dg.SkipReason("Tables are being copied; checks come after that.")
         instance = context.instance
-        if active_runs(instance, tags):
+        if active:
             return dg.SkipReason("A run is at it.")
         if spark_address(config) is None:
             return dg.SkipReason("Waiting for Spark to start.")

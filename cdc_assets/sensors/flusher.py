@@ -19,10 +19,14 @@ from cdc_assets.pipeline import embedded_postgres
 from cdc_assets.process import Status
 from cdc_assets.resources.flusher import FlusherResource
 from cdc_assets.sensors.services import demo_is_made
-from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.sensors.sessions import (
+    EVERY_LOOK_SECONDS,
+    NOT_REACHABLE,
+    session,
+    waiting_sentence,
+)
 from cdc_assets.status import SourceStatus, collect
 
-TICK_SECONDS = 5
 # An event costs some 44 ms on SQLite and nobody reads more than one a minute.
 REPORT_SECONDS = 60.0
 
@@ -53,7 +57,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=f"flusher_{config.name}",
-        minimum_interval_seconds=TICK_SECONDS,
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={resource},
         description="Keeps the flusher running: slot → staged Parquet → log.",

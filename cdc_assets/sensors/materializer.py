@@ -23,10 +23,14 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.sensors.runs import PastRun, active_runs, past_runs, wait_seconds
 from cdc_assets.sensors.services import spark_address
-from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.sensors.sessions import (
+    EVERY_LOOK_SECONDS,
+    NOT_REACHABLE,
+    session,
+    waiting_sentence,
+)
 from cdc_assets.status import SourceStatus, TableStatus, collect
 
-TICK_SECONDS = 5
 # At the start of a page the current position is past the page's header, which no reader ever
 # reaches on an idle server. A header is 24 or 40 bytes; any transaction is longer.
 _PAGE_HEADER_BYTES = 40
@@ -121,13 +125,14 @@ def materializer_sensor(
     @dg.sensor(
         name=f"materializer_{config.name}",
         job=job,
-        minimum_interval_seconds=TICK_SECONDS,
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Has the log applied where it is ahead of the lake; vouches for quiet tables.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:
             with session(config, "materializer sensor") as pipeline:
+                active = bool(active_runs(context.instance, pipeline.store, tags))
                 found = collect(pipeline)
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
@@ -136,7 +141,6 @@ def materializer_sensor(
         if end is not None:
             _ends[config.name] = end
         instance = context.instance
-        active = bool(active_runs(instance, tags))
         last = instance.get_latest_materialization_events([names.lake for names in tables])
         looks = _looks(tables, found, last, past_runs(instance, tags))
         decision = decide(looks, active=active, proven=proven)

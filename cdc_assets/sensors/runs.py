@@ -1,15 +1,22 @@
-"""The runs that a sensor asked for: which are active, and how the last ones ended."""
+"""The runs that a sensor asked for: which are at work, and how the last ones ended.
+
+A run that was killed together with its code server stays "started" in Dagster for ever, and a
+sensor that waits for it would wait for ever. So every run of ours holds a session lock in Postgres
+while it works, which goes when its process does; a started run without its lock is declared failed.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import dagster as dg
 
-from cdc_assets.assets.names import FAILED_TAG, TableAssets
+from cdc_assets.assets.names import FAILED_TAG, TableAssets, run_lock
+from cdc_assets.log.store import LogStore
 
 ACTIVE = (
     dg.DagsterRunStatus.QUEUED,
@@ -22,6 +29,9 @@ ACTIVE = (
 # Back-off after failures in a row: 10 s, 20 s, … 10 minutes. A run costs 5 s of CPU to launch.
 FIRST_DELAY_SECONDS = 10.0
 LONGEST_DELAY_SECONDS = 600.0
+# A run has no lock while it imports its code and opens its session, some seconds on a busy machine,
+# nor in the moment between its last step and its end.
+PATIENCE_SECONDS = 60.0
 # Runs of other tables lie between the failures of one: so many end within the longest delay.
 _HISTORY = 40
 
@@ -44,9 +54,26 @@ class PastRun:
         return asset is None or self.assets is None or asset in self.assets
 
 
-def active_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[dg.DagsterRun]:
-    """The runs with these tags that are queued or at work."""
-    return list(instance.get_runs(dg.RunsFilter(tags=dict(tags), statuses=list(ACTIVE))))
+# When a started run was first seen without its lock, by run id.
+_missed_since: dict[str, float] = {}
+
+
+def active_runs(
+    instance: dg.DagsterInstance, store: LogStore, tags: Mapping[str, str]
+) -> list[dg.DagsterRun]:
+    """The runs with these tags that are queued or at work; those that are dead are ended here."""
+    alive = []
+    for run in instance.get_runs(dg.RunsFilter(tags=dict(tags), statuses=list(ACTIVE))):
+        if run.status == dg.DagsterRunStatus.STARTED and not store.is_locked(run_lock(run.run_id)):
+            now = time.monotonic()
+            if now - _missed_since.setdefault(run.run_id, now) >= PATIENCE_SECONDS:
+                _missed_since.pop(run.run_id)
+                instance.report_run_failed(run, "The process of this run is gone.")
+                continue
+        else:
+            _missed_since.pop(run.run_id, None)
+        alive.append(run)
+    return alive
 
 
 def past_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[PastRun]:
@@ -65,7 +92,9 @@ def past_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[Pas
             datetime.fromtimestamp(record.end_time, UTC)
             if record.end_time
             else record.update_timestamp,
-            record.dagster_run.asset_selection and frozenset(record.dagster_run.asset_selection),
+            None
+            if (selected := record.dagster_run.asset_selection) is None
+            else frozenset(selected),
             _failed_tables(record.dagster_run.tags),
         )
         for record in records

@@ -15,9 +15,8 @@ from cdc_assets.pipeline import embedded_postgres
 from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.names import TableId
+from cdc_assets.sensors.sessions import EVERY_LOOK_SECONDS
 from cdc_assets.spark.session import server
-
-TICK_SECONDS = 5
 
 
 def needed(config: SourceConfig) -> bool:
@@ -70,7 +69,7 @@ def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=f"services_{config.name}",
-        minimum_interval_seconds=TICK_SECONDS,
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Keeps the embedded Postgres, its demo traffic and the local Spark running.",
     )

@@ -16,6 +16,9 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.errors import EnvironmentProblem
 from cdc_assets.pipeline import Pipeline
 
+# The sensor daemon looks every 5 seconds for sensors that are due; an interval of 5 would miss
+# every second look by some milliseconds.
+EVERY_LOOK_SECONDS = 3
 # What means "not there yet" rather than "broken".
 NOT_REACHABLE = (EnvironmentProblem, psycopg.OperationalError)
 

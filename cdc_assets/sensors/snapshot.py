@@ -18,9 +18,13 @@ from cdc_assets.assets.names import TABLE_TAG, TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
 from cdc_assets.log.progress import ChunkProgress, chunks
 from cdc_assets.sensors.runs import active_runs, past_runs, wait_seconds
-from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.sensors.sessions import (
+    EVERY_LOOK_SECONDS,
+    NOT_REACHABLE,
+    session,
+    waiting_sentence,
+)
 
-TICK_SECONDS = 5
 # A run over a range of partitions instead of one: https://docs.dagster.io/guides/build/partitions-and-backfills
 _RANGE_START, _RANGE_END = (
     "dagster/asset_partition_range_start",
@@ -80,7 +84,7 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
         name=f"snapshot_{config.name}",
         # Not a job: one job can't hold assets that are partitioned in different ways.
         asset_selection=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
-        minimum_interval_seconds=TICK_SECONDS,
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Has every chunk copied that hasn't landed yet: one run a table.",
     )
@@ -98,16 +102,15 @@ def _look(
     instance: dg.DagsterInstance, config: SourceConfig, tables: Sequence[TableAssets]
 ) -> list[Copy]:
     now = datetime.now(UTC)
-    active = {
-        run.tags.get(TABLE_TAG) for run in active_runs(instance, run_tags(config, "snapshot"))
-    }
     with session(config, "snapshot sensor") as pipeline:
+        runs = active_runs(instance, pipeline.store, run_tags(config, "snapshot"))
         rows = {row.table: row for row in pipeline.store.tables()}
         plans = [
             (names, row.state, tuple(chunks(pipeline.store, names.table, row.epoch)))
             for names in tables
             if (row := rows.get(names.table)) is not None and row.state in ("copying", "streaming")
         ]
+    active = {run.tags.get(TABLE_TAG) for run in runs}
     copies = []
     for names, state, plan in plans:
         known = frozenset(instance.get_dynamic_partitions(names.partitions_name))

@@ -14,13 +14,13 @@ import psycopg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
-from cdc_assets.assets import lake
+from cdc_assets.assets import lake, snapshot
 from cdc_assets.assets.names import TableAssets, all_tables
 from cdc_assets.build import build_defs
 from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.flusher.main import run as flush
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.sensors import materializer, sessions
+from cdc_assets.sensors import materializer, runs, sessions
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.server import SparkServer
@@ -187,6 +187,7 @@ def test_from_the_first_tick_to_level_tables(world: World) -> None:
         " insert into public.\"Mixed Case.Table\" values (2, 'two')"
     )
     assert world.execute(request).success
+    world.tick("materializer")  # what a tick calls level is so as of the tick before
     world.until("level tables", lambda: _materialized(world))
     latest = world.materializations(big.lake)[0]
     assert latest.metadata["dagster/row_count"].value == 1990
@@ -285,3 +286,39 @@ def test_a_quiet_table_gets_heartbeats_with_what_still_stands(
     for _ in range(3):
         assert not world.tick("materializer").asset_events
     assert len(world.materializations(big.lake)) <= stopped + 1
+
+
+def test_a_run_whose_process_is_gone_is_ended_and_the_next_one_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [request] = world.until("a copy", lambda: world.runs("snapshot"))
+    assert request.job_name is not None
+    # What is left in Dagster of a run that was killed together with its code server.
+    dead = world.instance.create_run_for_job(
+        world.defs.resolve_job_def(request.job_name),
+        tags=dict(request.tags),
+        status=dg.DagsterRunStatus.STARTED,
+        asset_selection=frozenset(request.asset_selection or ()),
+    )
+    assert not world.runs("snapshot")
+    assert "a run is at it" in world.said("snapshot")
+    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 0.0)
+    world.tick("snapshot")
+    found = world.instance.get_run_by_id(dead.run_id)
+    assert found is not None
+    assert found.status == dg.DagsterRunStatus.FAILURE
+    monkeypatch.setattr(runs, "FIRST_DELAY_SECONDS", 0.0)
+    [request] = world.until("the copy again", lambda: world.runs("snapshot"))
+    # A run that works is left alone, however little patience there is.
+    seen: list[dg.DagsterRunStatus] = []
+    original = copy_table
+
+    def watched(*given: Any, **named: Any) -> Any:
+        world.tick("snapshot")
+        [run] = world.instance.get_runs(limit=1)
+        seen.append(run.status)
+        return original(*given, **named)
+
+    monkeypatch.setattr(snapshot, "copy_table", watched)
+    assert world.execute(request).success
+    assert seen == [dg.DagsterRunStatus.STARTED]
