@@ -214,7 +214,7 @@ class Supervised:
             self.child = None
         elif self.child is not None and now - self.child.started_at >= self.backoff.healthy_seconds:
             self._failures = 0
-        wait = self._ended_at + self.backoff.delay_seconds(self._failures) - now
+        wait = self.backoff.delay_seconds(self._failures) - (now - self._ended_at)
         if self.child is None and (self._failures == 0 or wait <= 0):
             self.child = Child.start(self.spec)
         running = self.child is not None
