@@ -45,8 +45,8 @@ REPORT_SECONDS = 60.0
 
 
 def report_seconds(table: TableConfig) -> float:
-    """How often a table is reported: twice within its warning window, once a minute at most."""
-    return min(REPORT_SECONDS, table.freshness.warn.total_seconds() / 2)
+    """How often a table is reported: three times in its warning window, once a minute at most."""
+    return min(REPORT_SECONDS, table.freshness.warn.total_seconds() / 3)
 
 
 def lake_spec(names: TableAssets) -> dg.AssetSpec:
@@ -104,6 +104,7 @@ class Rounds:
         self._sums: dict[TableId, Drained] = {}
         self._reported_at: dict[TableId, float] = {}
         self._problems: dict[TableId, TableProblem] = {}
+        self._busy_until: dict[TableId, float] = {}
         # Whoever asks by hand gets every table looked at, and one report each at the end. A run of
         # the sensor's reports at once what never was, and leaves alone what nothing happened to.
         by_hand = WORK_TAG not in context.run.tags
@@ -128,14 +129,12 @@ class Rounds:
             pending = self._pending()
             for table in [table for table in pending if table in self._new]:
                 self._introduce(table)
-            for table in pending:
-                self._turn(table)
+            if pending:
+                self._turn(pending[0])  # what it is given meanwhile goes behind the others
                 quiet_since = time.monotonic()
-                if quiet_since - self._began > BUDGET_SECONDS:
-                    break
-            if time.monotonic() - quiet_since > LINGER_SECONDS:
+            elif time.monotonic() - quiet_since > LINGER_SECONDS:
                 break
-            if not pending:
+            else:
                 time.sleep(_LOOK_SECONDS)
         for table in list(self._sums):
             yield dg.MaterializeResult(
@@ -157,6 +156,7 @@ class Rounds:
             for backlog in self._pipeline.store.backlogs()
             if backlog.table in self._tables
             and backlog.table not in self._problems
+            and self._busy_until.get(backlog.table, 0.0) <= time.monotonic()
             and (backlog.rows or backlog.table not in self._known)
         ]
         return [table for _, table in sorted(waiting)]
@@ -198,6 +198,7 @@ class Rounds:
         else:
             if drained is None:
                 self._context.log.info("%s: another worker is at it", table)
+                self._busy_until[table] = time.monotonic() + LINGER_SECONDS / 2
                 return
             self._sums[table] = _added(self._sums.get(table), drained)
             every = report_seconds(self._pipeline.config.table(table))

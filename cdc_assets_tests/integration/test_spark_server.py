@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -97,7 +98,8 @@ def test_two_starters_share_one_server_that_dies_with_them(tmp_path: Path) -> No
     family = [child for starter in starters for child in psutil.Process(starter.pid).children(True)]
     assert sum(child.name() == "java" for child in family) == 1
     for child in family:
-        assert "s3cret" not in " ".join(child.cmdline())
+        with contextlib.suppress(psutil.NoSuchProcess):  # what the shell script forked ends soon
+            assert "s3cret" not in " ".join(child.cmdline())
     for starter in starters:
         starter.send_signal(signal.SIGKILL)
         starter.wait()

@@ -22,7 +22,7 @@ CONFIG = parse_config(
     {
         "name": "src",
         "postgres": {"dsn": "postgresql://nowhere/db"},
-        "tables": [{"name": "public.t", "freshness": {"warn": "40s", "fail": "5m"}}],
+        "tables": [{"name": "public.t", "freshness": {"warn": "60s", "fail": "5m"}}],
     },
     "test",
 )
@@ -159,7 +159,7 @@ def test_a_table_that_was_just_copied_gets_its_first_report_from_a_run() -> None
 @pytest.mark.parametrize(
     ("look", "proven", "heartbeat"),
     [
-        (_look(reported=21.0), True, True),  # the table warns after 40 s
+        (_look(reported=21.0), True, True),  # the table warns after 60 s
         (_look(reported=19.0), True, False),
         (_look(reported=21.0), False, False),
         (_look(reported=21.0, pending=1), True, False),
