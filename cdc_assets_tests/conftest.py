@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,13 @@ NewDatabase = Callable[[], str]
 
 # Tests make and drop whole databases; their data needn't survive a power cut.
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+# A shell's background job hands down signals to be ignored, and every process we start inherits
+# that: none of them could be told to end.
+for _number in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
