@@ -168,6 +168,22 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
 
 
 @cli.command()
+@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.option("--all", "everything", is_flag=True, help="Every table of the source.")
+@click.pass_context
+def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> None:
+    """Copy tables anew while the others flow; readers see the old rows until it is complete."""
+    from cdc_assets import commands
+
+    config = _config(ctx)
+    if everything == bool(tables):
+        raise ConfigurationError("name the tables to copy anew (S.T), or give --all.")
+    wanted = selected(config, tables)
+    with _pipeline(config) as pipeline, commands.Spark(config) as spark, _CopyBar() as bar:
+        commands.resync(pipeline, spark, wanted, bar)
+
+
+@cli.command()
 @click.option("--until", metavar="current|LSN", help="End once the log has reached it.")
 @click.pass_context
 def flush(ctx: click.Context, until: str | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from typing import Self
 
@@ -20,12 +20,16 @@ from pyspark.sql import SparkSession
 from cdc_assets.config import CONFIG_VARIABLE, SourceConfig, home
 from cdc_assets.errors import (
     CdcError,
+    CopyRestarted,
+    Fenced,
     ReplicationProblem,
+    SnapshotLost,
     TableProblem,
     TablesFailed,
     first_line,
 )
 from cdc_assets.flusher.reach import reach
+from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import TableRow
 from cdc_assets.materializer.drain import Drained, drain, outstanding
 from cdc_assets.pipeline import Pipeline
@@ -41,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 # Pinning waits for the transactions that run at the source; slot creation itself gives up earlier.
 _PIN_PATIENCE_SECONDS = 180
+_PIN_LOOK_SECONDS = 2.0
+# A table that is truncated more often than this while it is copied has to be left in peace.
+_COPY_TRIES = 5
+_ANEW = (CopyRestarted, SnapshotLost, Fenced)
 
 
 class Spark:
@@ -82,26 +90,58 @@ def snapshot(
     tables: Sequence[TableId],
     on_progress: Callable[[CopyProgress], None],
 ) -> None:
-    """Pin and copy what isn't copied yet. Raises TablesFailed naming the tables that can't be."""
+    """Pin and copy what isn't copied yet. Raises TablesFailed naming the tables that can't be.
+
+    A table whose copy has to begin anew (it was truncated, its pin was lost) gets some more tries.
+    """
     pins = Pins(pipeline)
     try:
         pins.prepare()
         pins.tick()
-        problems = []
-        to_copy = []
-        for table in tables:
-            row = _pinned(pipeline, pins, table)
-            if row.state == "parked":
-                problems.append(TableProblem(table, row.reason or "it is parked"))
-            elif row.state == "copying":
-                to_copy.append(table)
-        if to_copy:
-            problems += _copy_all(pipeline, spark, to_copy, on_progress)
+        problems: list[TableProblem] = []
+        again = list(tables)
+        for last in [False] * _COPY_TRIES + [True]:
+            to_copy = []
+            for table in again:
+                row = _pinned(pipeline, pins, table)
+                if row.state == "parked":
+                    problems.append(TableProblem(table, row.reason or "it is parked"))
+                elif row.state == "copying":
+                    to_copy.append(table)
+            failed = _copy_all(pipeline, spark, to_copy, pins, on_progress) if to_copy else {}
+            again = [table for table, error in failed.items() if isinstance(error, _ANEW)]
+            problems += [
+                error
+                if isinstance(error, TableProblem)
+                else TableProblem(table, first_line(error), getattr(error, "remedy", ""))
+                for table, error in failed.items()
+                if last or table not in again
+            ]
+            if not again:
+                break
         pins.tick()
         if problems:
             raise TablesFailed(problems)
     finally:
         pins.close()
+
+
+def resync(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_progress: Callable[[CopyProgress], None],
+) -> None:
+    """Copy ``tables`` anew while the others flow; readers see the old rows until it is complete.
+
+    Whatever state a table is in, that is the way out: the source's description of it is taken anew
+    too. Raises like :func:`snapshot`.
+    """
+    for table in tables:
+        row = pipeline.store.table(table)
+        if row is not None and row.oid:
+            restart_copy(pipeline.store, row)
+    snapshot(pipeline, spark, tables, on_progress)
 
 
 def _pinned(pipeline: Pipeline, pins: Pins, table: TableId) -> TableRow:
@@ -115,7 +155,8 @@ def _pinned(pipeline: Pipeline, pins: Pins, table: TableId) -> TableRow:
         if time.monotonic() > deadline:
             raise ReplicationProblem(
                 f"{table} has waited {_PIN_PATIENCE_SECONDS} s for its pin.",
-                "A long transaction at the source holds up slot creation; see pg_stat_activity.",
+                "A long transaction at the source holds up slot creation (see pg_stat_activity),"
+                " or the flusher that streams doesn't get on (see its log).",
             )
         pins.tick()
         time.sleep(0.2)
@@ -125,25 +166,30 @@ def _copy_all(
     pipeline: Pipeline,
     spark: Spark,
     tables: Sequence[TableId],
+    pins: Pins,
     on_progress: Callable[[CopyProgress], None],
-) -> list[TableProblem]:
+) -> dict[TableId, Exception]:
+    """Copy ``tables``, some at a time; what went wrong, by table."""
     config = pipeline.config
 
-    def copy(table: TableId) -> TableProblem | None:
+    def copy(table: TableId) -> Exception | None:
         try:
             with spark.session() as session, Pipeline.open(config) as own:
                 copy_table(own, session, table, on_progress=on_progress)
-            return None
-        except TableProblem as problem:
-            return problem
         except CdcError as error:
-            return TableProblem(table, error.what, error.remedy)
+            return error
         except (PySparkException, psycopg.Error) as error:
             logger.exception("copying %s", table)
-            return TableProblem(table, first_line(error))
+            return error
+        return None
 
     with ThreadPoolExecutor(config.snapshot.max_parallel_tables) as workers:
-        return [problem for problem in workers.map(copy, tables) if problem is not None]
+        copies = {table: workers.submit(copy, table) for table in tables}
+        while any(not copied.done() for copied in copies.values()):
+            # Holds the pins, if no flusher does, and has what lost its pin pinned again.
+            pins.tick()
+            wait(copies.values(), timeout=_PIN_LOOK_SECONDS)
+    return {t: error for t, copied in copies.items() if (error := copied.result()) is not None}
 
 
 def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
@@ -201,6 +247,11 @@ def sync(
 ) -> list[Drained]:
     """Snapshot, flush up to now, materialize: the lake then equals the source as of the start."""
     config = pipeline.config
+    if config.snapshot.mode == "snapshot_only":
+        with Spark(config) as spark:
+            on_phase("copying")
+            snapshot(pipeline, spark, tables, on_progress)
+        return []
     with pipeline.connect_source("sync") as source:
         target = current_lsn(source)
     problems: list[TableProblem] = []

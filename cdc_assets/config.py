@@ -150,16 +150,9 @@ class SnapshotConfig(_Section):
     """How the first copy is made."""
 
     mode: Literal["initial", "snapshot_only", "never"] = "initial"
+    """initial: copy, then follow. snapshot_only: copy, once. never: follow what is there."""
     max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
-
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
-
-    @field_validator("mode")
-    @classmethod
-    def _not_yet(cls, value: str) -> str:
-        if value == "snapshot_only":
-            raise ValueError("snapshot_only isn't available yet; use initial or never")
-        return value
 
 
 class StagingConfig(_Section):

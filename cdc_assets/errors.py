@@ -70,6 +70,10 @@ class SnapshotLost(CdcError):
     """The exported snapshot is gone because the connection that exported it is."""
 
 
+class CopyRestarted(CdcError):
+    """What was copied of a table is of no use any more: a new epoch of its copy waits for a pin."""
+
+
 class SparkProblem(CdcError):
     """The Spark Connect server can't be started or reached."""
 

@@ -21,7 +21,7 @@ from cdc_assets.spark.catalog import shown
 class TableStatus:
     """One table. Lags are of the lake against the source: bytes of WAL, and seconds.
 
-    ``state`` is new (not registered yet), waiting, copying, streaming or parked.
+    ``state`` is new (not registered yet), waiting, copying, streaming, copied or parked.
     """
 
     name: str

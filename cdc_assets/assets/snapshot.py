@@ -1,6 +1,6 @@
 """The copy of a table as a Dagster asset: one partition a chunk, one run a table.
 
-Partitions are marked as their wave lands, so that the UI shows the copy while it runs; the asset is
+Partitions are marked as they land, so that the UI shows the copy while it runs; the asset is
 skippable, or Dagster would mark every partition once more at the end. Reading, writing and what a
 restart may trust are in ``snapshot.copy``.
 """
@@ -12,6 +12,7 @@ import dagster as dg
 
 from cdc_assets.assets.metadata import chunk_metadata
 from cdc_assets.assets.names import TableAssets, run_lock
+from cdc_assets.errors import CopyRestarted, SnapshotLost
 from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.owner import end_with_owner
@@ -66,9 +67,14 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
-            plan = copy_table(
-                pipeline, session, names.table, only=selected, on_progress=on_progress
-            )
+            try:
+                plan = copy_table(
+                    pipeline, session, names.table, only=selected, on_progress=on_progress
+                )
+            except (CopyRestarted, SnapshotLost) as error:
+                # Nothing is wrong: the sensor asks for another run once the table is pinned again.
+                context.log.warning("%s", error)
+                return
         # What an earlier run landed without living to say so.
         mark(chunk for chunk in plan if chunk.state == "landed")
         yield from ()

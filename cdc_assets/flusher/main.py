@@ -109,6 +109,9 @@ class _Flusher:
                 if not self._wait_for_turn(pipeline):
                     return
                 self._prepare_pins(pipeline)
+                if self._config.snapshot.mode == "snapshot_only":
+                    self._stop.wait()  # nothing is streamed: the pins are held, that is all
+                    return
                 flushed = check_slot(pipeline)
                 self._progress.flushed = flushed
                 health = Health(pipeline, self._progress)

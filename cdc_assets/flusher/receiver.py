@@ -28,7 +28,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cdc_assets.errors import ReplicationProblem
@@ -45,7 +45,7 @@ from cdc_assets.flusher.decoder_process import (
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream
 from cdc_assets.log.files import Storage
-from cdc_assets.log.store import LogStore, StagedFile
+from cdc_assets.log.store import LogStore, StagedFile, TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 
@@ -64,7 +64,7 @@ IN_FLIGHT_BYTES = 64 * 2**20
 IDLE_STEP_BYTES = 2**20
 # … or when it moved at all and this much time passed; not at every keepalive.
 IDLE_STEP_SECONDS = 10.0
-# How often a quiet registrar asks whether its session, and with it the lock, still exists.
+# How often the registrar asks for new tables, and whether its session, and so the lock, exists.
 HEARTBEAT_SECONDS = 2.0
 # How often a run that ends at an LSN asks an idle server how far it has read.
 ASK_SECONDS = 0.25
@@ -88,13 +88,14 @@ class Progress:
     decoder_pid: int | None = None
 
 
-def staging_specs(pipeline: Pipeline) -> dict[int, DecodeSpec]:
-    """How each registered table is staged, by oid; parked ones too: a re-sync may revive them."""
-    excluded = {t.id: frozenset(t.columns.exclude) for t in pipeline.config.tables}
+def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
+    """How each registered table is staged, by oid; parked ones too: a re-sync may revive them.
+
+    All that are registered, not those of this process's configuration: another process may have
+    added one, and pinned it.
+    """
     return {
-        row.oid: DecodeSpec(row.table, row.key_columns, excluded[row.table])
-        for row in pipeline.store.tables()
-        if row.oid and row.table in excluded
+        row.oid: DecodeSpec(row.table, row.key_columns, row.excluded) for row in rows if row.oid
     }
 
 
@@ -123,7 +124,7 @@ class Session:
         self._queue = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._finished = threading.Event()
-        self._store_used_at = self._advanced_at = time.monotonic()
+        self._specs_at = self._advanced_at = time.monotonic()
         self._specs: Mapping[int, DecodeSpec] = {}
         self._settings = Settings(
             config.name,
@@ -139,7 +140,8 @@ class Session:
     def run(self) -> None:
         """Raises StreamLost or psycopg.OperationalError (worth a new session), or CdcError."""
         config = self._pipeline.config
-        self._specs = staging_specs(self._pipeline)
+        rows = self._store.tables()
+        self._specs = staging_specs(rows)
         self._progress.flushed = self._flushed
         stream = Stream.start(
             self._pipeline.source_dsn, config.name, config.slot, config.publication, self._flushed
@@ -154,9 +156,10 @@ class Session:
                 threading.Thread(target=self._send, name="sender", daemon=True),
                 threading.Thread(target=self._register, name="registrar", daemon=True),
             ]
+            self._queue.put(Specs(self._specs))
+            self._store.mark_followed(rows)
             for thread in threads:
                 thread.start()
-            self._queue.put(Specs(self._specs))
             try:
                 self._receive(stream)
                 self._finish(stream)
@@ -268,7 +271,7 @@ class Session:
                 if self._decoder.pipe.poll(HEARTBEAT_SECONDS):
                     self._take(self._decoder.pipe.recv())
                 self._advance()
-                if time.monotonic() - self._store_used_at >= HEARTBEAT_SECONDS:
+                if time.monotonic() - self._specs_at >= HEARTBEAT_SECONDS:
                     self._refresh_specs()
         except (EOFError, ConnectionResetError):
             self._fail(ReplicationProblem("the decoder process ended without a word."))
@@ -338,18 +341,25 @@ class Session:
 
     def _registered(self, position: Lsn) -> None:
         """``flushed_lsn`` holds ``position``: from now on it may be acknowledged."""
-        self._store_used_at = self._advanced_at = time.monotonic()
+        self._advanced_at = time.monotonic()
         self._flushed = max(self._flushed, position)
         self._progress.flushed = self._flushed
         self._wake()
 
     def _refresh_specs(self) -> None:
-        """Notice changes of the registered tables; fails when the session (the lock) is gone."""
-        specs = staging_specs(self._pipeline)
-        self._store_used_at = time.monotonic()
+        """Notice changes of the registered tables; fails when the session (the lock) is gone.
+
+        A table is marked as followed once the decoder is sure to know it before it sees a change
+        that commits from now on; only then it is pinned (``postgres.pins``).
+        """
+        rows = self._store.tables()
+        specs = staging_specs(rows)
+        self._specs_at = time.monotonic()
         if specs != self._specs:
             self._specs = specs
             self._queue.put(Specs(specs))
+        if not all(row.followed for row in rows if row.oid):
+            self._store.mark_followed(row for row in rows if row.oid)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:

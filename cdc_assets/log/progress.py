@@ -1,8 +1,9 @@
-"""The rows of ``snapshot_progress`` and the states of a copy.
+"""The rows of ``snapshot_progress``: the plan of each copy, and who is at which chunk.
 
-A plan is frozen when a table is pinned. Progress here is a cache for people and for the planner of
-the next wave: which chunks have landed is what the Iceberg table's snapshot summaries say
-(invariant 6).
+A plan is frozen when a table is pinned. A chunk is *planned*, then *claimed* by a worker, then
+*written* (its rows are in a file of the lake that no snapshot holds yet), then *landed*. Landed is
+a cache for people and planners: which chunks landed is what the Iceberg table's snapshot summaries
+say (invariant 6). Everything before that is decided here, by the coordination server's clock.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cdc_assets.log.claims import FREE, STALE_SECONDS
 from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.postgres.catalog import Heap
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -18,7 +21,10 @@ from cdc_assets.postgres.names import TableId
 
 @dataclass(frozen=True, slots=True)
 class ChunkProgress:
-    """One chunk of a table's plan; rows, bytes (of Arrow data) and seconds once it was read."""
+    """One chunk of a table's plan; rows, bytes (of Arrow data) and seconds once it was read.
+
+    ``file`` is what was written of it and several others, None for a chunk without rows.
+    """
 
     key: str
     range: CtidRange
@@ -26,39 +32,69 @@ class ChunkProgress:
     rows: int | None
     bytes: int | None
     seconds: float | None
+    file: str | None = None
 
 
 def plan_copy(
-    store: LogStore, row: TableRow, pin: str, point: Lsn, chunks: Sequence[CtidRange]
+    store: LogStore,
+    row: TableRow,
+    pin: str,
+    point: Lsn,
+    chunks: Sequence[tuple[Heap, CtidRange]],
+    *,
+    resumes: bool = False,
 ) -> None:
-    """Move a waiting table to copying under ``pin``; without chunks (mode never) to streaming."""
+    """Move a waiting table to copying under ``pin``; without chunks (mode never) to streaming.
+
+    ``resumes``: chunks of an earlier pin stay landed or written, and the log counts from that pin.
+    """
     name = str(row.table)
-    store.connection.execute(
-        "update tables set state = %s, pin = %s, snapshot_lsn = %s, complete_lsn = %s,"
-        " reason = null, updated_at = now() where source = %s and table_name = %s",
-        (
-            "copying" if chunks else "streaming",
-            pin if chunks else None,
-            str(point),
-            None if chunks else str(point),
-            store.source,
-            name,
-        ),
-    )
-    with store.connection.cursor() as cursor:
-        cursor.executemany(
-            "insert into snapshot_progress"
-            " (source, table_name, epoch, chunk, first_block, end_block)"
-            " values (%s, %s, %s, %s, %s, %s) on conflict do nothing",
-            [
-                (store.source, name, row.epoch, c.key(row.epoch), c.first_block, c.end_block)
-                for c in chunks
-            ],
+    if not resumes:
+        store.connection.execute(
+            "update tables set state = %s, pin = %s, snapshot_lsn = %s, complete_lsn = %s,"
+            " reason = null, updated_at = now() where source = %s and table_name = %s",
+            (
+                "copying" if chunks else "streaming",
+                pin if chunks else None,
+                str(point),
+                None if chunks else str(point),
+                store.source,
+                name,
+            ),
         )
+        with store.connection.cursor() as cursor:
+            cursor.executemany(
+                "insert into snapshot_progress (source, table_name, epoch, chunk, first_block,"
+                " end_block, relation, relation_oid, filenode)"
+                " values (%s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict do nothing",
+                [
+                    (
+                        store.source,
+                        name,
+                        row.epoch,
+                        c.key(row.epoch),
+                        c.first_block,
+                        c.end_block,
+                        str(heap.id),
+                        heap.oid,
+                        heap.filenode,
+                    )
+                    for heap, c in chunks
+                ],
+            )
+        return
+    store.connection.execute(
+        "update tables set state = 'copying', pin = %s, reason = null, updated_at = now()"
+        " where source = %s and table_name = %s",
+        (pin, store.source, name),
+    )
 
 
-def restart_copy(store: LogStore, row: TableRow) -> None:
-    """Give up the copy of ``row``'s epoch: a new epoch waits for a new pin."""
+def restart_copy(store: LogStore, row: TableRow) -> bool:
+    """Give up the copy of ``row``'s epoch: a new epoch waits for a new pin.
+
+    False when somebody else did so already.
+    """
     with store.connection.transaction():
         moved = store.connection.execute(
             "update tables set state = 'waiting', epoch = epoch + 1, pin = null,"
@@ -72,22 +108,86 @@ def restart_copy(store: LogStore, row: TableRow) -> None:
                 " where source = %s and table_name = %s and epoch <= %s",
                 (store.source, str(row.table), row.epoch),
             )
+    return moved.rowcount == 1
+
+
+def await_another_pin(store: LogStore, row: TableRow) -> None:
+    """The pin is lost, what was copied stays: the rest waits for another pin, in the same epoch."""
+    with store.connection.transaction():
+        moved = store.connection.execute(
+            "update tables set state = 'waiting', pin = null, updated_at = now()"
+            " where source = %s and table_name = %s and epoch = %s and pin = %s",
+            (store.source, str(row.table), row.epoch, row.pin),
+        )
+        if moved.rowcount:
+            store.connection.execute(
+                "update snapshot_progress set state = 'planned', claim = null, claimed_by = null"
+                " where source = %s and table_name = %s and epoch = %s and state = 'claimed'",
+                (store.source, str(row.table), row.epoch),
+            )
+
+
+def planned_files(store: LogStore, row: TableRow) -> dict[int, int]:
+    """The file that each heap of the plan had when it was planned: filenode by oid."""
+    rows = store.connection.execute(
+        "select distinct relation_oid, filenode from snapshot_progress"
+        " where source = %s and table_name = %s and epoch = %s",
+        (store.source, str(row.table), row.epoch),
+    ).fetchall()
+    return {int(oid): int(filenode) for oid, filenode in rows}
 
 
 def chunks(store: LogStore, table: TableId, epoch: int) -> list[ChunkProgress]:
     """The table's plan with its progress, in block order."""
     rows = store.connection.execute(
-        "select chunk, first_block, end_block, state, rows, bytes, seconds from snapshot_progress"
-        " where source = %s and table_name = %s and epoch = %s order by first_block",
+        "select chunk, state, rows, bytes, seconds, file from snapshot_progress"
+        " where source = %s and table_name = %s and epoch = %s order by chunk",
         (store.source, str(table), epoch),
     ).fetchall()
-    return [ChunkProgress(key, CtidRange(a, b), *rest) for key, a, b, *rest in rows]
+    return [ChunkProgress(key, CtidRange.parse(key)[1], *rest) for key, *rest in rows]
 
 
 def mark_landed(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
     """Remember that the Iceberg table holds these chunks."""
     store.connection.execute(
-        "update snapshot_progress set state = 'landed', landed_at = coalesce(landed_at, now())"
-        " where source = %s and table_name = %s and epoch = %s and chunk = any(%s)",
+        "update snapshot_progress set state = 'landed', landed_at = coalesce(landed_at, now()),"
+        " claim = null where source = %s and table_name = %s and epoch = %s and chunk = any(%s)"
+        " and state <> 'landed'",
         (store.source, str(table), epoch, list(keys)),
     )
+
+
+def forget_landed(store: LogStore, table: TableId, epoch: int, keep: Iterable[str]) -> None:
+    """Plan those chunks again that are marked landed and that the Iceberg table doesn't hold."""
+    store.connection.execute(
+        "update snapshot_progress set state = 'planned', claim = null, landed_at = null"
+        " where source = %s and table_name = %s and epoch = %s and state = 'landed'"
+        " and chunk <> all(%s)",
+        (store.source, str(table), epoch, list(keep)),
+    )
+
+
+def plan_again(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
+    """What was written of these chunks can't be used: have them read again."""
+    store.connection.execute(
+        "update snapshot_progress set state = 'planned', claim = null, file = null"
+        " where source = %s and table_name = %s and epoch = %s and state = 'written'"
+        " and chunk = any(%s)",
+        (store.source, str(table), epoch, list(keys)),
+    )
+
+
+def claimable(store: LogStore, row: TableRow, only: Iterable[str] | None) -> int:
+    """How many chunks a worker could claim now (see ``log.claims``)."""
+    found = store.connection.execute(
+        f"select count(*) from snapshot_progress c where {FREE}",
+        {
+            "source": store.source,
+            "table": str(row.table),
+            "epoch": row.epoch,
+            "pin": row.pin,
+            "stale": STALE_SECONDS,
+            "only": list(only) if only is not None else None,
+        },
+    ).fetchone()
+    return int(found[0]) if found else 0

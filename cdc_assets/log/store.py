@@ -43,6 +43,8 @@ class TableRow:
     complete_lsn: Lsn | None
     pin: str | None
     reason: str | None
+    excluded: frozenset[str] = frozenset()
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ class LogStore:
         """Every registered table, by name."""
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
-            " complete_lsn, pin, reason from tables where source = %s order by table_name",
+            " complete_lsn, pin, reason, excluded, followed from tables where source = %s"
+            " order by table_name",
             (self.source,),
         ).fetchall()
         return [
@@ -186,29 +189,74 @@ class LogStore:
                 _lsn(complete),
                 str(pin) if pin else None,
                 reason,
+                frozenset(excluded),
+                followed,
             )
-            for name, oid, epoch, state, key, columns, snapshot, complete, pin, reason in rows
+            for (
+                name,
+                oid,
+                epoch,
+                state,
+                key,
+                columns,
+                snapshot,
+                complete,
+                pin,
+                reason,
+                excluded,
+                followed,
+            ) in rows
         ]
 
     def table(self, table: TableId) -> TableRow | None:
         return next((row for row in self.tables() if row.table == table), None)
 
-    def add_table(self, table: SourceTable) -> None:
-        """Register a table that waits for its pin; one that is registered stays as it is."""
+    def add_table(self, table: SourceTable, excluded: Iterable[str] = ()) -> None:
+        """Register a table that waits for its pin; one that is registered stays as it is.
+
+        A waiting one, of which no chunk was read yet, is described anew. ``excluded`` columns never
+        leave the source.
+        """
         self.connection.execute(
-            "insert into tables as t (source, table_name, oid, state, key_columns, columns)"
-            " values (%s, %s, %s, 'waiting', %s, %s)"
+            "insert into tables as t"
+            " (source, table_name, oid, state, key_columns, columns, excluded)"
+            " values (%s, %s, %s, 'waiting', %s, %s, %s)"
             " on conflict (source, table_name) do update set oid = excluded.oid,"
             " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
-            " reason = null, updated_at = now() where t.oid = 0",
+            " excluded = excluded.excluded, reason = null, updated_at = now(),"
+            " followed = t.followed and (t.oid, t.key_columns, t.excluded)"
+            "  = (excluded.oid, excluded.key_columns, excluded.excluded)"
+            " where t.oid = 0 or (t.state = 'waiting' and t.snapshot_lsn is null)",
             (
                 self.source,
                 str(table.id),
                 table.oid,
                 list(table.key_columns),
                 json.dumps([c.to_json() for c in table.columns]),
+                sorted(excluded),
             ),
         )
+
+    def mark_followed(self, tables: Iterable[TableRow]) -> None:
+        """Say that the flusher that streams now stages these tables as ``tables`` describes them.
+
+        What was described anew meanwhile stays unmarked.
+        """
+        with self.connection.cursor() as cursor:
+            cursor.executemany(
+                "update tables set followed = true where source = %s and table_name = %s"
+                " and not followed and (oid, key_columns, excluded) = (%s, %s, %s)",
+                [
+                    (
+                        self.source,
+                        str(row.table),
+                        row.oid,
+                        list(row.key_columns),
+                        sorted(row.excluded),
+                    )
+                    for row in tables
+                ],
+            )
 
     def park_unknown(self, table: TableId, reason: str) -> None:
         """Register a table that the source doesn't have; ``add_table`` revives it later."""
@@ -226,13 +274,31 @@ class LogStore:
             (reason, self.source, str(table)),
         )
 
-    def finish_copy(self, table: TableId, epoch: int, complete_lsn: Lsn) -> bool:
-        """Every chunk landed: from here on the log is applied. False if the epoch has passed."""
-        done = self.connection.execute(
-            "update tables set state = 'streaming', complete_lsn = %s, updated_at = now()"
-            " where source = %s and table_name = %s and epoch = %s and state = 'copying'",
-            (str(complete_lsn), self.source, str(table), epoch),
-        )
+    def finish_copy(
+        self, table: TableId, epoch: int, complete_lsn: Lsn, *, streams: bool = True
+    ) -> bool:
+        """Every chunk landed: from here on the log is applied. False if the epoch has passed.
+
+        A cursor of the epoch before says nothing of the new table.
+        """
+        with self.connection.transaction():
+            done = self.connection.execute(
+                "update tables set state = %s, complete_lsn = %s, updated_at = now()"
+                " where source = %s and table_name = %s and epoch = %s and state = 'copying'",
+                (
+                    "streaming" if streams else "copied",
+                    str(complete_lsn),
+                    self.source,
+                    str(table),
+                    epoch,
+                ),
+            )
+            if done.rowcount:
+                self.connection.execute(
+                    "delete from mat_cursor where consumer_group = %s and source = %s"
+                    " and table_name = %s",
+                    (GROUP, self.source, str(table)),
+                )
         return done.rowcount == 1
 
     # --- the log ---

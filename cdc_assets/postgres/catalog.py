@@ -132,13 +132,75 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
     return SourceTable(table, int(oid), kind, columns, found, identity, updated)
 
 
-def size_pages(connection: Connection, oid: int) -> int:
-    """The table's main fork in pages as the file system has it: ``relpages`` may be stale or 0."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select pg_catalog.pg_relation_size(%s)"
-            " / pg_catalog.current_setting('block_size')::bigint",
-            (oid,),
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """A relation that holds rows: a plain table, or a leaf of a partitioned one.
+
+    ``filenode`` is its file: TRUNCATE, CLUSTER, VACUUM FULL and rewriting ALTERs give it another.
+    ``pages`` is the file's size as the file system has it: ``relpages`` may be stale or 0.
+    """
+
+    id: TableId
+    oid: int
+    filenode: int
+    pages: int
+    is_leaf: bool
+
+
+# Functions over oids answer as of now, whatever snapshot the transaction has.
+_HEAPS = """
+select n.nspname, c.relname, c.oid, c.relkind::text, t.relid::oid <> %(oid)s::oid,
+       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0),
+       coalesce(pg_catalog.pg_relation_size(c.oid), 0)
+       / pg_catalog.current_setting('block_size')::bigint
+  from (select relid from pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) where isleaf
+        union
+        select oid::regclass from pg_catalog.pg_class
+         where oid = %(oid)s::oid and relkind = 'r') t
+  join pg_catalog.pg_class c on c.oid = t.relid
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.relkind <> 'p'
+ order by c.oid
+"""
+
+
+def heaps(connection: Connection, table: TableId, oid: int) -> list[Heap]:
+    """Where the rows of ``table`` are: itself, or the leaves of its partition tree.
+
+    Empty for a partitioned table without partitions. Raises TableProblem for a foreign partition.
+    """
+    found = connection.execute(_HEAPS, {"oid": oid}).fetchall()
+    foreign = [TableId(schema, name) for schema, name, _, kind, *_ in found if kind != "r"]
+    if foreign:
+        raise TableProblem(
+            table,
+            f"its partition {foreign[0]} is a foreign table, whose rows and changes are elsewhere",
+            "Detach it, or replicate the other partitions as tables of their own.",
         )
-        row = cursor.fetchone()
-    return int(row[0]) if row and row[0] is not None else 0
+    return [
+        Heap(TableId(schema, name), int(heap), int(filenode), int(pages), bool(leaf))
+        for schema, name, heap, _, leaf, filenode, pages in found
+    ]
+
+
+def refuse_hidden_rows(connection: Connection, table: SourceTable) -> None:
+    """Raise TableProblem if this role would see only some of the rows, or none."""
+    found = connection.execute(
+        "select pg_catalog.has_table_privilege(%(oid)s::oid, 'SELECT'),"
+        " pg_catalog.row_security_active(%(oid)s::oid), current_user::text",
+        {"oid": table.oid},
+    ).fetchone()
+    assert found is not None
+    readable, hidden, role = found
+    if not readable:
+        raise TableProblem(
+            table.id,
+            f"the role {role} may not read it",
+            f'grant select on {table.id} to "{role}".',
+        )
+    if hidden:
+        raise TableProblem(
+            table.id,
+            f"row-level security hides rows of it from the role {role}",
+            f'alter role "{role}" bypassrls; a copy would silently lack rows.',
+        )

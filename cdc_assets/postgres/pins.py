@@ -24,17 +24,23 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import CoordinationError, SlotLost, SnapshotLost, TableProblem
-from cdc_assets.log.progress import plan_copy, restart_copy
+from cdc_assets.log.progress import (
+    await_another_pin,
+    plan_copy,
+    planned_files,
+    restart_copy,
+)
 from cdc_assets.log.store import LogStore, TableRow
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import describe, size_pages
+from cdc_assets.postgres.catalog import Heap, SourceTable, describe, heaps, refuse_hidden_rows
 from cdc_assets.postgres.connect import connect
-from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import (
     NewSlot,
     create_slot,
     ensure_publication,
+    export_snapshot,
     slot_status,
     system_identifier,
 )
@@ -114,6 +120,15 @@ def join_pin(store: LogStore, source_dsn: str, pin: str) -> Holder:
     raise SnapshotLost(f"no session holds the pin {pin} any more.")
 
 
+def pin_point(store: LogStore, pin: str) -> Lsn:
+    """The consistent point of ``pin``: nothing is read later than it."""
+    row = store.connection.execute(
+        "select consistent_point::text from pins where pin = %s", (pin,)
+    ).fetchone()
+    assert row is not None  # pins are never deleted while a table names them
+    return Lsn.parse(row[0])
+
+
 class Pins:
     """Makes and holds the pins of one source. Has connections of its own: usable in a thread."""
 
@@ -134,10 +149,17 @@ class Pins:
             with self._pipeline.connect_source("pins") as source:
                 self._check_identity(source)
                 self._register_tables(source)
+                if self._config.snapshot.mode == "snapshot_only":
+                    return
                 waiting = self._publish(source)
                 slot = slot_status(source, self._config.slot)
                 flushed = self._store.flushed_lsn()
-                if slot is None and flushed is not None:
+                # Once every table is to be copied again, nothing of the old slot is needed.
+                anew = all(
+                    row.state == "parked" or (row.state == "waiting" and row.snapshot_lsn is None)
+                    for row in self._store.tables()
+                )
+                if slot is None and flushed is not None and not anew:
                     raise SlotLost(
                         f"the replication slot {self._config.slot} is gone, though the log was fed"
                         f" from it up to {flushed}: what was changed since is not in the log.",
@@ -167,14 +189,9 @@ class Pins:
             copying = [row for row in self._store.tables() if row.state == "copying"]
             for row in copying:
                 self._keep(row)
-            rows = [row for row in self._store.tables() if row.state == "waiting"]
-            if rows:
+            if any(row.state == "waiting" for row in self._store.tables()):
                 with self._pipeline.connect_source("pins") as source:
-                    waiting = self._publish(source)
-                    if waiting:
-                        name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
-                        made = create_slot(self._pipeline.source_dsn, name, temporary=True)
-                        self._pin(source, made, waiting, first=False)
+                    self._pin_waiting(source)
             self._release()
         finally:
             self._store.unlock("pins")
@@ -200,25 +217,62 @@ class Pins:
             )
 
     def _register_tables(self, source: psycopg.Connection[Any]) -> None:
+        """Describe every table that isn't known yet, and anew what waits without a chunk read."""
         known = {row.table: row for row in self._store.tables()}
         for table in self._config.tables:
             row = known.get(table.id)
-            if row is not None and row.oid:
+            fresh = row is None or not row.oid
+            if not fresh and (row is None or row.state != "waiting" or row.snapshot_lsn):
                 continue
             try:
                 found = describe(source, table.id)
-                if not found.identifies_rows and found.updated:
-                    raise TableProblem(
-                        table.id,
-                        "it has no primary key and no replica identity, but is updated: once it is"
-                        " published, Postgres would refuse every UPDATE and DELETE on it",
-                        f"Add a primary key, or: alter table {table.id} replica identity full.",
-                    )
+                self._check(source, found)
             except TableProblem as problem:
                 logger.warning("%s", problem)
-                self._store.park_unknown(table.id, str(problem))
+                if fresh:
+                    self._store.park_unknown(table.id, str(problem))
+                else:
+                    self._store.park(table.id, str(problem))
             else:
-                self._store.add_table(found)
+                self._store.add_table(found, table.columns.exclude)
+
+    def _check(self, source: psycopg.Connection[Any], found: SourceTable) -> None:
+        """Raise TableProblem for what would make the copy or the stream wrong, or break others."""
+        streams = self._config.snapshot.mode != "snapshot_only"
+        if streams and not found.identifies_rows and found.updated:
+            raise TableProblem(
+                found.id,
+                "it has no primary key and no replica identity, but is updated: once it is"
+                " published, Postgres would refuse every UPDATE and DELETE on it",
+                f"Add a primary key, or: alter table {found.id} replica identity full.",
+            )
+        heaps(source, found.id, found.oid)
+        refuse_hidden_rows(source, found)
+
+    def _pin_waiting(self, source: psycopg.Connection[Any]) -> None:
+        """Take one pin for all tables that wait and that the stream follows already."""
+        self._register_tables(source)
+        if self._config.snapshot.mode == "snapshot_only":
+            waiting = self._waiting()
+            if waiting:
+                self._pin(source, export_snapshot(self._pipeline.source_dsn), waiting, first=False)
+            return
+        streaming = self._store.is_locked(f"flusher:{self._config.name}")
+        # A flusher that streams drops what it doesn't know: a change that commits after the pin
+        # must find it knowing the table. One that starts later reads the registered tables first.
+        waiting = [row for row in self._publish(source) if row.followed or not streaming]
+        if waiting:
+            name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
+            made = create_slot(self._pipeline.source_dsn, name, temporary=True)
+            self._pin(source, made, waiting, first=False)
+
+    def _waiting(self) -> list[TableRow]:
+        configured = {table.id for table in self._config.tables}
+        return [
+            row
+            for row in self._store.tables()
+            if row.table in configured and row.state == "waiting"
+        ]
 
     def _publish(self, source: psycopg.Connection[Any]) -> list[TableRow]:
         """Complete the publication and return the tables that wait for a pin."""
@@ -248,11 +302,9 @@ class Pins:
                 if first:
                     self._store.advance(slot.consistent_point)
                 for row in tables:
-                    chunk_pages = self._config.table(row.table).chunk_pages
-                    pages = size_pages(source, row.oid)
-                    copy = self._config.snapshot.mode != "never"
-                    chunks = plan_chunks(pages, chunk_pages) if copy else []
-                    plan_copy(self._store, row, pin, slot.consistent_point, chunks)
+                    resumes = row.snapshot_lsn is not None
+                    chunks = [] if resumes else self._plan(source, row)
+                    plan_copy(self._store, row, pin, slot.consistent_point, chunks, resumes=resumes)
             self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
         finally:
             slot.connection.finish()  # a temporary slot goes with it, and keeps no WAL any longer
@@ -263,8 +315,29 @@ class Pins:
             ", ".join(str(row.table) for row in tables),
         )
 
+    def _plan(self, source: psycopg.Connection[Any], row: TableRow) -> list[tuple[Heap, CtidRange]]:
+        """The chunks of every heap of the table; none if it isn't to be copied."""
+        if self._config.snapshot.mode == "never":
+            return []
+        found = heaps(source, row.table, row.oid)
+        # Without TID range scans each chunk would read the whole table: one reader then.
+        step = self._config.table(row.table).chunk_pages
+        if source.info.server_version < TID_RANGE_SCANS:
+            step = max([step, *(heap.pages for heap in found)])
+        step = max(step, -(-sum(heap.pages for heap in found) // MAX_CHUNKS))
+        return [
+            (heap, chunk)
+            for heap in found
+            for chunk in plan_chunks(heap.pages, step, leaf=heap.oid if heap.is_leaf else 0)
+        ]
+
     def _keep(self, row: TableRow) -> None:
-        """Hold the pin that ``row`` is copied under, or start its copy again without it."""
+        """Hold the pin that ``row`` is copied under, or have the rest copied under another one.
+
+        Rows that moved between the two snapshots may show up twice or not at all: where the table
+        has a key, their changes since the first pin, which the log has, put that right. It needs
+        the very pages that were planned; without a key or with other files the copy begins anew.
+        """
         assert row.pin is not None
         if row.pin in self._held:
             if self._held[row.pin].alive():
@@ -273,8 +346,21 @@ class Pins:
         try:
             self._held[row.pin] = join_pin(self._store, self._pipeline.source_dsn, row.pin)
         except SnapshotLost:
-            logger.warning("%s: its pin was lost while it was copied; copying again", row.table)
-            restart_copy(self._store, row)
+            if row.key_columns and self._config.snapshot.mode == "initial" and self._unmoved(row):
+                logger.warning("%s: its pin was lost; the rest is read under another", row.table)
+                await_another_pin(self._store, row)
+            else:
+                logger.warning("%s: its pin was lost while it was copied; copying again", row.table)
+                restart_copy(self._store, row)
+
+    def _unmoved(self, row: TableRow) -> bool:
+        """Whether the heaps of the plan are those that the table has, with the same files."""
+        with self._pipeline.connect_source("pins") as source:
+            try:
+                found = heaps(source, row.table, describe(source, row.table).oid)
+            except TableProblem:
+                return False
+        return {heap.oid: heap.filenode for heap in found} == planned_files(self._store, row)
 
     def _release(self) -> None:
         needed = {row.pin for row in self._store.tables() if row.state == "copying"}

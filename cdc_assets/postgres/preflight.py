@@ -15,6 +15,7 @@ import psycopg
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.replication import published_tables, slot_status
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -22,8 +23,6 @@ Severity = Literal["error", "warning", "info"]
 
 # The oldest server whose pgoutput and publication commands we use.
 OLDEST = 130000
-# TID range scans came with this one; before it a chunk reads the whole table.
-TID_RANGE_SCANS = 140000
 
 
 @dataclass(frozen=True, slots=True)

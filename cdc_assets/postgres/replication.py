@@ -14,7 +14,7 @@ from psycopg import pq, sql
 from psycopg.pq import abc
 
 from cdc_assets.errors import PreflightError, SlotBusy
-from cdc_assets.postgres.connect import replication_connect
+from cdc_assets.postgres.connect import conninfo, replication_connect
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
@@ -78,6 +78,30 @@ def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
             connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput EXPORT_SNAPSHOT'
         )
         point, name = made.get_value(0, 1), made.get_value(0, 2)
+        assert point is not None and name is not None
+        return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
+    except BaseException:
+        connection.finish()
+        raise
+
+
+def export_snapshot(dsn: str) -> NewSlot:
+    """A snapshot without a slot, for a copy that no stream follows.
+
+    Needs neither ``wal_level=logical`` nor REPLICATION, and works on a standby. The consistent
+    point says where it stands, and nothing relies on it.
+    """
+    connection = pq.PGconn.connect(conninfo(dsn, "cdc_assets pin").encode())
+    try:
+        if connection.status != pq.ConnStatus.OK:
+            raise psycopg.OperationalError(connection.get_error_message())
+        _command(connection, "begin isolation level repeatable read read only")
+        made = _command(
+            connection,
+            "select pg_export_snapshot(), case when pg_is_in_recovery()"
+            " then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end::text",
+        )
+        name, point = made.get_value(0, 0), made.get_value(0, 1)
         assert point is not None and name is not None
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
     except BaseException:

@@ -1,9 +1,9 @@
 """The one table of types: what a Postgres type is in the lake, and how both paths get there.
 
 A value reaches the lake on two paths, and must be the same on both: the snapshot (a SELECT whose
-result ADBC hands over as Arrow) and the log (Postgres's text form inside staged JSON). A type is
-either *native* on the snapshot path, where Arrow's value already is the lake's, or *text*, where
-the SELECT sends the text form and the same Spark expression as on the log path casts it.
+result ADBC hands over as Arrow, ``select_expression`` and then ``snapshot.convert``) and the log
+(Postgres's text form inside staged JSON, then ``TypeMapping.cast``). The SELECT sends a value as it
+is where Arrow has a type for it, decimals as text, and everything else in its text form.
 
 What a lake type can't hold (infinity, years outside 1 to 9999, NaN in a decimal, a
 multi-dimensional array) follows the column's policy; a row is never dropped.
@@ -37,8 +37,8 @@ _TEXT_CAST_DIFFERS = frozenset({"inet", "cidr", "boolean", "character", '"char"'
 class TypeMapping:
     """How a column of one Postgres type is carried.
 
-    ``lake`` is the Spark SQL type. ``native`` says that ADBC's Arrow value is the lake's. ``cast``
-    turns a Spark SQL expression of the text form into one of the lake type.
+    ``lake`` is the Spark SQL type. ``native`` says that ADBC's Arrow value, or its elements, are
+    the lake's. ``cast`` turns a Spark SQL expression of the text form into one of the lake type.
     """
 
     lake: str
@@ -161,7 +161,7 @@ def mapping(postgres_type: str, forced: str | None = None) -> TypeMapping:
         element = mapping(postgres_type.removesuffix("[]"))
         if element is _TEXT or (element.lake == "string" and not element.native):
             return _TEXT
-        return TypeMapping(f"array<{element.lake}>", native=False, cast=_array(element))
+        return TypeMapping(f"array<{element.lake}>", element.native, cast=_array(element))
     if match := _NUMERIC.match(postgres_type):
         precision, scale = int(match[1]), int(match[2])
         if 0 <= scale <= precision <= MAX_PRECISION:
@@ -171,13 +171,37 @@ def mapping(postgres_type: str, forced: str | None = None) -> TypeMapping:
     return _NATIVE.get(_LENGTH.sub("", postgres_type), _TEXT)
 
 
-def select_expression(column: Column, forced: str | None = None) -> sql.Composable:
+def select_expression(
+    column: Column, forced: str | None = None, policy: Policy = "null"
+) -> sql.Composable:
     """How the snapshot's SELECT sends the column: as it is, or as its output function prints it."""
     name = sql.Identifier(column.name)
-    if mapping(column.type, forced).native:
+    found = mapping(column.type, forced)
+    if found.lake.startswith("array<"):
+        return _one_dimension(name, column.type, found, policy)
+    if found.native:
         return name
     if _LENGTH.sub("", column.type) in _TEXT_CAST_DIFFERS:
         return sql.SQL(
             "case when {0} is not null then pg_catalog.format('%s', {0}) end as {0}"
         ).format(name)
     return sql.SQL("{0}::text as {0}").format(name)
+
+
+def _one_dimension(
+    name: sql.Identifier, postgres_type: str, found: TypeMapping, policy: Policy
+) -> sql.Composable:
+    """An array if it has a form in the lake: one dimension, counted from 1, or no element."""
+    sent = sql.SQL("" if found.native else "::text[]")
+    other: sql.Composable = sql.SQL("")
+    if policy == "fail":  # a text that is no array: Postgres refuses it, and shows the value
+        other = sql.SQL(" else ({0}::text || {1})::{2}{3}").format(
+            name,
+            sql.Literal(f" does not fit {found.lake}"),
+            sql.SQL(postgres_type),  # format_type's own spelling
+            sent,
+        )
+    return sql.SQL(
+        "case when coalesce(pg_catalog.array_ndims({0}), 1) = 1"
+        " and coalesce(pg_catalog.array_lower({0}, 1), 1) = 1 then {0}{1}{2} end as {0}"
+    ).format(name, sent, other)

@@ -108,7 +108,8 @@ def _look(
         plans = [
             (names, row.state, tuple(chunks(pipeline.store, names.table, row.epoch)))
             for names in tables
-            if (row := rows.get(names.table)) is not None and row.state in ("copying", "streaming")
+            if (row := rows.get(names.table)) is not None
+            and row.state in ("copying", "streaming", "copied")
         ]
     active = {run.tags.get(TABLE_TAG) for run in runs}
     copies = []

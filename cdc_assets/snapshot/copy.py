@@ -1,63 +1,58 @@
-"""Copying one table: waves of chunks, each landing with one commit that names them.
+"""Copying one table: workers claim chunks and write files, a coordinator lands them.
 
-Keeps invariants 6, 9 and 10. The Iceberg table says which chunks it holds, so a run that was killed
-costs at most the wave it was writing: the next one reads the table and goes on. A chunk is read
-under the table's pin whoever reads it, so it doesn't matter which run copies which chunk. The
-table's writer lock is held throughout.
+Keeps invariants 6, 9 and 10. ``copy_table`` is the coordinator: it starts a Spark job whose tasks
+(``snapshot.worker``) claim and read chunks under the table's pin, and every few seconds it commits
+what they wrote (``snapshot.landing``). There may be any number of coordinators, of any number of
+processes: they share the chunks by claims, and the one that holds the table's writer lock commits
+what all of them wrote. One that dies costs nothing but the chunks its tasks were reading.
 
-A pin that was lost makes a new epoch (see ``postgres.pins``): its first wave removes the rows of
-the old one, because a chunk of the old snapshot and one of the new don't fit together.
+Which snapshot a chunk is read under is the pin's business (``postgres.pins``). If a pin is lost,
+what was copied stays where the table has a key: the log is applied from the first pin on, and what
+the later snapshot shows twice or not at all is put right by it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NoReturn
 
-import pyarrow as pa
 from psycopg import sql
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
-from cdc_assets.errors import Fenced, TableProblem
-from cdc_assets.log.progress import ChunkProgress, chunks, mark_landed
+from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
+from cdc_assets.log.claims import ClaimScope
+from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy
+from cdc_assets.log.store import TableRow
 from cdc_assets.pipeline import Pipeline, coordination_dsn
-from cdc_assets.postgres.connect import uri
-from cdc_assets.postgres.ctid import CtidRange
+from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.connect import conninfo, uri
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Holder, join_pin
+from cdc_assets.postgres.pins import join_pin, pin_point
 from cdc_assets.postgres.types import select_expression
-from cdc_assets.snapshot.reader import ReadPlan, chunk_reader
-from cdc_assets.spark.publish import published
-from cdc_assets.spark.session import summary
-from cdc_assets.spark.tables import CHUNKS, EPOCH, LakeTable, cursor_properties, ticked
+from cdc_assets.snapshot.landing import Landing
+from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, CopyTask, copy_worker
 
 logger = logging.getLogger(__name__)
 
-# Chunks a commit, for each task: with 16 MB chunks a wave is some seconds of work, which is what a
-# crash costs, and 2,000 chunks are at most some hundred commits.
-CHUNKS_A_TASK = 8
-
-_ARROW = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp_ntz": pa.timestamp("us"),
-    "timestamp": pa.timestamp("us", "UTC"),
-}
-_CALENDAR = ("date", "timestamp_ntz", "timestamp")
+# Chunks a claim, and a file, at most: with 16 MB chunks a crash costs 128 MB of reading a task, and
+# a table of 2,000 chunks gets 250 files.
+CLAIM_CHUNKS = 8
+# How often a coordinator looks, and how long what is written may wait for its commit.
+LOOK_SECONDS = 0.25
+COMMIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far a table's copy is; ``landed`` are the chunks of the last wave, as measured."""
+    """How far a table's copy is; ``landed`` are the chunks that landed since the last report."""
 
     table: TableId
     landed: tuple[ChunkProgress, ...]
@@ -91,8 +86,9 @@ def copy_table(
 ) -> list[ChunkProgress]:
     """Land the outstanding chunks of ``table`` (``only``: of these keys) and return the whole plan.
 
-    A table that is complete already is left alone. Raises TableProblem when the table isn't pinned
-    yet, SnapshotLost when its pin is gone, Fenced when another writer took over.
+    Returns once they have landed, whoever copied them; a table that is complete already is left
+    alone. Raises TableProblem when the table isn't pinned yet or can't be copied, SnapshotLost when
+    its pin is gone, Fenced when its copy was started anew meanwhile.
     """
     store = pipeline.store
     row = store.table(table)
@@ -105,136 +101,215 @@ def copy_table(
         )
     if row.state == "parked":
         raise TableProblem(table, row.reason or "it is parked")
-    lock = f"write:{table}"
-    store.lock(lock)
-    try:
-        lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-        plan = chunks(store, table, row.epoch)
-        if row.state == "copying":
-            assert row.pin is not None and row.snapshot_lsn is not None
-            store.lock("catalog")  # "if not exists" isn't atomic in every catalog
-            try:
-                lake.create(session)
-            finally:
-                store.unlock("catalog")
-            state = lake.state()
-            landed = state.landed if state.epoch == row.epoch else frozenset()
-            mark_landed(store, table, row.epoch, landed)
-            wanted = set(only) if only is not None else None
-            todo = [
-                c.key for c in plan if c.key not in landed and (wanted is None or c.key in wanted)
-            ]
-            if todo:
-                with join_pin(store, pipeline.source_dsn, row.pin) as holder:
-                    _copy_waves(pipeline, session, lake, holder, todo, on_progress)
-            plan = chunks(store, table, row.epoch)
-            if lake.state().landed >= {c.key for c in plan}:
-                # One pin for every chunk: no chunk was read later than its consistent point.
-                store.finish_copy(table, row.epoch, row.snapshot_lsn)
-        return plan
-    finally:
-        store.unlock(lock)
+    if row.state == "copying":
+        wanted = frozenset(only) if only is not None else None
+        _Coordinator(pipeline, session, row, wanted, on_progress).run()
+    return chunks(store, table, row.epoch)
 
 
-def _copy_waves(
-    pipeline: Pipeline,
-    session: SparkSession,
-    lake: LakeTable,
-    holder: Holder,
-    todo: Sequence[str],
-    on_progress: Callable[[CopyProgress], None],
-) -> None:
-    store, row = pipeline.store, lake.row
-    tasks = min(pipeline.config.snapshot.max_parallel_chunks, len(todo))
-    wave_size = tasks * CHUNKS_A_TASK
-    began = time.monotonic()
-    done: list[ChunkProgress] = []
-    for first in range(0, len(todo), wave_size):
-        wave = todo[first : first + wave_size]
-        state = lake.state()
-        properties = {EPOCH: str(row.epoch), CHUNKS: ",".join(wave)}
-        if state.cursor is not None:
-            properties |= cursor_properties(state.cursor)
-        frame = read_chunks(session, _read_plan(pipeline, lake, holder, wave, tasks))
-        casts = [
-            F.col(ticked(c.name))
-            if c.mapping.native
-            else F.expr(c.mapping.cast(ticked(c.name), c.policy)).alias(c.name)
-            for c in lake.columns
-        ]
-        current = store.table(row.table)
-        if current is None or current.epoch != row.epoch or not holder.alive():
-            raise Fenced(f"{row.table}: its copy was started again elsewhere; this run stops.")
-        with summary(session, properties), published(session, lake, state) as branch:
-            if state.epoch != row.epoch:
-                session.sql(f"delete from {branch}")  # what an earlier epoch left
-            frame.select(*casts).writeTo(branch).append()
-        mark_landed(store, row.table, row.epoch, wave)
-        by_key = {c.key: c for c in chunks(store, row.table, row.epoch)}
-        landed = tuple(by_key[key] for key in wave)
-        done.extend(landed)
-        on_progress(
-            CopyProgress(
-                row.table,
-                landed,
-                sum(c.state == "landed" for c in by_key.values()),
-                len(by_key),
-                sum(c.rows or 0 for c in done),
-                sum(c.bytes or 0 for c in done),
-                time.monotonic() - began,
+class _Coordinator:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: SparkSession,
+        row: TableRow,
+        only: frozenset[str] | None,
+        on_progress: Callable[[CopyProgress], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._session = session
+        self._row = row
+        self._only = only
+        self._on_progress = on_progress
+        self._store = pipeline.store
+        self._lock = f"write:{row.table}"
+        self._worker = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+        self._landing = Landing(pipeline.config, pipeline.store, row)
+        self._began = self._committed_at = time.monotonic()
+        self._reported: set[str] = set()
+        self._here: list[ChunkProgress] = []
+
+    def run(self) -> None:
+        self._store.lock(self._lock)
+        try:
+            self._landing.open(self._session)
+        finally:
+            self._store.unlock(self._lock)
+        plan = self._chunks()
+        self._reported = {c.key for c in plan if c.state == "landed"}
+        with ExitStack() as cleanup:
+            pool = cleanup.enter_context(ThreadPoolExecutor(1))
+            if any(c.state in ("planned", "claimed") for c in self._wanted(plan)):
+                assert self._row.pin is not None
+                holder = cleanup.enter_context(
+                    join_pin(self._store, self._pipeline.source_dsn, self._row.pin)
+                )
+                task, tasks = self._task(holder.snapshot_name, len(self._wanted(plan)))
+                self._drive(lambda: pool.submit(self._job, task, tasks))
+            else:
+                self._drive(None)
+        self._finish()
+
+    # --- the loop ---
+
+    def _drive(self, start: Callable[[], Future[list[tuple[str, str]]]] | None) -> None:
+        """Until every wanted chunk has landed."""
+        job: Future[list[tuple[str, str]]] | None = None
+        try:
+            while not self._over():
+                if job is not None and job.done():
+                    self._judge(job.result())
+                    job = None
+                plan = self._chunks()
+                self._land(plan, at_once=job is None)
+                left = [c for c in self._wanted(self._report()) if c.state != "landed"]
+                if not left:
+                    return
+                if job is None and start is not None and self._claimable():
+                    job = start()
+                time.sleep(LOOK_SECONDS)
+        except BaseException:
+            if job is not None and not job.done():
+                self._session.interruptAll()
+            raise
+
+    def _over(self) -> bool:
+        """Whether somebody else finished the copy. Raises Fenced if it is another one now."""
+        now = self._store.table(self._row.table)
+        if now is None or now.epoch != self._row.epoch:
+            raise Fenced(
+                f"{self._row.table}: its copy was started again elsewhere; this run stops."
             )
+        if now.state == "parked":
+            raise TableProblem(self._row.table, now.reason or "it is parked")
+        if now.state != "copying":
+            return now.state != "waiting" or self._lost()
+        return now.pin != self._row.pin and self._lost()
+
+    def _lost(self) -> NoReturn:
+        raise SnapshotLost(f"{self._row.table}: its pin was lost; the rest waits for another one.")
+
+    def _claimable(self) -> bool:
+        return claimable(self._store, self._row, self._only) > 0
+
+    def _land(self, plan: list[ChunkProgress], *, at_once: bool) -> None:
+        written = [c for c in plan if c.state == "written"]
+        due = at_once or time.monotonic() - self._committed_at >= COMMIT_SECONDS
+        if not written or not due or not self._store.try_lock(self._lock):
+            return
+        try:
+            self._landing.land([c for c in self._chunks() if c.state == "written"])
+        except Fenced as fenced:
+            logger.info("%s", fenced)  # what it wrote is looked at again
+        finally:
+            self._store.unlock(self._lock)
+        self._committed_at = time.monotonic()
+
+    def _report(self) -> list[ChunkProgress]:
+        """Tell about what has landed since the last time; returns the plan as it is."""
+        plan = self._chunks()
+        landed = [c for c in plan if c.state == "landed"]
+        news = tuple(c for c in landed if c.key not in self._reported)
+        if news:
+            self._reported.update(c.key for c in news)
+            self._here.extend(news)
+            self._on_progress(
+                CopyProgress(
+                    self._row.table,
+                    news,
+                    len(landed),
+                    len(plan),
+                    sum(c.rows or 0 for c in self._here),
+                    sum(c.bytes or 0 for c in self._here),
+                    time.monotonic() - self._began,
+                )
+            )
+        return plan
+
+    def _chunks(self) -> list[ChunkProgress]:
+        return chunks(self._store, self._row.table, self._row.epoch)
+
+    def _wanted(self, plan: list[ChunkProgress]) -> list[ChunkProgress]:
+        return [c for c in plan if self._only is None or c.key in self._only]
+
+    # --- the workers ---
+
+    def _job(self, task: CopyTask, tasks: int) -> list[tuple[str, str]]:
+        frame = self._session.range(0, tasks, 1, tasks)
+        outcomes = frame.mapInArrow(copy_worker(task), OUTCOME_SCHEMA).collect()
+        return [(row.outcome, row.detail) for row in outcomes]
+
+    def _judge(self, outcomes: list[tuple[str, str]]) -> None:
+        """What the job's tasks say of their end; one of them is enough."""
+        table, found = self._row.table, dict(outcomes)
+        if "lost" in found:
+            self._lost()
+        if "rewritten" in found or "changed" in found:
+            why = found.get("rewritten") or found["changed"]
+            with self._pipeline.connect_source("copy") as source:
+                try:
+                    describe(source, table)
+                except TableProblem as problem:
+                    self._store.park(table, str(problem))
+                    raise
+            restart_copy(self._store, self._row)
+            raise CopyRestarted(f"{table}: {why}; its copy begins anew.")
+        if "unfit" in found:
+            raise TableProblem(
+                table,
+                found["unfit"],
+                "Set columns.unrepresentable to null or clamp, or columns.types to string.",
+            )
+        if "failed" in found:
+            raise TableProblem(table, f"a chunk can't be copied: {found['failed']}")
+
+    def _task(self, snapshot_name: str, wanted: int) -> tuple[CopyTask, int]:
+        """What each task of the job is told, and how many tasks there are."""
+        config, row = self._pipeline.config, self._row
+        rules = config.table(row.table).columns
+        listed = sql.SQL(", ").join(
+            select_expression(c.source, rules.types.get(c.name), c.policy)
+            for c in self._landing.lake.columns
         )
+        location, io = self._landing.place()
+        workers = config.snapshot.max_parallel_chunks
+        # A small table is shared too: every worker gets two turns at least.
+        claim_chunks = max(1, min(CLAIM_CHUNKS, wanted // (2 * workers)))
+        task = CopyTask(
+            source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
+            snapshot_name=snapshot_name,
+            columns=listed.as_string(self._store.connection),
+            fields=self._landing.fields(),
+            scope=ClaimScope(
+                conninfo(coordination_dsn(config), f"cdc_assets {config.name} claims"),
+                config.state.schema_,
+                config.name,
+                str(row.table),
+                row.epoch,
+                row.pin or "",
+                tuple(sorted(self._only)) if self._only is not None else None,
+            ),
+            worker=self._worker,
+            claim_chunks=claim_chunks,
+            location=location,
+            io=tuple(sorted(io.items())),
+        )
+        return task, min(workers, -(-wanted // claim_chunks))
 
-
-def read_chunks(session: SparkSession, plan: ReadPlan) -> DataFrame:
-    """The rows of the plan's chunks, in the plan's schema; one Spark task for each of its tasks."""
-    names = {arrow: name for name, arrow in _ARROW.items()}
-    ddl = ", ".join(f"{ticked(f.name)} {names[f.type]}" for f in plan.schema)
-    tasks = len(plan.tasks)
-    return session.range(0, tasks, 1, tasks).mapInArrow(chunk_reader(plan), ddl)
-
-
-def share(chunks: Sequence[tuple[str, str]], tasks: int) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Deal chunks out to ``tasks`` tasks in turn, so that their ends come close together."""
-    return tuple(tuple(chunks[number::tasks]) for number in range(tasks))
-
-
-def _read_plan(
-    pipeline: Pipeline, lake: LakeTable, holder: Holder, wave: Sequence[str], tasks: int
-) -> ReadPlan:
-    store, row, config = pipeline.store, lake.row, pipeline.config
-    listed = sql.SQL(", ").join(
-        select_expression(c.source, config.table(row.table).columns.types.get(c.name))
-        for c in lake.columns
-    )
-    select = sql.SQL("select {} from only {}").format(listed, row.table.identifier)
-    progress = sql.SQL(
-        "update {} set state = 'claimed', rows = $1::bigint, bytes = $2::bigint,"
-        " seconds = $3::float8, heartbeat_at = now()"
-        " where source = {} and table_name = {} and epoch = {} and chunk = $4::text"
-    ).format(
-        sql.Identifier(config.state.schema_, "snapshot_progress"),
-        sql.Literal(config.name),
-        sql.Literal(str(row.table)),
-        sql.Literal(row.epoch),
-    )
-    ranges = [(key, CtidRange.parse(key)[1].predicate) for key in wave]
-    return ReadPlan(
-        source_uri=uri(pipeline.source_dsn, f"cdc_assets {config.name} copy"),
-        snapshot_name=holder.snapshot_name,
-        select=select.as_string(store.connection),
-        tasks=share(ranges, tasks),
-        schema=pa.schema(
-            [
-                pa.field(c.name, _ARROW[c.mapping.lake] if c.mapping.native else pa.string())
-                for c in lake.columns
-            ]
-        ),
-        policies=tuple(
-            (c.name, c.policy)
-            for c in lake.columns
-            if c.mapping.native and c.mapping.lake in _CALENDAR
-        ),
-        log_uri=uri(coordination_dsn(config), f"cdc_assets {config.name} copy progress"),
-        progress=progress.as_string(store.connection),
-    )
+    def _finish(self) -> None:
+        """Once every chunk of the plan has landed: publish the target, and let the log flow."""
+        self._store.lock(self._lock)
+        try:
+            if self._over() or not self._landing.complete():
+                return
+            self._landing.publish(self._session)
+            assert self._row.pin is not None
+            # No chunk was read later than the last pin's consistent point (invariant 10).
+            self._store.finish_copy(
+                self._row.table,
+                self._row.epoch,
+                pin_point(self._store, self._row.pin),
+                streams=self._pipeline.config.snapshot.mode != "snapshot_only",
+            )
+        finally:
+            self._store.unlock(self._lock)

@@ -10,10 +10,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
 from cdc_assets.config import SourceConfig, home
 from cdc_assets.spark.catalog import spark_settings
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
+
+
+def _keep_release_threads() -> None:
+    """Work around a deadlock of PySpark 4.1 (SPARK-55362, SPARK-55406, mended in a later release).
+
+    Closing any session, even by the garbage collector in the midst of another one's call, shuts
+    down a thread pool that all sessions of the process share, and waits for its threads, which may
+    wait for that very call. The pool may as well live as long as the process.
+    """
+    ExecutePlanResponseReattachableIterator.shutdown = classmethod(  # type: ignore[method-assign,assignment]
+        lambda _cls: None
+    )
+
+
+_keep_release_threads()
 
 # A snapshot summary's properties go by this session setting; MERGE obeys it too.
 _SUMMARY = "spark.sql.iceberg.snapshot-property."

@@ -7,7 +7,7 @@ every commit of ours carries the cursor on, so the newest that has it is right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -24,6 +24,8 @@ from cdc_assets.postgres.types import Policy, TypeMapping, mapping
 from cdc_assets.spark.catalog import CATALOG, open_catalog
 
 EPOCH, CHUNKS = "cdc.epoch", "cdc.chunks"
+# Table properties: whose table it is, and, until its copy is complete, that it is being copied.
+SOURCE, COPYING = "cdc.source", "cdc.copying"
 OFFSET, APPLIED, COMMITTED = "cdc.offset", "cdc.applied-lsn", "cdc.commit-time"
 
 
@@ -61,6 +63,7 @@ class LakeTable:
     config: SourceConfig
     table: TableConfig
     row: TableRow
+    suffix: str = ""
     columns: tuple[LakeColumn, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +92,7 @@ class LakeTable:
 
     @property
     def name(self) -> str:
-        return self.config.lake_name(self.row.table)
+        return self.config.lake_name(self.row.table) + self.suffix
 
     @property
     def identifier(self) -> tuple[str, str]:
@@ -113,19 +116,36 @@ class LakeTable:
 
     def create(self, session: SparkSession) -> None:
         """Create namespace and table where they don't exist yet, with a first, empty snapshot."""
-        columns = ", ".join(f"{ticked(c.name)} {c.mapping.lake}" for c in self.columns)
-        parts = ", ".join(self.table.partition_by)
-        session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
-        session.sql(
-            f"create table if not exists {self.sql_name} ({columns}) using iceberg"
-            + (f" partitioned by ({parts})" if parts else "")
-            + f" tblproperties ({_properties(self._properties())})"
-        )
+        self._create(session, self.table.partition_by, self.properties())
         if self.state().snapshot_id is None:
             # Writers branch off a snapshot (spark.publish); an empty one does.
             session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
 
-    def _properties(self) -> dict[str, str]:
+    def create_for_copy(self, session: SparkSession) -> None:
+        """Create it for files that a copy adds: format version 2, unpartitioned, without snapshot.
+
+        pyiceberg, which adds them, doesn't write version 3 yet; ``snapshot.landing`` upgrades it.
+        """
+        properties = {
+            **self.properties(),
+            "format-version": "2",
+            "write.delete.mode": "copy-on-write",
+            COPYING: str(self.row.epoch),
+        }
+        self._create(session, (), properties)
+
+    def _create(
+        self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
+    ) -> None:
+        columns = ", ".join(f"{ticked(c.name)} {c.mapping.lake}" for c in self.columns)
+        session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
+        session.sql(
+            f"create table if not exists {self.sql_name} ({columns}) using iceberg"
+            f"{partitioned(partition_by)} tblproperties ({listed(properties)})"
+        )
+
+    def properties(self) -> dict[str, str]:
+        """The table properties that it is created with."""
         version = self.config.lake.format_version
         mode = "merge-on-read" if version >= 3 else "copy-on-write"
         return {
@@ -137,7 +157,7 @@ class LakeTable:
             # Each commit writes metadata.json anew and lists the older ones in it: keep few.
             "write.metadata.delete-after-commit.enabled": "true",
             "write.metadata.previous-versions-max": "20",
-            "cdc.source": self.config.name,
+            SOURCE: self.config.name,
             "cdc.table": str(self.row.table),
         }
 
@@ -194,7 +214,14 @@ def _cursor(summary: Mapping[str, str]) -> Cursor:
     )
 
 
-def _properties(properties: Mapping[str, str]) -> str:
+def partitioned(partition_by: Sequence[str]) -> str:
+    """The clause of that partitioning, or nothing."""
+    return f" partitioned by ({', '.join(partition_by)})" if partition_by else ""
+
+
+def listed(properties: Mapping[str, str]) -> str:
+    """Table properties as Spark SQL writes them."""
+
     def quoted(text: str) -> str:
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

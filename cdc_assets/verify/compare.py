@@ -15,24 +15,22 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.errors import CdcError, TableProblem
 from cdc_assets.materializer.drain import drain
-from cdc_assets.pipeline import Pipeline, coordination_dsn
-from cdc_assets.postgres.catalog import size_pages
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import Heap, describe, heaps
 from cdc_assets.postgres.connect import uri
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import create_slot
-from cdc_assets.snapshot.copy import read_chunks, share
-from cdc_assets.snapshot.reader import ReadPlan
+from cdc_assets.postgres.replication import create_slot, export_snapshot
+from cdc_assets.snapshot.reader import TextPlan, read_texts, share
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.verify.canonical import lake_expression, source_expression
 
@@ -102,7 +100,12 @@ def _round(
     """One consistent point: read the source's side of every table under it, then compare."""
     files = _files(pipeline, tables)
     name = f"{pipeline.config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
-    slot = create_slot(pipeline.source_dsn, name, temporary=True)
+    follows = pipeline.config.snapshot.mode != "snapshot_only"
+    slot = (
+        create_slot(pipeline.source_dsn, name, temporary=True)
+        if follows
+        else export_snapshot(pipeline.source_dsn)
+    )
     with ExitStack() as cleanup:
         cleanup.callback(slot.connection.finish)
         point = slot.consistent_point
@@ -121,7 +124,8 @@ def _round(
             # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
             if after != files[table]:
                 sides[table] = TableProblem(table, REWRITTEN)
-        flush_to(point)
+        if follows:
+            flush_to(point)
         found = []
         for table, read in sides.items():
             comparison = _compare(pipeline, session, table, point, read)
@@ -133,15 +137,19 @@ def _round(
         return found
 
 
-def _files(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, int | None]:
-    """The file of each table; TRUNCATE, CLUSTER and VACUUM FULL give it another."""
+def _files(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, frozenset[Heap]]:
+    """The heaps of each table and their files; TRUNCATE, CLUSTER and VACUUM FULL change these."""
+    found = {}
     with pipeline.connect_source("verify") as source:
-        return {
-            table: source.execute(
-                "select pg_catalog.pg_relation_filenode(to_regclass(%s))", (str(table),)
-            ).fetchall()[0][0]
-            for table in tables
-        }
+        for table in tables:
+            try:
+                described = describe(source, table)
+                found[table] = frozenset(
+                    replace(heap, pages=0) for heap in heaps(source, table, described.oid)
+                )
+            except TableProblem:
+                found[table] = frozenset()
+    return found
 
 
 def _comparable(pipeline: Pipeline, table: TableId) -> LakeTable:
@@ -243,24 +251,24 @@ def _source_side(
         + sql.SQL(" as {}").format(sql.Identifier(f"t{i}"))
         for i, c in enumerate(lake.columns)
     )
-    select = sql.SQL("select {} from only {}").format(listed, lake.row.table.identifier)
     with pipeline.connect_source("verify") as source:
-        pages = size_pages(source, lake.row.oid)
-        statement = select.as_string(source)
-    chunks = plan_chunks(pages, config.table(lake.row.table).chunk_pages)
-    tasks = min(config.snapshot.max_parallel_chunks, len(chunks))
-    plan = ReadPlan(
-        source_uri=uri(pipeline.source_dsn, f"cdc_assets {config.name} verify"),
-        snapshot_name=snapshot_name,
-        select=statement,
-        tasks=share([(c.key(0), c.predicate) for c in chunks], tasks),
-        schema=pa.schema([pa.field(f"t{i}", pa.string()) for i in range(len(lake.columns))]),
-        policies=(),
-        log_uri=uri(coordination_dsn(config), f"cdc_assets {config.name} verify"),
-        progress="",
+        found = heaps(source, lake.row.table, lake.row.oid)
+        queries = [
+            sql.SQL("select {} from only {} where {}")
+            .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
+            .as_string(source)
+            for heap in found
+            for chunk in plan_chunks(heap.pages, config.table(lake.row.table).chunk_pages)
+        ]
+    tasks = min(config.snapshot.max_parallel_chunks, max(1, len(queries)))
+    plan = TextPlan(
+        uri(pipeline.source_dsn, f"cdc_assets {config.name} verify"),
+        snapshot_name,
+        share(queries, tasks),
+        tuple(f"t{i}" for i in range(len(lake.columns))),
     )
     return _digested(
-        read_chunks(session, plan),
+        read_texts(session, plan),
         lake,
         [source_expression(c, f"t{i}") for i, c in enumerate(lake.columns)],
     )

@@ -9,6 +9,7 @@ import pytest
 
 from cdc_assets.errors import SnapshotLost, TableProblem
 from cdc_assets.log.progress import chunks
+from cdc_assets.log.store import TableRow
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins, join_pin
 from cdc_assets.snapshot.copy import CopyProgress, copy_table
@@ -69,10 +70,11 @@ def test_invariant_6_a_killed_run_goes_on_and_no_chunk_lands_twice(source: Lake)
     def die(progress: CopyProgress) -> None:
         raise Killed
 
+    keys = [chunk.key for chunk in chunks(source.pipeline.store, T, 1)]
     with pytest.raises(Killed):
-        copy_table(source.pipeline, source.session, T, on_progress=die)
+        copy_table(source.pipeline, source.session, T, only=keys[:20], on_progress=die)
     landed_before = source.lake_table(T).state().landed
-    assert 0 < len(landed_before) < len(chunks(source.pipeline.store, T, 1))
+    assert 0 < len(landed_before) < len(keys)
     # Even without the cache: what landed is what the Iceberg table says.
     source.execute("update _pg2iceberg.snapshot_progress set state = 'planned', rows = null")
     seen: list[CopyProgress] = []
@@ -122,27 +124,60 @@ def test_a_pin_outlives_the_process_that_made_it_while_somebody_holds_it(source:
     assert len(source.rows(T)) == 20000
 
 
-def test_a_lost_pin_starts_a_new_epoch_without_the_old_rows(source: Lake) -> None:
+def lose_the_pin(source: Lake) -> None:
+    """Copy three chunks, let go of the snapshot, and see that nobody can go on."""
     source.pin()
     keys = [chunk.key for chunk in chunks(source.pipeline.store, T, 1)]
     copy_table(source.pipeline, source.session, T, only=keys[:3])
     source.pins.close()
-    row = source.pipeline.store.table(T)
-    assert row is not None
     with pytest.raises(SnapshotLost):
         copy_table(source.pipeline, source.session, T)
-    # What changes between the pins is in no log that the new epoch reads, and must not be needed.
     source.execute("delete from t where id <= 100")
-    source.execute("update t set v = 'between' where id between 101 and 200")
+    source.execute("update t set v = 'between' where id between 101 and 200 or id > 19900")
+
+
+def pin_again(source: Lake) -> TableRow:
     source.pins = Pins(source.pipeline)
     source.pin()
     row = source.pipeline.store.table(T)
     assert row is not None
-    assert (row.state, row.epoch) == ("copying", 2)
+    assert row.state == "copying"
+    return row
+
+
+def test_the_rest_of_a_table_whose_pin_was_lost_is_read_under_another(source: Lake) -> None:
+    lose_the_pin(source)
+    landed = source.lake_table(T).state().landed
+    before = source.pipeline.store.table(T)
+    row = pin_again(source)
+    assert before is not None
+    assert (row.epoch, row.snapshot_lsn) == (1, before.snapshot_lsn)
+    assert row.pin != before.pin
     source.copy()
+    assert landed < source.lake_table(T).state().landed
+    done = source.pipeline.store.table(T)
+    assert done is not None
+    assert done.snapshot_lsn is not None
+    assert done.complete_lsn is not None
+    assert done.complete_lsn > done.snapshot_lsn
     source.flush()
     source.drain_all()
     assert source.rows(T) == sorted(source.execute("select * from t"), key=repr)
+
+
+def test_a_table_without_a_key_begins_anew_when_its_pin_is_lost(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    setup = SETUP.replace("int primary key", "int") + "alter table t replica identity full;"
+    with lake(
+        postgres_dsn(), spark_server.ensure(), setup, {"name": "t", "chunk_pages": 4}
+    ) as source:
+        lose_the_pin(source)
+        assert pin_again(source).epoch == 2
+        source.copy()
+        source.flush()
+        source.drain_all()
+        assert source.rows(T) == sorted(source.execute("select * from t"), key=repr)
 
 
 def test_a_table_that_is_not_there_is_parked_and_the_others_go_on(

@@ -51,7 +51,6 @@ def test_everything_has_a_default_but_the_tables() -> None:
         ({"spark": {"remote": "http://x"}}, ["spark.remote", "sc://"]),
         ({"lake": {"format_version": 1}}, ["lake.format_version"]),
         ({"tables": [{"name": "a", "mode": "append"}]}, ["tables.0.mode", "append", "mirror"]),
-        ({"snapshot": {"mode": "snapshot_only"}}, ["snapshot.mode", "use initial or never"]),
         ({"name": "Shop!"}, ["name", "lower-case"]),
         ({"slot": "No-Dashes"}, ["slot"]),
         ({"snapshot": {"max_parallel_chunks": 0}}, ["snapshot.max_parallel_chunks"]),

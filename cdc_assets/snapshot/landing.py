@@ -1,0 +1,208 @@
+"""Where the files of a copy become rows of the lake table, exactly once.
+
+A copy's files land in its *target*. For a table that the lake doesn't have yet that is the lake
+table itself. For one that readers use already (a re-sync), or one whose rows have to be sorted into
+partitions first, it is a table beside it, ``<name>__copy_<epoch>``, which takes the lake table's
+place in one atomic step when it is complete: until then readers see the old rows.
+
+Keeps invariant 6. A commit names the chunks that it adds, and is refused by the catalog if the
+table moved since its chunks were last looked at: of two coordinators, however late one of them
+wakes up, one lands a chunk. pyiceberg commits: 50 ms a commit instead of a second through Spark,
+and the very condition that is needed. It doesn't write format version 3 yet, so a target is made as
+version 2 and upgraded when it is complete; that changes metadata only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.types import ListType
+from pyspark.sql import SparkSession
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.errors import Fenced, TableProblem
+from cdc_assets.log.progress import ChunkProgress, chunks, forget_landed, mark_landed, plan_again
+from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.snapshot.convert import LakeField
+from cdc_assets.spark.session import summary
+from cdc_assets.spark.tables import (
+    CHUNKS,
+    COPYING,
+    EPOCH,
+    SOURCE,
+    LakeState,
+    LakeTable,
+    lake_state,
+    listed,
+    partitioned,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Landing:
+    """The target of one copy. The caller holds the table's writer lock for all but ``fields``."""
+
+    def __init__(self, config: SourceConfig, store: LogStore, row: TableRow) -> None:
+        self._config = config
+        self._store = store
+        self._row = row
+        self.lake = LakeTable(config, config.table(row.table), row)
+        self._keys = frozenset(c.key for c in chunks(store, row.table, row.epoch))
+        self._target: LakeTable | None = None
+
+    def open(self, session: SparkSession) -> None:
+        """Find the target or make it, and correct the progress by what it says.
+
+        Raises TableProblem if the lake has a table of that name that isn't ours.
+        """
+        loaded = self.lake.load()
+        if loaded is not None and loaded.properties.get(SOURCE) != self._config.name:
+            raise TableProblem(
+                self._row.table,
+                f"the lake has a table {self.lake.sql_name} that this source didn't make",
+                "Drop or rename it, or set lake.namespace to one of this source's own.",
+            )
+        direct = (
+            loaded is None or COPYING in loaded.properties or self._complete(lake_state(loaded))
+        )
+        if (direct and not self.lake.table.partition_by) or self._complete(lake_state(loaded)):
+            self._target = self.lake
+        else:
+            self._target = LakeTable(
+                self._config, self.lake.table, self._row, suffix=f"__copy_{self._row.epoch}"
+            )
+        if self._target.load() is None:
+            self._store.lock("catalog")  # "if not exists" isn't atomic in every catalog
+            try:
+                self._target.create_for_copy(session)
+            finally:
+                self._store.unlock("catalog")
+        landed = self._landed(self._loaded())
+        mark_landed(self._store, self._row.table, self._row.epoch, landed)
+        forget_landed(self._store, self._row.table, self._row.epoch, landed)
+
+    def fields(self) -> tuple[LakeField, ...]:
+        """The lake's columns as the files have them, with the target's field ids."""
+        schema = self._loaded().schema()
+        found = []
+        for column in self.lake.columns:
+            field = schema.find_field(column.name)
+            kind = field.field_type
+            element = kind.element_id if isinstance(kind, ListType) else None
+            found.append(
+                LakeField(column.name, column.mapping.lake, field.field_id, element, column.policy)
+            )
+        return tuple(found)
+
+    def place(self) -> tuple[str, Mapping[str, str]]:
+        """The folder of the target's data files, and the properties of the FileIO to get there."""
+        loaded = self._loaded()
+        return f"{loaded.location().rstrip('/')}/data", dict(loaded.io.properties)
+
+    def land(self, written: Sequence[ChunkProgress]) -> None:
+        """Commit the files of ``written`` chunks, and mark these landed.
+
+        Raises Fenced when somebody else moved the table meanwhile; nothing is lost by that.
+        """
+        loaded = self._loaded()
+        landed = self._landed(loaded)
+        files, keys = self._outstanding(loaded, written, landed)
+        if keys:
+            restart = lake_state(loaded).epoch not in (0, self._row.epoch)
+            # Never a second try: after one, the chunks that landed would have to be looked at anew.
+            loaded.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
+            transaction = loaded.transaction()
+            if restart:
+                transaction.delete(AlwaysTrue())  # what an earlier epoch left
+            properties = {EPOCH: str(self._row.epoch), CHUNKS: ",".join(sorted(keys))}
+            with transaction.update_snapshot(properties).fast_append() as append:
+                for file in files:
+                    append.append_data_file(
+                        parquet_file_to_data_file(loaded.io, loaded.metadata, file)
+                    )
+            try:
+                transaction.commit_transaction()
+            except CommitFailedException as error:
+                raise Fenced(f"{self._row.table}: another writer is at it.") from error
+        mark_landed(self._store, self._row.table, self._row.epoch, keys | landed)
+
+    def complete(self) -> bool:
+        """Whether the target holds every chunk of the plan."""
+        return self._complete(lake_state(self._loaded()))
+
+    def publish(self, session: SparkSession) -> None:
+        """Make the complete target the lake table, as configured. May be done again."""
+        target = self._loaded()
+        if self._target is not self.lake:
+            properties = {EPOCH: str(self._row.epoch), CHUNKS: ",".join(sorted(self._keys))}
+            assert self._target is not None
+            with summary(session, properties):
+                session.sql(
+                    f"create or replace table {self.lake.sql_name} using iceberg"
+                    f"{partitioned(self.lake.table.partition_by)}"
+                    f" tblproperties ({listed(self.lake.properties())})"
+                    f" as select * from {self._target.sql_name}"
+                )
+            session.sql(f"drop table if exists {self._target.sql_name} purge")
+        elif COPYING in target.properties:
+            session.sql(
+                f"alter table {self.lake.sql_name} set tblproperties"
+                f" ({listed(self.lake.properties())})"
+            )
+            session.sql(f"alter table {self.lake.sql_name} unset tblproperties ('{COPYING}')")
+
+    # --- parts ---
+
+    def _loaded(self) -> Table:
+        assert self._target is not None  # open() comes first
+        loaded = self._target.load()
+        if loaded is None:
+            raise Fenced(f"{self._row.table}: its copy was finished or started again elsewhere.")
+        return loaded
+
+    def _complete(self, state: LakeState) -> bool:
+        return bool(self._keys) and state.epoch == self._row.epoch and state.landed >= self._keys
+
+    def _landed(self, loaded: Table) -> frozenset[str]:
+        state = lake_state(loaded)
+        return state.landed if state.epoch == self._row.epoch else frozenset()
+
+    def _outstanding(
+        self, loaded: Table, written: Iterable[ChunkProgress], landed: frozenset[str]
+    ) -> tuple[list[str], set[str]]:
+        """The files to be added, and the chunks in them (or without rows).
+
+        A file that shares a chunk with what landed (its progress had been forgotten), or can't be
+        read (the machine lost its power before it was on disk), is given up: its chunks are read
+        again.
+        """
+        by_file: dict[str | None, set[str]] = {}
+        for chunk in written:
+            by_file.setdefault(chunk.file, set()).add(chunk.key)
+        files, keys = [], by_file.pop(None, set()) - landed
+        for file, held in by_file.items():
+            assert file is not None
+            if held <= landed:
+                continue
+            if held & landed or not _readable(loaded, file):
+                logger.warning("%s: giving up %s; reading it again", self._row.table, file)
+                plan_again(self._store, self._row.table, self._row.epoch, held - landed)
+                continue
+            files.append(file)
+            keys |= held
+        return files, keys
+
+
+def _readable(loaded: Table, file: str) -> bool:
+    try:
+        parquet_file_to_data_file(loaded.io, loaded.metadata, file)
+    except (OSError, pa.ArrowInvalid):
+        return False
+    return True

@@ -1,0 +1,202 @@
+"""What a Spark task of a copy does: claim chunks, read them, write a Parquet file, say so.
+
+A task lives until nothing is left to claim, so one table costs a few long tasks. It claims some
+neighbouring chunks at a time, reads them in one short transaction under the pinned snapshot, writes
+their rows to one file below the lake table's location, and records the file with its claim: from
+then on any coordinator can commit it (``snapshot.landing``). A task whose coordinator died goes on
+and loses nothing; one that was fenced deletes what it wrote.
+
+This module runs inside Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_assets.log.claims import Claimed, Claims, ClaimScope, Written
+from cdc_assets.postgres.ctid import CtidRange
+from cdc_assets.snapshot.convert import DoesNotFit, LakeField, convert
+from cdc_assets.snapshot.reader import Read, snapshot_reader
+
+# Arrow bytes that become one row group: what a task keeps in memory, times two.
+ROW_GROUP_BYTES = 64 * 2**20
+
+# SQL states that a coordinator can do something about.
+_SNAPSHOT_GONE = ("22023", "42704")  # invalid_parameter_value, undefined_object
+_TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
+
+OUTCOME_SCHEMA = "outcome string, detail string"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """All that a task needs.
+
+    ``columns`` is the SELECT list. ``claim_chunks``: how many chunks become one file at most.
+    ``location``: the folder of the lake table's data files. ``io``: the properties of its FileIO.
+    """
+
+    source_uri: str
+    snapshot_name: str
+    columns: str
+    fields: tuple[LakeField, ...]
+    scope: ClaimScope
+    worker: str
+    claim_chunks: int
+    location: str
+    io: tuple[tuple[str, str], ...]
+
+
+class _Rewritten(Exception):
+    """The table has another file than when it was planned: its ctids mean other rows now."""
+
+
+def copy_worker(
+    task: CopyTask,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """For ``mapInArrow``: does the work and yields how it ended.
+
+    ``done``; ``lost`` (the snapshot is gone); ``rewritten`` (the table has a new file); ``changed``
+    (table or columns are other than planned); ``unfit`` (policy fail); ``failed``. The detail is a
+    sentence.
+    """
+
+    def work(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for _ in range(batch.num_rows):
+                outcome, detail = _outcome(task)
+                yield pa.record_batch({"outcome": [outcome], "detail": [detail]})
+
+    return work
+
+
+def _outcome(task: CopyTask) -> tuple[str, str]:
+    import adbc_driver_manager as adbc
+
+    try:
+        _work(task)
+    except _Rewritten as error:
+        return "rewritten", str(error)
+    except DoesNotFit as error:
+        return "unfit", str(error)
+    except adbc.Error as error:
+        text = str(error).strip().splitlines()[0][:500]
+        if error.sqlstate in _SNAPSHOT_GONE and "snapshot" in text:
+            return "lost", text
+        if error.sqlstate in _TABLE_CHANGED:
+            return "changed", text
+        return "failed", text
+    return "done", ""
+
+
+def _work(task: CopyTask) -> None:
+    claims = Claims(task.scope, f"{task.worker}/{os.getpid()}")
+    try:
+        with snapshot_reader(task.source_uri) as open_transaction:
+            while chunks := claims.take(task.claim_chunks):
+                with _LakeFile(task) as file, open_transaction(task.snapshot_name) as run:
+                    written = [_copy(task, run, chunk, file) for chunk in chunks]
+                    _check(run, chunks)
+                if not claims.wrote(written, file.path):
+                    file.delete()
+    finally:
+        claims.close()
+
+
+def _copy(task: CopyTask, run: Read, chunk: Claimed, file: _LakeFile) -> Written:
+    began, rows, size = time.monotonic(), 0, 0
+    pages = CtidRange(chunk.first_block, chunk.end_block)
+    query = f"select {task.columns} from only {chunk.relation} where {pages.predicate}"
+    for batch in run(query):
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        file.write(batch)
+    return Written(chunk.key, rows, size, time.monotonic() - began)
+
+
+def _check(run: Read, chunks: Sequence[Claimed]) -> None:
+    """Raise _Rewritten if a heap isn't the one that was planned; our lock keeps it as it is.
+
+    The functions answer as of now. A snapshot doesn't protect from TRUNCATE, and ctids don't
+    outlive VACUUM FULL.
+    """
+    for relation, oid, filenode in {(c.relation, c.oid, c.filenode) for c in chunks}:
+        name = relation.replace("'", "''")
+        found = [
+            tuple(row.values())
+            for batch in run(
+                f"select to_regclass('{name}')::oid::bigint,"
+                f" pg_catalog.pg_relation_filenode({oid})::bigint"
+            )
+            for row in batch.to_pylist()
+        ]
+        if found != [(oid, filenode)]:
+            raise _Rewritten(f"{relation} was truncated, rewritten or replaced while it was copied")
+
+
+class _LakeFile:
+    """A Parquet file that comes into being with its first row; deleted if the block raises."""
+
+    def __init__(self, task: CopyTask) -> None:
+        from pyiceberg.io import load_file_io
+
+        self._fields = list(task.fields)
+        self._schema = pa.schema([field.arrow for field in task.fields])
+        self._io = load_file_io(dict(task.io), task.location)
+        self._name = f"{task.location}/{task.scope.epoch:04d}-{uuid.uuid4()}.parquet"
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self.path: str | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        self._waiting.append(convert(batch, self._fields, self._schema))
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._writer is None:
+            self.path = self._name
+            self._stream = self._io.new_output(self._name).create(overwrite=True)
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                store_decimal_as_integer=True,  # as the specification has it
+            )
+        group = pa.Table.from_batches(self._waiting, self._schema)
+        self._waiting, self._waiting_bytes = [], 0
+        self._writer.write_table(group, row_group_size=max(1, group.num_rows))
+
+    def delete(self) -> None:
+        if self.path is not None:
+            self._io.delete(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None and self._waiting:
+            self._write_group()
+        if self._writer is not None:
+            self._writer.close()
+            self._stream.close()
+            if kind is not None:
+                self.delete()
