@@ -1,7 +1,10 @@
 # make help lists what there is. Variables: PYTHON=python3.12 (which Python makes .venv), PORT=3000
-# (the UI's port), CDC_ASSETS_HOME=… (where everything of run time is kept; default ./.cdc_assets).
+# (the UI's port), CDC_ASSETS_HOME=… (where everything of run time is kept; default ./.cdc_assets),
+# SCALE=1 and ROUNDS=3 (of bench-snapshot).
 
 PORT ?= 3000
+SCALE ?= 1
+ROUNDS ?= 3
 export CDC_ASSETS_HOME ?= $(CURDIR)/.cdc_assets
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,10 +16,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast lint format lock clean distclean
+.PHONY: help install java dev demo test test-fast bench-flush bench-snapshot lint format lock clean distclean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Install the locked dependencies and the package (editable) into .venv
 
@@ -50,6 +53,12 @@ test: java lint ## Lint, types and all tests
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit
+
+bench-flush: install ## The flusher's time against pg_recvlogical's, as one JSON line
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_flush
+
+bench-snapshot: java ## The snapshot's time against COPY's on TPC-H, as one JSON line (SCALE=1 ROUNDS=3)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_snapshot --scale $(SCALE) --rounds $(ROUNDS)
 
 lint: install ## ruff and mypy --strict
 	@$(BIN)/ruff check .

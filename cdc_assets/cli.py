@@ -30,6 +30,7 @@ from cdc_assets.postgres.connect import connect
 if TYPE_CHECKING:
     from cdc_assets.materializer.drain import Drained
     from cdc_assets.snapshot.copy import CopyProgress
+    from cdc_assets.status import TableStatus
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -292,6 +293,16 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     sys.exit(0 if all(c.equal for c in found) else 1)
 
 
+def _copied(row: TableStatus) -> str:
+    text = f"{row.chunks_done}/{row.chunks_total}"
+    if row.state != "copying":
+        return text
+    text += f" ({100 * row.chunks_done // max(1, row.chunks_total)} %)"
+    if row.copy_rows_per_second is not None and row.copy_seconds_left is not None:
+        text += f", {row.copy_rows_per_second:,.0f} rows/s, {row.copy_seconds_left:,.0f} s left"
+    return text
+
+
 @cli.command(name="status")
 @_json
 @click.pass_context
@@ -313,7 +324,7 @@ def status_command(ctx: click.Context, as_json: bool) -> None:
         table.add_row(
             _escaped(row.name),
             row.state,
-            f"{row.chunks_done}/{row.chunks_total}",
+            _copied(row),
             row.applied_lsn or "",
             lag,
             f"{row.pending_rows:,}",

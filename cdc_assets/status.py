@@ -37,6 +37,9 @@ class TableStatus:
     chunks_done: int
     chunks_total: int
     rows_copied: int
+    copy_rows_per_second: float | None = None
+    """Of a copy under way: what all workers together wrote in the last minute."""
+    copy_seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class SourceStatus:
 _TABLES = """
 select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied_lsn::text,
        coalesce(b.rows, 0), b.oldest,
-       coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0)
+       coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0),
+       p.rows_a_second::float8, p.chunks_a_second::float8
   from tables t
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
                         and m.table_name = t.table_name
@@ -73,8 +77,16 @@ select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied
           and (t.snapshot_lsn is null or l.flushable_lsn > t.snapshot_lsn)) b on true
   left join lateral (
        select count(*) filter (where c.state = 'landed') as done, count(*) as total,
-              sum(c.rows) filter (where c.state = 'landed')::bigint as rows
-         from snapshot_progress c
+              sum(c.rows) filter (where c.state = 'landed')::bigint as rows,
+              sum(c.rows) filter (where w.recent) / greatest(1, extract(epoch from
+                clock_timestamp() - min(c.heartbeat_at
+                  - make_interval(secs => c.seconds)) filter (where w.recent))) as rows_a_second,
+              count(*) filter (where w.recent) / greatest(1, extract(epoch from
+                clock_timestamp() - min(c.heartbeat_at
+                  - make_interval(secs => c.seconds)) filter (where w.recent))) as chunks_a_second
+         from snapshot_progress c, lateral (
+              select c.state in ('written', 'landed') and c.rows is not null
+                     and c.heartbeat_at > clock_timestamp() - interval '1 minute' as recent) w
         where c.source = t.source and c.table_name = t.table_name and c.epoch = t.epoch) p on true
  where t.source = %(source)s
 """
@@ -85,7 +97,10 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     config, store = pipeline.config, pipeline.store
     with pipeline.connect_source("status") as source:
         slot = slot_status(source, config.slot)
-        row = source.execute("select pg_current_wal_lsn()::text").fetchone()
+        row = source.execute(
+            "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+            " else pg_current_wal_lsn() end::text"
+        ).fetchone()
         current = Lsn.parse(str(row[0])) if row else Lsn.ZERO
     flushed_row = store.connection.execute(
         "select lsn::text, extract(epoch from now() - updated_at)::float8, commit_time"
@@ -106,7 +121,10 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 TableStatus(table.name, lake, "new", None, 0, None, None, None, None, 0, 0, 0, 0)
             )
             continue
-        _, state, reason, epoch, snapshot, applied, pending, oldest, done, total, copied = found
+        (_, state, reason, epoch, snapshot, applied, pending, oldest, done, total, copied) = found[
+            :11
+        ]
+        rate, chunk_rate = found[11:] if state == "copying" else (None, None)
         position = _applied(state, snapshot, applied, pending, flushed)
         tables.append(
             TableStatus(
@@ -123,6 +141,8 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 int(done),
                 int(total),
                 int(copied),
+                rate,
+                (total - done) / chunk_rate if chunk_rate else None,
             )
         )
     return SourceStatus(

@@ -6,8 +6,8 @@ a table is cut into chunks is in ``ctid``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import psycopg
@@ -31,7 +31,8 @@ class Column:
     type: str
     number: int
     not_null: bool = False
-    generated: bool = False
+    generated: str = ""
+    """The catalog's letter: s(tored), v(irtual), or empty for an ordinary column."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -59,6 +60,10 @@ class SourceTable:
     replica_identity: str
     updated: bool
 
+    def without(self, names: Collection[str]) -> SourceTable:
+        """The table as if it lacked some columns."""
+        return replace(self, columns=tuple(c for c in self.columns if c.name not in names))
+
     @property
     def identifies_rows(self) -> bool:
         """Whether Postgres lets an UPDATE or DELETE through once the table is published."""
@@ -85,7 +90,7 @@ with recursive base as (
       from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd'
 )
 select a.attname, pg_catalog.format_type(b.type, b.modifier), a.attnum, a.attnotnull,
-       a.attgenerated <> ''
+       a.attgenerated::text
   from pg_catalog.pg_attribute a
   join base b on b.attnum = a.attnum
   join pg_catalog.pg_type t on t.oid = b.type and t.typtype <> 'd'

@@ -33,6 +33,11 @@ NO_TIMEOUTS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
+# Those that older servers don't know, so that they can't be part of a connection's options.
+NO_NEW_TIMEOUTS = (
+    "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
+    " where name in ('transaction_timeout', 'idle_session_timeout') and setting <> '0'"
+)
 # A dead peer is noticed after about 30 + 3 * 10 seconds instead of the kernel's two hours.
 KEEPALIVES = {
     "keepalives": "1",
@@ -72,7 +77,10 @@ def connect(
     dsn: str, *, application_name: str = "cdc_assets", autocommit: bool = True
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """An ordinary session with the pinned text form. Raises psycopg.OperationalError."""
-    return psycopg.connect(conninfo(dsn, application_name), autocommit=autocommit)
+    connection = psycopg.connect(conninfo(dsn, application_name), autocommit=True)
+    connection.execute(NO_NEW_TIMEOUTS)
+    connection.autocommit = autocommit
+    return connection
 
 
 def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.PGconn:

@@ -41,6 +41,8 @@ from cdc_assets.postgres.replication import (
     create_slot,
     ensure_publication,
     export_snapshot,
+    refuse_partial_publication,
+    sends_generated_columns,
     slot_status,
     system_identifier,
 )
@@ -225,7 +227,7 @@ class Pins:
             if not fresh and (row is None or row.state != "waiting" or row.snapshot_lsn):
                 continue
             try:
-                found = describe(source, table.id)
+                found = self._sent(source, describe(source, table.id))
                 self._check(source, found)
             except TableProblem as problem:
                 logger.warning("%s", problem)
@@ -248,6 +250,24 @@ class Pins:
             )
         heaps(source, found.id, found.oid)
         refuse_hidden_rows(source, found)
+        if streams:
+            refuse_partial_publication(source, self._config.publication, found)
+
+    def _sent(self, source: psycopg.Connection[Any], found: SourceTable) -> SourceTable:
+        """The table without the generated columns that the stream doesn't carry."""
+        kept = {""}
+        if self._config.snapshot.mode == "snapshot_only" or sends_generated_columns(
+            source, self._config.publication
+        ):
+            kept.add("s")
+        left_out = [c.name for c in found.columns if c.generated not in kept]
+        if left_out:
+            logger.warning(
+                "%s: Postgres doesn't send its generated columns (%s); the lake table lacks them",
+                found.id,
+                ", ".join(left_out),
+            )
+        return found.without(left_out)
 
     def _pin_waiting(self, source: psycopg.Connection[Any]) -> None:
         """Take one pin for all tables that wait and that the stream follows already."""

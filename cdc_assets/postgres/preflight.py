@@ -14,9 +14,14 @@ import psycopg
 
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TableProblem
-from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
-from cdc_assets.postgres.replication import published_tables, slot_status
+from cdc_assets.postgres.replication import (
+    published_tables,
+    refuse_partial_publication,
+    sends_generated_columns,
+    slot_status,
+)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Severity = Literal["error", "warning", "info"]
@@ -40,11 +45,16 @@ class Finding:
 
 def preflight(connection: Connection, config: SourceConfig) -> list[Finding]:
     """All findings, the server's first, then table by table."""
+    follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
-        *_server(connection),
-        *_privileges(connection, config),
-        *_objects(connection, config),
-        *(finding for table in config.tables for finding in _table(connection, table)),
+        *_server(connection, follows),
+        *_privileges(connection, config, follows),
+        *(_objects(connection, config) if follows else ()),
+        *(
+            finding
+            for table in config.tables
+            for finding in _table(connection, table, config.publication, follows)
+        ),
     ]
 
 
@@ -53,7 +63,7 @@ def _one(connection: Connection, query: str, *params: object) -> Any:
     return row[0] if row else None
 
 
-def _server(connection: Connection) -> Iterator[Finding]:
+def _server(connection: Connection, follows: bool) -> Iterator[Finding]:
     version = connection.info.server_version
     name = _one(connection, "select current_setting('server_version')")
     if version < OLDEST:
@@ -72,6 +82,8 @@ def _server(connection: Connection) -> Iterator[Finding]:
         )
     else:
         yield Finding("server_version", "info", f"Postgres {name}.", "")
+    if not follows:
+        return
     level = _one(connection, "select current_setting('wal_level')")
     if level != "logical":
         yield Finding(
@@ -98,9 +110,9 @@ def _server(connection: Connection) -> Iterator[Finding]:
         )
 
 
-def _privileges(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
+def _privileges(connection: Connection, config: SourceConfig, follows: bool) -> Iterator[Finding]:
     role = _one(connection, "select current_user")
-    if not _one(
+    if follows and not _one(
         connection,
         "select rolreplication or rolsuper from pg_catalog.pg_roles where rolname = current_user",
     ):
@@ -174,13 +186,15 @@ def _objects(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
         yield Finding("publication", "info", message, "")
 
 
-def _table(connection: Connection, table: TableConfig) -> Iterator[Finding]:
+def _table(
+    connection: Connection, table: TableConfig, publication: str, follows: bool
+) -> Iterator[Finding]:
     try:
         found = describe(connection, table.id)
     except TableProblem as problem:
         yield Finding("table_missing", "error", f"{problem.what}.", problem.remedy)
         return
-    if not found.identifies_rows:
+    if not found.identifies_rows and follows:
         yield Finding(
             "replica_identity",
             "error" if found.updated else "warning",
@@ -193,7 +207,7 @@ def _table(connection: Connection, table: TableConfig) -> Iterator[Finding]:
         " has_table_privilege(c.oid, 'SELECT') from pg_catalog.pg_class c where c.oid = %s",
         (found.oid,),
     ).fetchone() or (False, True, True)
-    if unlogged:
+    if unlogged and follows:
         yield Finding(
             "table_unlogged",
             "error",
@@ -207,7 +221,7 @@ def _table(connection: Connection, table: TableConfig) -> Iterator[Finding]:
             f"the role may not read {table.name}.",
             f"grant select on {table.name} to the role.",
         )
-    if not owner:
+    if not owner and follows:
         yield Finding(
             "table_owner",
             "warning",
@@ -220,6 +234,22 @@ def _table(connection: Connection, table: TableConfig) -> Iterator[Finding]:
             "error",
             f"row-level security hides rows of {table.name} from this role.",
             "alter role … bypassrls; a copy would silently lack rows.",
+        )
+    try:
+        heaps(connection, found.id, found.oid)
+        if follows:
+            refuse_partial_publication(connection, publication, found)
+    except TableProblem as problem:
+        yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
+    kept = {"", "s"} if not follows or sends_generated_columns(connection, publication) else {""}
+    generated = [c.name for c in found.columns if c.generated not in kept]
+    if generated:
+        yield Finding(
+            "generated_columns",
+            "warning",
+            f"{table.name} has generated columns that Postgres doesn't send"
+            f" ({', '.join(generated)}); the lake table will lack them.",
+            "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
         )
     unknown = set(table.columns.exclude) | set(table.columns.types)
     unknown -= {c.name for c in found.columns}

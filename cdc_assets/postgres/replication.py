@@ -13,13 +13,17 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.pq import abc
 
-from cdc_assets.errors import PreflightError, SlotBusy
-from cdc_assets.postgres.connect import conninfo, replication_connect
+from cdc_assets.errors import PreflightError, SlotBusy, TableProblem
+from cdc_assets.postgres.catalog import SourceTable
+from cdc_assets.postgres.connect import connect, conninfo, replication_connect
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+# The server versions that row filters and column lists, and generated columns in the stream, came
+# with.
+COLUMN_LISTS, GENERATED_COLUMNS = 150000, 180000
 # Slot creation waits for every transaction that runs; after this long we say which ones instead.
 SLOT_PATIENCE_SECONDS = 120
 
@@ -52,7 +56,8 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
     """What the server knows of ``slot``, None if there is none of that name."""
     row = connection.execute(
         "select slot_name::text, plugin::text, active_pid, confirmed_flush_lsn::text, wal_status,"
-        " coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint"
+        " coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+        " else pg_current_wal_lsn() end, restart_lsn), 0)::bigint"
         " from pg_catalog.pg_replication_slots where slot_name = %s",
         (slot,),
     ).fetchone()
@@ -80,9 +85,31 @@ def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
         point, name = made.get_value(0, 1), made.get_value(0, 2)
         assert point is not None and name is not None
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
+    except SlotBusy as error:
+        connection.finish()
+        raise SlotBusy(f"{error.what} {_holdups(dsn)}", error.remedy) from error
     except BaseException:
         connection.finish()
         raise
+
+
+def _holdups(dsn: str) -> str:
+    """Who holds up slot creation: the oldest transactions that write, prepared ones included."""
+    try:
+        with connect(dsn, application_name="cdc_assets pin") as source:
+            rows = source.execute(
+                "select format('backend %s (%s, %s) since %s', pid, usename,"
+                "  coalesce(nullif(application_name, ''), 'no application name'),"
+                "  date_trunc('second', xact_start)), xact_start"
+                "  from pg_catalog.pg_stat_activity where backend_xid is not null"
+                " union all"
+                " select format('prepared transaction %L (%s) since %s', gid, owner,"
+                "  date_trunc('second', prepared)), prepared from pg_catalog.pg_prepared_xacts"
+                " order by 2 limit 3"
+            ).fetchall()
+    except psycopg.Error:
+        return ""
+    return "The oldest: " + "; ".join(str(row[0]) for row in rows) + "." if rows else ""
 
 
 def export_snapshot(dsn: str) -> NewSlot:
@@ -118,8 +145,7 @@ def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
         raise SlotBusy(
             f"slot creation waited {SLOT_PATIENCE_SECONDS} s for transactions that don't end"
             f" ({message}).",
-            "See select pid, xact_start, query from pg_stat_activity where backend_xid is not null"
-            " order by xact_start; end the oldest, then try again.",
+            "End them (select pg_terminate_backend(pid)) or wait for them; see pg_stat_activity.",
         )
     raise PreflightError(
         f"Postgres refused {command.split(maxsplit=1)[0].lower()}: {message}.",
@@ -149,6 +175,58 @@ def published_tables(connection: Connection, publication: str) -> set[TableId] |
     return {TableId(schema, name) for schema, name in rows}
 
 
+def sends_generated_columns(connection: Connection, publication: str) -> bool:
+    """Whether stored generated columns are in the stream: since Postgres 18, if it is asked for."""
+    if connection.info.server_version < GENERATED_COLUMNS:
+        return False
+    row = connection.execute(
+        "select pubgencols::text from pg_catalog.pg_publication where pubname = %s", (publication,)
+    ).fetchone()
+    return row is None or row[0] == "s"  # one that doesn't exist yet will be made so
+
+
+def refuse_partial_publication(
+    connection: Connection, publication: str, table: SourceTable
+) -> None:
+    """Raise TableProblem if a publication made by hand leaves out something of ``table``."""
+    row = connection.execute(
+        "select pubinsert and pubupdate and pubdelete and pubtruncate, pubviaroot"
+        " from pg_catalog.pg_publication where pubname = %s",
+        (publication,),
+    ).fetchone()
+    if row is None:
+        return
+    name = sql.Identifier(publication).as_string(connection)
+    if not row[0]:
+        raise TableProblem(
+            table.id,
+            f"the publication {publication} doesn't publish every kind of change",
+            f"alter publication {name} set (publish = 'insert, update, delete, truncate').",
+        )
+    if table.kind == "p" and not row[1]:
+        raise TableProblem(
+            table.id,
+            f"the publication {publication} sends changes as those of the partitions",
+            f"alter publication {name} set (publish_via_partition_root = true).",
+        )
+    if connection.info.server_version < COLUMN_LISTS:
+        return
+    partial = connection.execute(
+        "select prqual is not null, prattrs is not null from pg_catalog.pg_publication_rel r"
+        " join pg_catalog.pg_publication p on p.oid = r.prpubid"
+        " where p.pubname = %s and r.prrelid = %s",
+        (publication, table.oid),
+    ).fetchone()
+    if partial is not None and any(partial):
+        what = "a row filter" if partial[0] else "a column list"
+        raise TableProblem(
+            table.id,
+            f"the publication {publication} has {what} for it: what it leaves out would silently"
+            " be missing",
+            f"alter publication {name} drop table {table.id}; it is added again as a whole.",
+        )
+
+
 def ensure_publication(
     connection: Connection, publication: str, tables: Iterable[TableId]
 ) -> list[TableId]:
@@ -161,10 +239,11 @@ def ensure_publication(
     listed = sql.SQL(", ").join(t.identifier for t in missing)
     name = sql.Identifier(publication)
     if present is None:
+        generated = connection.info.server_version >= GENERATED_COLUMNS
         statement = sql.SQL(
             "create publication {} for table {} with (publish = 'insert, update, delete, truncate',"
-            " publish_via_partition_root = true)"
-        ).format(name, listed)
+            " publish_via_partition_root = true{})"
+        ).format(name, listed, sql.SQL(", publish_generated_columns = stored" if generated else ""))
     else:
         statement = sql.SQL("alter publication {} add table {}").format(name, listed)
     try:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc_assets.postgres.connect import NO_NEW_TIMEOUTS
+
 Read = Callable[[str], Iterator[pa.RecordBatch]]
 """Runs a query in the open transaction and yields its batches."""
 
@@ -26,6 +28,7 @@ def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
     import adbc_driver_postgresql.dbapi as adbc
 
     with adbc.connect(uri, autocommit=True) as source, source.cursor() as cursor:
+        cursor.execute(NO_NEW_TIMEOUTS)
         yield lambda snapshot_name: _Transaction(cursor, snapshot_name)
 
 

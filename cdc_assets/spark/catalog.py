@@ -14,6 +14,8 @@ from typing import Any
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import IntegrityError
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import ConfigurationError
@@ -132,5 +134,7 @@ def open_catalog(config: SourceConfig) -> Catalog:
 
 
 @lru_cache(maxsize=16)
+# "create table if not exists" isn't atomic in Postgres: of two who do it at once, one is refused.
+@retry(retry=retry_if_exception_type(IntegrityError), stop=stop_after_attempt(5), reraise=True)
 def _open(properties: tuple[tuple[str, str], ...]) -> Catalog:
     return load_catalog(CATALOG, **dict(properties))

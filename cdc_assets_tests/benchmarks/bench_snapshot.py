@@ -1,0 +1,356 @@
+"""``python -m cdc_assets_tests.benchmarks.bench_snapshot``: the snapshot against plain COPY.
+
+All eight TPC-H tables are read by turns: by two ``psql`` with binary COPY into nothing, which is as
+fast as this Postgres gives rows away; and by the snapshot into Iceberg tables, with a warm Spark
+server, while a flusher streams light traffic on one more table. What was copied is counted in the
+lake. Prints progress on stderr and one JSON line on stdout; the ratio is the median of the rounds':
+the snapshot's time over COPY's. With ``--compare-scales`` it ends with 1 if a row costs much more
+at the one scale than at the other.
+
+The databases are kept in ``--cache`` for the next time; everything else is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from rich.console import Console
+
+from cdc_assets.commands import Spark, flushing, snapshot
+from cdc_assets.config import SourceConfig, home, parse_config
+from cdc_assets.embedded.demo_schema import connection_environment
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import slot_status
+from cdc_assets.process import acquire
+from cdc_assets.spark.catalog import open_catalog
+from cdc_assets_tests.benchmarks.copy_out import copy_out
+from cdc_assets_tests.benchmarks.tpch import TABLES, Connection, Tpch, prepare
+from cdc_assets_tests.benchmarks.watch import Watch
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+SMALL_SCALE = 0.1
+# What a row may cost more at --scale than at SMALL_SCALE: the copy is linear in its rows.
+GROWTH_ALLOWED = 1.3
+_PATIENCE_SECONDS = 60
+# 200 rows a second, in few transactions: what they cost the server is not what is measured.
+_TRAFFIC_RATE, _TRAFFIC_ROWS = 20, 10
+_TRAFFIC = f"""
+    insert into traffic (note) select repeat('x', 100) from generate_series(1, {_TRAFFIC_ROWS});
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How much is read at a time."""
+
+    tables: int
+    chunks: int
+    readers: int
+    """Of COPY."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One of each, as measured; the CPU time of COPY is psql's, of the snapshot its client's."""
+
+    limit_seconds: float
+    limit_cpu_us_row: float
+    snapshot_seconds: float
+    ratio: float
+    cpu_us_row: float
+    flusher_cpu_seconds: float
+    peak_rss_mb: float
+    max_retained_wal_mb: float
+    traffic_rows_s: float
+
+
+# -- the snapshot
+
+
+def _config(name: str, dsn: str, tables: Sequence[str], parallel: Parallel) -> SourceConfig:
+    """Slot, publication, schema, staging and warehouse are all called after ``name``."""
+    settings = {
+        "name": name,
+        "postgres": {"dsn": dsn},
+        "tables": [{"name": f"public.{table}"} for table in (*tables, "traffic")],
+        "snapshot": {
+            "max_parallel_tables": parallel.tables,
+            "max_parallel_chunks": parallel.chunks,
+        },
+        "state": {"schema": name},
+    }
+    return parse_config(settings, "bench")
+
+
+@contextmanager
+def _traffic(postgres: EmbeddedPostgres, dsn: str) -> Iterator[None]:
+    """Inserts into ``traffic`` while it lasts."""
+    script = home() / "traffic.sql"
+    script.write_text(" ".join(_TRAFFIC.split()))
+    environment = {**connection_environment(dsn), "PGOPTIONS": "-c synchronous_commit=off"}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("drop table if exists traffic")
+        connection.execute(
+            "create table traffic (id bigint generated always as identity primary key, note text)"
+        )
+    pgbench = subprocess.Popen(
+        [
+            str(postgres.program("pgbench")), "--no-vacuum", "--file", str(script),
+            "--rate", str(_TRAFFIC_RATE), "--time", "1000000",
+        ],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield
+        if pgbench.poll() is not None:
+            raise RuntimeError(f"pgbench ended with {pgbench.returncode}: there was no traffic")
+    finally:
+        pgbench.terminate()
+        pgbench.wait()
+
+
+def _count(connection: Connection) -> int:
+    row = connection.execute("select count(*) from traffic").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@contextmanager
+def _flushed(config: SourceConfig, connection: Connection) -> Iterator[None]:
+    """A flusher that has begun to stream: its start is not part of what is measured."""
+    with flushing(config):
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (slot := slot_status(connection, config.slot)) is None or slot.active_pid is None:
+            if time.monotonic() > deadline:
+                log = (home() / config.name / "flusher.log").read_text()
+                raise RuntimeError(f"the flusher doesn't stream: {log[-2000:]}")
+            time.sleep(0.1)
+        yield
+
+
+def _copied(config: SourceConfig, tables: Sequence[str]) -> dict[str, int]:
+    """The rows of each lake table, as its metadata has them."""
+    catalog = open_catalog(config)
+    rows = {}
+    for table in tables:
+        lake = config.lake_name(TableId("public", table))
+        current = catalog.load_table((config.namespace, lake)).current_snapshot()
+        summary = current.summary if current is not None else None
+        rows[table] = int(summary["total-records"] or 0) if summary is not None else 0
+    return rows
+
+
+def _copy(
+    postgres: EmbeddedPostgres, config: SourceConfig, spark: Spark, rows: dict[str, int]
+) -> tuple[float, Watch, float]:
+    """Snapshot the tables of ``rows``: wall seconds, what was seen, traffic rows a second."""
+    assert config.postgres.dsn is not None
+    dsn = config.postgres.dsn.get_secret_value()
+    tables = [TableId("public", table) for table in rows]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        try:
+            with (
+                _traffic(postgres, dsn),
+                _flushed(config, connection),
+                Pipeline.open(config) as pipeline,
+                Watch(config, dsn) as watch,
+            ):
+                before, began = _count(connection), time.perf_counter()
+                snapshot(pipeline, spark, tables, lambda p: stderr.print(f"  {p.sentence}"))
+                wall = time.perf_counter() - began
+                traffic = (_count(connection) - before) / wall
+            found = _copied(config, list(rows))
+            if found != rows:
+                raise RuntimeError(f"the lake has other rows than the source: {found}, not {rows}")
+        finally:
+            _forget_rounds(connection)
+            shutil.rmtree(home() / config.name, ignore_errors=True)
+    return wall, watch, traffic
+
+
+def _forget_rounds(connection: Connection) -> None:
+    """Drop what rounds left in this database; a slot would keep WAL for ever."""
+    slots = (
+        "from pg_replication_slots where database = current_database()"
+        " and slot_name ~ '^cdc_bench_'"
+    )
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while connection.execute(f"select {slots} and active".encode()).fetchall():
+        if time.monotonic() > deadline:
+            raise RuntimeError("somebody still streams from a slot of this benchmark")
+        time.sleep(0.1)
+    connection.execute(f"select pg_drop_replication_slot(slot_name) {slots}".encode())
+    for statement, names in (
+        (
+            sql.SQL("drop publication {}"),
+            "select pubname from pg_publication where pubname ~ '^cdc_bench_'",
+        ),
+        (
+            sql.SQL("drop schema {} cascade"),
+            "select nspname from pg_namespace where nspname ~ '^bench_'",
+        ),
+    ):
+        for (name,) in connection.execute(names.encode()).fetchall():
+            connection.execute(statement.format(sql.Identifier(name)))
+    for table in ("iceberg_tables", "iceberg_namespace_properties"):
+        if connection.execute("select to_regclass(%s)", (table,)).fetchone() != (None,):
+            connection.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
+
+
+# -- both, by turns
+
+
+@contextmanager
+def _warm_spark(postgres: EmbeddedPostgres, tpch: Tpch, parallel: Parallel) -> Iterator[None]:
+    """While it lasts, there is a Spark server that has copied something already."""
+    small = {table: tpch.rows[table] for table in ("region", "nation")}
+    config = _config("bench_warm", tpch.dsn, list(small), parallel)
+    with Spark(config) as spark:
+        stderr.print("starting Spark and warming it up")
+        _copy(postgres, config, spark, small)
+        yield
+
+
+def measure(
+    postgres: EmbeddedPostgres, tpch: Tpch, rounds: int, parallel: Parallel
+) -> dict[str, object]:
+    rows = tpch.total_rows
+    load = os.getloadavg()[0]
+    stderr.print(f"scale {tpch.scale:g}: {rows:,} rows")
+    copy_out(postgres, tpch.dsn, parallel.readers)  # the tables are in memory from now on
+    taken = list[Round]()
+    for number in range(1, rounds + 1):
+        limit, psql_seconds = copy_out(postgres, tpch.dsn, parallel.readers)
+        stderr.print(f"round {number}: COPY {limit:.2f} s, {rows / limit:,.0f} rows/s")
+        config = _config(f"bench_{number}", tpch.dsn, list(TABLES), parallel)
+        # Not as a context: the server stays for the next round.
+        wall, watch, traffic = _copy(postgres, config, Spark(config), tpch.rows)
+        client = watch.client.cpu_seconds - watch.own_seconds
+        stderr.print(
+            f"round {number}: snapshot {wall:.2f} s, {rows / wall:,.0f} rows/s,"
+            f" {limit / wall:.2f} of COPY's, {client / rows * 1e6:.1f} µs of CPU a row"
+        )
+        taken.append(
+            Round(
+                limit_seconds=round(limit, 3),
+                limit_cpu_us_row=round(psql_seconds / rows * 1e6, 3),
+                snapshot_seconds=round(wall, 3),
+                ratio=round(limit / wall, 3),
+                cpu_us_row=round(client / rows * 1e6, 2),
+                flusher_cpu_seconds=round(watch.flusher.cpu_seconds, 2),
+                peak_rss_mb=round(watch.client.peak_rss_bytes / 1e6, 1),
+                max_retained_wal_mb=round(watch.retained_bytes / 1e6, 1),
+                traffic_rows_s=round(traffic, 1),
+            )
+        )
+    limit = statistics.median(r.limit_seconds for r in taken)
+    wall = statistics.median(r.snapshot_seconds for r in taken)
+    return {
+        "scale": tpch.scale,
+        "rows": rows,
+        "limit_seconds": round(limit, 3),
+        "snapshot_seconds": round(wall, 3),
+        "limit_rows_s": round(rows / limit),
+        "snapshot_rows_s": round(rows / wall),
+        "ratio": round(statistics.median(r.ratio for r in taken), 3),
+        "cpu_us_row": round(statistics.median(r.cpu_us_row for r in taken), 2),
+        "peak_rss_mb": max(r.peak_rss_mb for r in taken),
+        "max_retained_wal_mb": max(r.max_retained_wal_mb for r in taken),
+        "rounds": [asdict(r) for r in taken],
+        "parallel": asdict(parallel),
+        "cpus": os.cpu_count(),
+        "load": round(load, 2),
+    }
+
+
+def _growth(large: dict[str, object], small: dict[str, object]) -> dict[str, object]:
+    """What a row costs at the one scale over what it costs at the other."""
+
+    def over(key: str) -> float:
+        return float(str(large[key])) / float(str(small[key]))
+
+    cpu = over("cpu_us_row")
+    return {
+        "scale": small["scale"],
+        "snapshot_rows_s": small["snapshot_rows_s"],
+        "cpu_us_row": small["cpu_us_row"],
+        "cpu_growth": round(cpu, 3),
+        "seconds_growth": round(over("snapshot_seconds") / over("rows"), 3),
+        "allowed": GROWTH_ALLOWED,
+        "within": cpu <= GROWTH_ALLOWED,
+    }
+
+
+@contextmanager
+def _workplace(cache: Path) -> Iterator[EmbeddedPostgres]:
+    """The kept Postgres, for one benchmark at a time, and a home that is removed afterwards."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        stderr.print(f"using {cache}; if another run does, this one waits")
+        acquire(lock, threading.Event())
+        for left in cache.glob("bench_snapshot-*"):  # of a run that was killed
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(prefix="bench_snapshot-", dir=cache) as folder:
+            os.environ["CDC_ASSETS_HOME"] = folder  # so the Spark server is nobody else's
+            # With the default of 1 GB a load at scale 1 would be checkpoints all along.
+            with EmbeddedPostgres(cache / "postgres", settings={"max_wal_size": "4GB"}) as postgres:
+                yield postgres
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="1 has 8.7 million rows")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--compare-scales", action="store_true", help=f"measure scale {SMALL_SCALE:g}, too"
+    )
+    parser.add_argument("--tables", type=int, default=2, help="snapshot.max_parallel_tables")
+    parser.add_argument("--chunks", type=int, default=2, help="snapshot.max_parallel_chunks")
+    parser.add_argument("--readers", type=int, default=2, help="parallel COPYs")
+    parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
+    options = parser.parse_args()
+    parallel = Parallel(options.tables, options.chunks, options.readers)
+    # The small one last: what a server that has just started costs isn't spread over few rows.
+    scales = [options.scale] + ([SMALL_SCALE] if options.compare_scales else [])
+    with _workplace(options.cache.absolute()) as postgres:
+        dsn = postgres.dsn()
+        assert dsn is not None
+        databases = [prepare(dsn, scale, stderr.print) for scale in scales]
+        for database in databases:
+            with psycopg.connect(database.dsn, autocommit=True) as connection:
+                _forget_rounds(connection)  # of a run that was killed
+        with _warm_spark(postgres, databases[0], parallel):
+            result, *others = [
+                measure(postgres, database, options.rounds, parallel) for database in databases
+            ]
+    within = True
+    for other in others:
+        growth = _growth(result, other)
+        result["compared"], within = growth, bool(growth["within"])
+    print(json.dumps(result))  # noqa: T201
+    sys.exit(0 if within else 1)
+
+
+if __name__ == "__main__":
+    main()
