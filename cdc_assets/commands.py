@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Self
 
 import psycopg
@@ -23,6 +23,7 @@ from cdc_assets.errors import (
     CopyRestarted,
     Fenced,
     ReplicationProblem,
+    SlotBusy,
     SnapshotLost,
     TableProblem,
     TablesFailed,
@@ -37,7 +38,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.process import Child, ChildSpec
-from cdc_assets.snapshot.copy import CopyProgress, copy_table
+from cdc_assets.snapshot.copy import CopyProgress, copy_tables
 from cdc_assets.spark.session import open_session, server
 from cdc_assets.verify.compare import Comparison, verify
 
@@ -113,7 +114,7 @@ def snapshot(
             problems += [
                 error
                 if isinstance(error, TableProblem)
-                else TableProblem(table, first_line(error), getattr(error, "remedy", ""))
+                else TableProblem(table, error.what, error.remedy)
                 for table, error in failed.items()
                 if last or table not in again
             ]
@@ -168,28 +169,24 @@ def _copy_all(
     tables: Sequence[TableId],
     pins: Pins,
     on_progress: Callable[[CopyProgress], None],
-) -> dict[TableId, Exception]:
-    """Copy ``tables``, some at a time; what went wrong, by table."""
-    config = pipeline.config
-
-    def copy(table: TableId) -> Exception | None:
+) -> dict[TableId, CdcError]:
+    """Copy ``tables``; what went wrong, by table."""
+    with spark.session() as session, Pipeline.open(pipeline.config) as own:
+        with ThreadPoolExecutor(1) as coordinator:
+            copied = coordinator.submit(copy_tables, own, session, tables, on_progress=on_progress)
+            try:
+                while not wait([copied], timeout=_PIN_LOOK_SECONDS).done:
+                    # Holds the pins, if no flusher does, and has what lost its pin pinned again.
+                    with suppress(SlotBusy):  # somebody else's table waits
+                        pins.tick()
+            except BaseException:
+                session.interruptAll()
+                raise
         try:
-            with spark.session() as session, Pipeline.open(config) as own:
-                copy_table(own, session, table, on_progress=on_progress)
-        except CdcError as error:
-            return error
+            return copied.result()
         except (PySparkException, psycopg.Error) as error:
-            logger.exception("copying %s", table)
-            return error
-        return None
-
-    with ThreadPoolExecutor(config.snapshot.max_parallel_tables) as workers:
-        copies = {table: workers.submit(copy, table) for table in tables}
-        while any(not copied.done() for copied in copies.values()):
-            # Holds the pins, if no flusher does, and has what lost its pin pinned again.
-            pins.tick()
-            wait(copies.values(), timeout=_PIN_LOOK_SECONDS)
-    return {t: error for t, copied in copies.items() if (error := copied.result()) is not None}
+            logger.exception("copying")
+            return {table: TableProblem(table, first_line(error)) for table in tables}
 
 
 def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:

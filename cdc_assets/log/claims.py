@@ -35,7 +35,10 @@ and exists (select from tables t where t.source = c.source and t.table_name = c.
 _CLAIM = f"""
 with free as (
     select c.chunk from snapshot_progress c where {FREE}
-     order by c.chunk limit %(limit)s for update of c skip locked)
+     order by c.chunk limit (
+            select least(%(most)s, greatest(1, count(*) / (2 * %(workers)s)))
+              from snapshot_progress c where {FREE})
+       for update of c skip locked)
 update snapshot_progress c
    set state = 'claimed', claim = %(claim)s, claim_pid = pg_backend_pid(),
        claimed_by = %(worker)s, heartbeat_at = clock_timestamp(), file = null
@@ -78,6 +81,9 @@ class ClaimScope:
     epoch: int
     pin: str
     only: tuple[str, ...] | None = None
+    most: int = 8
+    """Chunks a claim at most; towards the end a worker takes its share of what is left, halved."""
+    workers: int = 1
 
 
 class Claims:
@@ -95,8 +101,12 @@ class Claims:
         self._heart = threading.Thread(target=self._beat, name="claims", daemon=True)
         self._heart.start()
 
-    def take(self, limit: int) -> list[Claimed]:
-        """Claim up to ``limit`` free chunks, in order; none when nothing is free."""
+    def serve(self, scope: ClaimScope) -> None:
+        """Go on to another table of the same coordination database."""
+        self._scope = scope
+
+    def take(self) -> list[Claimed]:
+        """Claim some free chunks, in order; none when nothing is free."""
         self._claim = claim = str(uuid.uuid4())
         rows = self._connection.execute(
             _CLAIM,
@@ -105,7 +115,8 @@ class Claims:
                 "only": list(self._scope.only) if self._scope.only is not None else None,
                 "pin": self._scope.pin,
                 "stale": STALE_SECONDS,
-                "limit": limit,
+                "most": self._scope.most,
+                "workers": self._scope.workers,
                 "claim": claim,
                 "worker": self._worker,
             },

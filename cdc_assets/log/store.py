@@ -48,6 +48,16 @@ class TableRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyState:
+    """What of a table's row decides whether a copy goes on."""
+
+    epoch: int
+    state: str
+    pin: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class StagedFile:
     """A staged Parquet file of one table, ready to be registered.
 
@@ -210,6 +220,15 @@ class LogStore:
 
     def table(self, table: TableId) -> TableRow | None:
         return next((row for row in self.tables() if row.table == table), None)
+
+    def copy_state(self, table: TableId) -> CopyState | None:
+        """Where the table's copy stands: cheap enough to be asked twice a second."""
+        row = self.connection.execute(
+            "select epoch, state, pin::text, reason from tables"
+            " where source = %s and table_name = %s",
+            (self.source, str(table)),
+        ).fetchone()
+        return CopyState(*row) if row else None
 
     def add_table(self, table: SourceTable, excluded: Iterable[str] = ()) -> None:
         """Register a table that waits for its pin; one that is registered stays as it is.

@@ -123,6 +123,8 @@ def _drain(
         reached = Cursor(found.end_offset, applied, last.commit_time)
         if found.rows:  # else the copy holds all of it already: no commit for nothing
             at = time.monotonic()
+            if not merges:
+                lake.upgrade(session)
             frame = events(session, batch, window, storage, pipeline.config.spark.cores)
             done = merge(session, lake, state, frame, found, reached, rereader(pipeline, lake))
             state = lake.state()

@@ -18,12 +18,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import pyarrow as pa
 from psycopg import sql
 
 from cdc_assets.postgres.catalog import Column
 
 Policy = Literal["null", "clamp", "fail"]
 
+_ARROW = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp_ntz": pa.timestamp("us"),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+_DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
 # Spark's decimals hold 38 digits.
 MAX_PRECISION = 38
 _NUMERIC = re.compile(r"\Anumeric\((\d+),(-?\d+)\)\Z")
@@ -169,6 +183,15 @@ def mapping(postgres_type: str, forced: str | None = None) -> TypeMapping:
             return TypeMapping(lake, native=False, cast=_decimal(precision, scale))
         return _TEXT
     return _NATIVE.get(_LENGTH.sub("", postgres_type), _TEXT)
+
+
+def arrow_type(lake: str) -> pa.DataType:
+    """The Arrow type of a Spark SQL type of a mapping."""
+    if lake.startswith("array<"):
+        return pa.list_(arrow_type(lake.removeprefix("array<").removesuffix(">")))
+    if match := _DECIMAL.match(lake):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    return _ARROW[lake]
 
 
 def select_expression(

@@ -5,25 +5,13 @@ This module runs inside Spark's Python workers.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_SIMPLE = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp_ntz": pa.timestamp("us"),
-    "timestamp": pa.timestamp("us", "UTC"),
-}
-_DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
+from cdc_assets.postgres.types import arrow_type
+
 # Postgres's numerics that no decimal has.
 _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 
@@ -63,15 +51,6 @@ class LakeField:
 
 def _id(number: int) -> dict[str, str]:
     return {"PARQUET:field_id": str(number)}
-
-
-def arrow_type(lake: str) -> pa.DataType:
-    """The Arrow type of a Spark SQL type that ``postgres.types`` maps to."""
-    if lake.startswith("array<"):
-        return pa.list_(arrow_type(lake.removeprefix("array<").removesuffix(">")))
-    if match := _DECIMAL.match(lake):
-        return pa.decimal128(int(match[1]), int(match[2]))
-    return _SIMPLE[lake]
 
 
 def convert(batch: pa.RecordBatch, fields: list[LakeField], schema: pa.Schema) -> pa.RecordBatch:

@@ -1,10 +1,11 @@
-"""Copying one table: workers claim chunks and write files, a coordinator lands them.
+"""Copying tables: workers claim chunks and write files, a coordinator lands them.
 
-Keeps invariants 6, 9 and 10. ``copy_table`` is the coordinator: it starts a Spark job whose tasks
-(``snapshot.worker``) claim and read chunks under the table's pin, and every few seconds it commits
-what they wrote (``snapshot.landing``). There may be any number of coordinators, of any number of
-processes: they share the chunks by claims, and the one that holds the table's writer lock commits
-what all of them wrote. One that dies costs nothing but the chunks its tasks were reading.
+Keeps invariants 6, 9 and 10. ``copy_tables`` is the coordinator: it starts one Spark job whose
+tasks (``snapshot.worker``) claim and read chunks of one table after the other under their pins, and
+every few seconds it commits what they wrote (``snapshot.landing``). There may be any number of
+coordinators, of any number of processes: they share the chunks by claims, and the one that holds a
+table's writer lock commits what all of them wrote. One that dies costs nothing but the chunks its
+tasks were reading.
 
 Which snapshot a chunk is read under is the pin's business (``postgres.pins``). If a pin is lost,
 what was copied stays where the table has a key: the log is applied from the first pin on, and what
@@ -18,16 +19,16 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
+from cdc_assets.errors import CdcError, CopyRestarted, Fenced, SnapshotLost, TableProblem
 from cdc_assets.log.claims import ClaimScope
 from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy
 from cdc_assets.log.store import TableRow
@@ -35,7 +36,7 @@ from cdc_assets.pipeline import Pipeline, coordination_dsn
 from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.connect import conninfo, uri
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import join_pin, pin_point
+from cdc_assets.postgres.pins import Holder, join_pin, pin_point
 from cdc_assets.postgres.types import select_expression
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, CopyTask, copy_worker
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 # a table of 2,000 chunks gets 250 files.
 CLAIM_CHUNKS = 8
 # How often a coordinator looks, and how long what is written may wait for its commit.
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.5
 COMMIT_SECONDS = 5.0
 
 
@@ -86,12 +87,49 @@ def copy_table(
 ) -> list[ChunkProgress]:
     """Land the outstanding chunks of ``table`` (``only``: of these keys) and return the whole plan.
 
-    Returns once they have landed, whoever copied them; a table that is complete already is left
-    alone. Raises TableProblem when the table isn't pinned yet or can't be copied, SnapshotLost when
-    its pin is gone, Fenced when its copy was started anew meanwhile.
+    Raises what :func:`copy_tables` returns.
     """
-    store = pipeline.store
-    row = store.table(table)
+    failed = copy_tables(pipeline, session, [table], only=only, on_progress=on_progress)
+    if table in failed:
+        raise failed[table]
+    row = pipeline.store.table(table)
+    assert row is not None
+    return chunks(pipeline.store, table, row.epoch)
+
+
+def copy_tables(
+    pipeline: Pipeline,
+    session: SparkSession,
+    tables: Iterable[TableId],
+    *,
+    only: Iterable[str] | None = None,
+    on_progress: Callable[[CopyProgress], None] = lambda _: None,
+) -> dict[TableId, CdcError]:
+    """Land the outstanding chunks of ``tables`` (``only``: of these keys), whoever copies them.
+
+    A table that is complete already is left alone. Returns the tables that failed with the reason:
+    TableProblem when it isn't pinned yet or can't be copied, SnapshotLost when its pin is gone,
+    CopyRestarted or Fenced when its copy begins anew. Raises what Spark or Postgres raises.
+    """
+    wanted = frozenset(only) if only is not None else None
+    failed: dict[TableId, CdcError] = {}
+    copies = []
+    for table in tables:
+        try:
+            row = _ready(pipeline, table)
+            if row.state == "copying":
+                copy = _Copy(pipeline, session, row, wanted, on_progress)
+                copy.open()
+                copies.append(copy)
+        except CdcError as error:
+            failed[table] = error
+    # The largest first: what is left for the end then is small, and shared evenly.
+    copies.sort(key=lambda copy: -copy.outstanding())
+    return failed | _Coordinator(pipeline, session, copies).run()
+
+
+def _ready(pipeline: Pipeline, table: TableId) -> TableRow:
+    row = pipeline.store.table(table)
     if row is None or row.state == "waiting":
         raise TableProblem(
             table,
@@ -101,13 +139,95 @@ def copy_table(
         )
     if row.state == "parked":
         raise TableProblem(table, row.reason or "it is parked")
-    if row.state == "copying":
-        wanted = frozenset(only) if only is not None else None
-        _Coordinator(pipeline, session, row, wanted, on_progress).run()
-    return chunks(store, table, row.epoch)
+    return row
 
 
 class _Coordinator:
+    """Keeps one job running while there is something to claim, and lands what is written."""
+
+    def __init__(self, pipeline: Pipeline, session: SparkSession, copies: Sequence[_Copy]) -> None:
+        self._pipeline = pipeline
+        self._session = session
+        self._copies = list(copies)
+        self._failed: dict[TableId, CdcError] = {}
+        self._holders: dict[str, Holder] = {}
+        self._worker = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+
+    def run(self) -> dict[TableId, CdcError]:
+        """Until each table is complete (or what was asked for of it has landed), or failed."""
+        job: Future[list[tuple[str, str, str]]] | None = None
+        with ExitStack() as cleanup:
+            pool = cleanup.enter_context(ThreadPoolExecutor(1))
+            cleanup.callback(self._let_go)
+            try:
+                while self._copies:
+                    if job is not None and job.done():
+                        self._judge(job.result())
+                        job = None
+                    self._each(lambda copy: copy.step(at_once=job is None))  # noqa: B023
+                    if job is None and (tasks := self._tasks()):
+                        job = pool.submit(self._job, tasks)
+                    if job is not None:
+                        wait([job], timeout=LOOK_SECONDS)
+                    elif self._copies:  # others are at what is left
+                        time.sleep(LOOK_SECONDS)
+            except BaseException:
+                if job is not None and not job.done():
+                    self._session.interruptTag(self._worker)
+                raise
+        return self._failed
+
+    def _each(self, do: Callable[[_Copy], bool]) -> None:
+        """``do`` it to every table; one that says that it is over, or fails, is out."""
+        for copy in list(self._copies):
+            try:
+                if do(copy):
+                    self._copies.remove(copy)
+            except CdcError as error:
+                self._failed[copy.table] = error
+                self._copies.remove(copy)
+
+    def _tasks(self) -> list[CopyTask]:
+        """What a job could do now. The pins are held as long as this lasts."""
+        tasks: list[CopyTask] = []
+
+        def prepare(copy: _Copy) -> bool:
+            if copy.claimable():
+                if copy.pin not in self._holders:
+                    self._holders[copy.pin] = join_pin(
+                        self._pipeline.store, self._pipeline.source_dsn, copy.pin
+                    )
+                tasks.append(copy.task(self._holders[copy.pin].snapshot_name, self._worker))
+            return False
+
+        self._each(prepare)
+        return tasks
+
+    def _let_go(self) -> None:
+        for holder in self._holders.values():
+            holder.close()
+
+    def _job(self, tasks: Sequence[CopyTask]) -> list[tuple[str, str, str]]:
+        parallel = self._pipeline.config.snapshot
+        number = min(
+            parallel.max_parallel_chunks * min(parallel.max_parallel_tables, len(tasks)),
+            sum(task.chunks for task in tasks),
+        )
+        self._session.addTag(self._worker)  # of this thread's operations
+        frame = self._session.range(0, number, 1, number)
+        outcomes = frame.mapInArrow(copy_worker(tuple(tasks)), OUTCOME_SCHEMA).collect()
+        return [(row.table_name, row.outcome, row.detail) for row in outcomes]
+
+    def _judge(self, outcomes: Sequence[tuple[str, str, str]]) -> None:
+        found: dict[str, dict[str, str]] = {}
+        for table, outcome, detail in outcomes:
+            found.setdefault(table, {})[outcome] = detail
+        self._each(lambda copy: copy.judge(found.get(str(copy.table), {})))
+
+
+class _Copy:
+    """One table's copy as one coordinator sees it."""
+
     def __init__(
         self,
         pipeline: Pipeline,
@@ -116,6 +236,9 @@ class _Coordinator:
         only: frozenset[str] | None,
         on_progress: Callable[[CopyProgress], None],
     ) -> None:
+        assert row.pin is not None  # it is copying
+        self.table = row.table
+        self.pin = row.pin
         self._pipeline = pipeline
         self._session = session
         self._row = row
@@ -123,87 +246,131 @@ class _Coordinator:
         self._on_progress = on_progress
         self._store = pipeline.store
         self._lock = f"write:{row.table}"
-        self._worker = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         self._landing = Landing(pipeline.config, pipeline.store, row)
         self._began = self._committed_at = time.monotonic()
         self._reported: set[str] = set()
         self._here: list[ChunkProgress] = []
 
-    def run(self) -> None:
-        self._store.lock(self._lock)
-        try:
-            self._landing.open(self._session)
-        finally:
-            self._store.unlock(self._lock)
+    def open(self) -> None:
+        """Make the target of the copy. Raises TableProblem."""
+        with self._writing():
+            self._landing.open()
+        self._reported = {c.key for c in self._chunks() if c.state == "landed"}
+
+    def outstanding(self) -> int:
+        """How many of the wanted chunks haven't landed."""
+        return sum(c.state != "landed" for c in self._wanted(self._chunks()))
+
+    def claimable(self) -> bool:
+        return claimable(self._store, self._row, self._only) > 0
+
+    def step(self, *, at_once: bool) -> bool:
+        """Land what is written, if it is time; True once the table is complete, or all is done.
+
+        Raises Fenced or SnapshotLost if its copy goes on elsewhere, or anew.
+        """
+        if self._over():
+            return True
         plan = self._chunks()
-        self._reported = {c.key for c in plan if c.state == "landed"}
-        with ExitStack() as cleanup:
-            pool = cleanup.enter_context(ThreadPoolExecutor(1))
-            if any(c.state in ("planned", "claimed") for c in self._wanted(plan)):
-                assert self._row.pin is not None
-                holder = cleanup.enter_context(
-                    join_pin(self._store, self._pipeline.source_dsn, self._row.pin)
-                )
-                task, tasks = self._task(holder.snapshot_name, len(self._wanted(plan)))
-                self._drive(lambda: pool.submit(self._job, task, tasks))
-            else:
-                self._drive(None)
+        if not self._here and all(c.state in ("planned", "landed") for c in plan):
+            self._began = time.monotonic()  # its turn hasn't come
+        written = [c for c in plan if c.state == "written"]
+        due = at_once or time.monotonic() - self._committed_at >= COMMIT_SECONDS
+        if all(c.state in ("written", "landed") for c in self._wanted(plan)):
+            due = True
+        if written and due and self._store.try_lock(self._lock):
+            try:
+                self._landing.land([c for c in self._chunks() if c.state == "written"])
+            except Fenced as fenced:
+                logger.info("%s", fenced)  # what it wrote is looked at again
+            finally:
+                self._store.unlock(self._lock)
+            self._committed_at = time.monotonic()
+            plan = self._report()
+        if any(c.state != "landed" for c in self._wanted(plan)):
+            return False
+        self._report()  # what others landed
         self._finish()
+        return True
 
-    # --- the loop ---
+    def judge(self, outcomes: Mapping[str, str]) -> bool:
+        """What the job's tasks say of their end; the worst of them is enough. Raises."""
+        if "lost" in outcomes:
+            self._lost()
+        if "rewritten" in outcomes or "changed" in outcomes:
+            why = outcomes.get("rewritten") or outcomes["changed"]
+            with self._pipeline.connect_source("copy") as source:
+                try:
+                    describe(source, self.table)
+                except TableProblem as problem:
+                    self._store.park(self.table, str(problem))
+                    raise
+            restart_copy(self._store, self._row)
+            raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")
+        if "unfit" in outcomes:
+            raise TableProblem(
+                self.table,
+                outcomes["unfit"],
+                "Set columns.unrepresentable to null or clamp, or columns.types to string.",
+            )
+        if "failed" in outcomes:
+            raise TableProblem(self.table, f"a chunk can't be copied: {outcomes['failed']}")
+        return False
 
-    def _drive(self, start: Callable[[], Future[list[tuple[str, str]]]] | None) -> None:
-        """Until every wanted chunk has landed."""
-        job: Future[list[tuple[str, str]]] | None = None
-        try:
-            while not self._over():
-                if job is not None and job.done():
-                    self._judge(job.result())
-                    job = None
-                plan = self._chunks()
-                self._land(plan, at_once=job is None)
-                left = [c for c in self._wanted(self._report()) if c.state != "landed"]
-                if not left:
-                    return
-                if job is None and start is not None and self._claimable():
-                    job = start()
-                time.sleep(LOOK_SECONDS)
-        except BaseException:
-            if job is not None and not job.done():
-                self._session.interruptAll()
-            raise
+    def task(self, snapshot_name: str, worker: str) -> CopyTask:
+        """What the tasks of a job are told."""
+        config, row = self._pipeline.config, self._row
+        rules = config.table(row.table).columns
+        listed = sql.SQL(", ").join(
+            select_expression(c.source, rules.types.get(c.name), c.policy)
+            for c in self._landing.lake.columns
+        )
+        location, io = self._landing.place()
+        return CopyTask(
+            source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
+            snapshot_name=snapshot_name,
+            columns=listed.as_string(self._store.connection),
+            fields=self._landing.fields(),
+            scope=ClaimScope(
+                conninfo(coordination_dsn(config), f"cdc_assets {config.name} claims"),
+                config.state.schema_,
+                config.name,
+                str(row.table),
+                row.epoch,
+                self.pin,
+                tuple(sorted(self._only)) if self._only is not None else None,
+                CLAIM_CHUNKS,
+                config.snapshot.max_parallel_chunks,
+            ),
+            worker=worker,
+            chunks=self.outstanding(),
+            location=location,
+            io=tuple(sorted(io.items())),
+        )
+
+    # --- parts ---
 
     def _over(self) -> bool:
         """Whether somebody else finished the copy. Raises Fenced if it is another one now."""
-        now = self._store.table(self._row.table)
+        now = self._store.copy_state(self.table)
         if now is None or now.epoch != self._row.epoch:
-            raise Fenced(
-                f"{self._row.table}: its copy was started again elsewhere; this run stops."
-            )
+            raise Fenced(f"{self.table}: its copy was started anew elsewhere; this run stops.")
         if now.state == "parked":
-            raise TableProblem(self._row.table, now.reason or "it is parked")
-        if now.state != "copying":
-            return now.state != "waiting" or self._lost()
-        return now.pin != self._row.pin and self._lost()
+            raise TableProblem(self.table, now.reason or "it is parked")
+        if now.state == "waiting" or (now.state == "copying" and now.pin != self.pin):
+            self._lost()
+        return now.state != "copying"
 
     def _lost(self) -> NoReturn:
-        raise SnapshotLost(f"{self._row.table}: its pin was lost; the rest waits for another one.")
+        raise SnapshotLost(f"{self.table}: its pin was lost; the rest waits for another one.")
 
-    def _claimable(self) -> bool:
-        return claimable(self._store, self._row, self._only) > 0
-
-    def _land(self, plan: list[ChunkProgress], *, at_once: bool) -> None:
-        written = [c for c in plan if c.state == "written"]
-        due = at_once or time.monotonic() - self._committed_at >= COMMIT_SECONDS
-        if not written or not due or not self._store.try_lock(self._lock):
-            return
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._store.lock(self._lock)
         try:
-            self._landing.land([c for c in self._chunks() if c.state == "written"])
-        except Fenced as fenced:
-            logger.info("%s", fenced)  # what it wrote is looked at again
+            yield
         finally:
             self._store.unlock(self._lock)
-        self._committed_at = time.monotonic()
 
     def _report(self) -> list[ChunkProgress]:
         """Tell about what has landed since the last time; returns the plan as it is."""
@@ -215,7 +382,7 @@ class _Coordinator:
             self._here.extend(news)
             self._on_progress(
                 CopyProgress(
-                    self._row.table,
+                    self.table,
                     news,
                     len(landed),
                     len(plan),
@@ -227,89 +394,21 @@ class _Coordinator:
         return plan
 
     def _chunks(self) -> list[ChunkProgress]:
-        return chunks(self._store, self._row.table, self._row.epoch)
+        return chunks(self._store, self.table, self._row.epoch)
 
     def _wanted(self, plan: list[ChunkProgress]) -> list[ChunkProgress]:
         return [c for c in plan if self._only is None or c.key in self._only]
 
-    # --- the workers ---
-
-    def _job(self, task: CopyTask, tasks: int) -> list[tuple[str, str]]:
-        frame = self._session.range(0, tasks, 1, tasks)
-        outcomes = frame.mapInArrow(copy_worker(task), OUTCOME_SCHEMA).collect()
-        return [(row.outcome, row.detail) for row in outcomes]
-
-    def _judge(self, outcomes: list[tuple[str, str]]) -> None:
-        """What the job's tasks say of their end; one of them is enough."""
-        table, found = self._row.table, dict(outcomes)
-        if "lost" in found:
-            self._lost()
-        if "rewritten" in found or "changed" in found:
-            why = found.get("rewritten") or found["changed"]
-            with self._pipeline.connect_source("copy") as source:
-                try:
-                    describe(source, table)
-                except TableProblem as problem:
-                    self._store.park(table, str(problem))
-                    raise
-            restart_copy(self._store, self._row)
-            raise CopyRestarted(f"{table}: {why}; its copy begins anew.")
-        if "unfit" in found:
-            raise TableProblem(
-                table,
-                found["unfit"],
-                "Set columns.unrepresentable to null or clamp, or columns.types to string.",
-            )
-        if "failed" in found:
-            raise TableProblem(table, f"a chunk can't be copied: {found['failed']}")
-
-    def _task(self, snapshot_name: str, wanted: int) -> tuple[CopyTask, int]:
-        """What each task of the job is told, and how many tasks there are."""
-        config, row = self._pipeline.config, self._row
-        rules = config.table(row.table).columns
-        listed = sql.SQL(", ").join(
-            select_expression(c.source, rules.types.get(c.name), c.policy)
-            for c in self._landing.lake.columns
-        )
-        location, io = self._landing.place()
-        workers = config.snapshot.max_parallel_chunks
-        # A small table is shared too: every worker gets two turns at least.
-        claim_chunks = max(1, min(CLAIM_CHUNKS, wanted // (2 * workers)))
-        task = CopyTask(
-            source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
-            snapshot_name=snapshot_name,
-            columns=listed.as_string(self._store.connection),
-            fields=self._landing.fields(),
-            scope=ClaimScope(
-                conninfo(coordination_dsn(config), f"cdc_assets {config.name} claims"),
-                config.state.schema_,
-                config.name,
-                str(row.table),
-                row.epoch,
-                row.pin or "",
-                tuple(sorted(self._only)) if self._only is not None else None,
-            ),
-            worker=self._worker,
-            claim_chunks=claim_chunks,
-            location=location,
-            io=tuple(sorted(io.items())),
-        )
-        return task, min(workers, -(-wanted // claim_chunks))
-
     def _finish(self) -> None:
         """Once every chunk of the plan has landed: publish the target, and let the log flow."""
-        self._store.lock(self._lock)
-        try:
+        with self._writing():
             if self._over() or not self._landing.complete():
                 return
             self._landing.publish(self._session)
-            assert self._row.pin is not None
             # No chunk was read later than the last pin's consistent point (invariant 10).
             self._store.finish_copy(
-                self._row.table,
+                self.table,
                 self._row.epoch,
-                pin_point(self._store, self._row.pin),
+                pin_point(self._store, self.pin),
                 streams=self._pipeline.config.snapshot.mode != "snapshot_only",
             )
-        finally:
-            self._store.unlock(self._lock)

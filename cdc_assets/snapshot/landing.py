@@ -9,7 +9,7 @@ Keeps invariant 6. A commit names the chunks that it adds, and is refused by the
 table moved since its chunks were last looked at: of two coordinators, however late one of them
 wakes up, one lands a chunk. pyiceberg commits: 50 ms a commit instead of a second through Spark,
 and the very condition that is needed. It doesn't write format version 3 yet, so a target is made as
-version 2 and upgraded when it is complete; that changes metadata only.
+version 2; the first merge upgrades it, which changes metadata only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.types import ListType
 from pyspark.sql import SparkSession
@@ -57,7 +58,7 @@ class Landing:
         self._keys = frozenset(c.key for c in chunks(store, row.table, row.epoch))
         self._target: LakeTable | None = None
 
-    def open(self, session: SparkSession) -> None:
+    def open(self) -> None:
         """Find the target or make it, and correct the progress by what it says.
 
         Raises TableProblem if the lake has a table of that name that isn't ours.
@@ -81,7 +82,7 @@ class Landing:
         if self._target.load() is None:
             self._store.lock("catalog")  # "if not exists" isn't atomic in every catalog
             try:
-                self._target.create_for_copy(session)
+                self._target.create_for_copy()
             finally:
                 self._store.unlock("catalog")
         landed = self._landed(self._loaded())
@@ -124,9 +125,9 @@ class Landing:
             properties = {EPOCH: str(self._row.epoch), CHUNKS: ",".join(sorted(keys))}
             with transaction.update_snapshot(properties).fast_append() as append:
                 for file in files:
-                    append.append_data_file(
-                        parquet_file_to_data_file(loaded.io, loaded.metadata, file)
-                    )
+                    append.append_data_file(file)
+            if keys | landed >= self._keys and self._target is self.lake:
+                transaction.remove_properties(COPYING)
             try:
                 transaction.commit_transaction()
             except CommitFailedException as error:
@@ -152,11 +153,7 @@ class Landing:
                 )
             session.sql(f"drop table if exists {self._target.sql_name} purge")
         elif COPYING in target.properties:
-            session.sql(
-                f"alter table {self.lake.sql_name} set tblproperties"
-                f" ({listed(self.lake.properties())})"
-            )
-            session.sql(f"alter table {self.lake.sql_name} unset tblproperties ('{COPYING}')")
+            target.transaction().remove_properties(COPYING).commit_transaction()
 
     # --- parts ---
 
@@ -176,7 +173,7 @@ class Landing:
 
     def _outstanding(
         self, loaded: Table, written: Iterable[ChunkProgress], landed: frozenset[str]
-    ) -> tuple[list[str], set[str]]:
+    ) -> tuple[list[DataFile], set[str]]:
         """The files to be added, and the chunks in them (or without rows).
 
         A file that shares a chunk with what landed (its progress had been forgotten), or can't be
@@ -186,23 +183,24 @@ class Landing:
         by_file: dict[str | None, set[str]] = {}
         for chunk in written:
             by_file.setdefault(chunk.file, set()).add(chunk.key)
-        files, keys = [], by_file.pop(None, set()) - landed
+        files, keys = list[DataFile](), by_file.pop(None, set()) - landed
         for file, held in by_file.items():
             assert file is not None
             if held <= landed:
                 continue
-            if held & landed or not _readable(loaded, file):
+            found = None if held & landed else _data_file(loaded, file)
+            if found is None:
                 logger.warning("%s: giving up %s; reading it again", self._row.table, file)
                 plan_again(self._store, self._row.table, self._row.epoch, held - landed)
                 continue
-            files.append(file)
+            files.append(found)
             keys |= held
         return files, keys
 
 
-def _readable(loaded: Table, file: str) -> bool:
+def _data_file(loaded: Table, file: str) -> DataFile | None:
+    """The file with its statistics, None if it can't be read."""
     try:
-        parquet_file_to_data_file(loaded.io, loaded.metadata, file)
+        return parquet_file_to_data_file(loaded.io, loaded.metadata, file)
     except (OSError, pa.ArrowInvalid):
-        return False
-    return True
+        return None

@@ -59,6 +59,10 @@ class _Transaction:
         yield from self._cursor.fetch_record_batch()  # type: ignore[attr-defined]
 
 
+OpenTransaction = Callable[[str], _Transaction]
+"""Begins a transaction under the snapshot of that name, as a context."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextPlan:
     """Queries whose columns are all text, dealt out to tasks."""

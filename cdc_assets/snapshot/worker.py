@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from cdc_assets.log.claims import Claimed, Claims, ClaimScope, Written
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.snapshot.convert import DoesNotFit, LakeField, convert
-from cdc_assets.snapshot.reader import Read, snapshot_reader
+from cdc_assets.snapshot.reader import OpenTransaction, Read, snapshot_reader
 
 # Arrow bytes that become one row group: what a task keeps in memory, times two.
 ROW_GROUP_BYTES = 64 * 2**20
@@ -34,15 +34,15 @@ ROW_GROUP_BYTES = 64 * 2**20
 _SNAPSHOT_GONE = ("22023", "42704")  # invalid_parameter_value, undefined_object
 _TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
 
-OUTCOME_SCHEMA = "outcome string, detail string"
+OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """All that a task needs.
+    """All that a task needs to know of one table.
 
-    ``columns`` is the SELECT list. ``claim_chunks``: how many chunks become one file at most.
-    ``location``: the folder of the lake table's data files. ``io``: the properties of its FileIO.
+    ``columns`` is the SELECT list. ``chunks``: how many there are to be read, about. ``location``:
+    the folder of the lake table's data files. ``io``: the properties of its FileIO.
     """
 
     source_uri: str
@@ -51,7 +51,7 @@ class CopyTask:
     fields: tuple[LakeField, ...]
     scope: ClaimScope
     worker: str
-    claim_chunks: int
+    chunks: int
     location: str
     io: tuple[tuple[str, str], ...]
 
@@ -61,29 +61,46 @@ class _Rewritten(Exception):
 
 
 def copy_worker(
-    task: CopyTask,
+    tasks: Sequence[CopyTask],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """For ``mapInArrow``: does the work and yields how it ended.
+    """For ``mapInArrow``: works on one table after the other, and yields how each ended.
 
     ``done``; ``lost`` (the snapshot is gone); ``rewritten`` (the table has a new file); ``changed``
     (table or columns are other than planned); ``unfit`` (policy fail); ``failed``. The detail is a
-    sentence.
+    sentence. All tables are of one source and one coordination database.
     """
 
     def work(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for _ in range(batch.num_rows):
-                outcome, detail = _outcome(task)
-                yield pa.record_batch({"outcome": [outcome], "detail": [detail]})
+        for _ in [n for batch in numbers for n in batch.column(0).to_pylist()]:
+            claims = Claims(tasks[0].scope, f"{tasks[0].worker}/{os.getpid()}")
+            try:
+                with snapshot_reader(tasks[0].source_uri) as open_transaction:
+                    for task in tasks:
+                        claims.serve(task.scope)
+                        outcome, detail = _outcome(task, claims, open_transaction)
+                        yield pa.record_batch(
+                            {
+                                "table_name": [task.scope.table],
+                                "outcome": [outcome],
+                                "detail": [detail],
+                            }
+                        )
+            finally:
+                claims.close()
 
     return work
 
 
-def _outcome(task: CopyTask) -> tuple[str, str]:
+def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) -> tuple[str, str]:
     import adbc_driver_manager as adbc
 
     try:
-        _work(task)
+        while chunks := claims.take():
+            with _LakeFile(task) as file, open_transaction(task.snapshot_name) as run:
+                written = [_copy(task, run, chunk, file) for chunk in chunks]
+                _check(run, chunks)
+            if not claims.wrote(written, file.path):
+                file.delete()
     except _Rewritten as error:
         return "rewritten", str(error)
     except DoesNotFit as error:
@@ -95,21 +112,9 @@ def _outcome(task: CopyTask) -> tuple[str, str]:
         if error.sqlstate in _TABLE_CHANGED:
             return "changed", text
         return "failed", text
-    return "done", ""
-
-
-def _work(task: CopyTask) -> None:
-    claims = Claims(task.scope, f"{task.worker}/{os.getpid()}")
-    try:
-        with snapshot_reader(task.source_uri) as open_transaction:
-            while chunks := claims.take(task.claim_chunks):
-                with _LakeFile(task) as file, open_transaction(task.snapshot_name) as run:
-                    written = [_copy(task, run, chunk, file) for chunk in chunks]
-                    _check(run, chunks)
-                if not claims.wrote(written, file.path):
-                    file.delete()
     finally:
-        claims.close()
+        claims.release()
+    return "done", ""
 
 
 def _copy(task: CopyTask, run: Read, chunk: Claimed, file: _LakeFile) -> Written:

@@ -6,8 +6,10 @@ difference. Only the DataFrame and SQL API is used: a Connect client has nothing
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
@@ -32,6 +34,8 @@ def _keep_release_threads() -> None:
 _keep_release_threads()
 
 # A snapshot summary's properties go by this session setting; MERGE obeys it too.
+_summaries_lock = threading.Lock()
+_summaries: WeakKeyDictionary[SparkSession, threading.RLock] = WeakKeyDictionary()
 _SUMMARY = "spark.sql.iceberg.snapshot-property."
 
 
@@ -71,11 +75,17 @@ def prepare_session(session: SparkSession, config: SourceConfig) -> None:
 
 @contextmanager
 def summary(session: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
-    """While it lasts, every commit of ``session`` carries these snapshot summary properties."""
-    try:
-        for key, value in properties.items():
-            session.conf.set(_SUMMARY + key, value)
-        yield
-    finally:
-        for key in properties:
-            session.conf.unset(_SUMMARY + key)
+    """While it lasts, every commit of ``session`` carries these snapshot summary properties.
+
+    Threads that share a session wait for each other.
+    """
+    with _summaries_lock:
+        lock = _summaries.setdefault(session, threading.RLock())
+    with lock:
+        try:
+            for key, value in properties.items():
+                session.conf.set(_SUMMARY + key, value)
+            yield
+        finally:
+            for key in properties:
+                session.conf.unset(_SUMMARY + key)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -20,7 +21,7 @@ from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.log.store import Cursor, TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.types import Policy, TypeMapping, mapping
+from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 from cdc_assets.spark.catalog import CATALOG, open_catalog
 
 EPOCH, CHUNKS = "cdc.epoch", "cdc.chunks"
@@ -121,10 +122,10 @@ class LakeTable:
             # Writers branch off a snapshot (spark.publish); an empty one does.
             session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
 
-    def create_for_copy(self, session: SparkSession) -> None:
+    def create_for_copy(self) -> None:
         """Create it for files that a copy adds: format version 2, unpartitioned, without snapshot.
 
-        pyiceberg, which adds them, doesn't write version 3 yet; ``snapshot.landing`` upgrades it.
+        pyiceberg, which adds them, doesn't write version 3 yet; the first merge upgrades it.
         """
         properties = {
             **self.properties(),
@@ -132,7 +133,25 @@ class LakeTable:
             "write.delete.mode": "copy-on-write",
             COPYING: str(self.row.epoch),
         }
-        self._create(session, (), properties)
+        catalog = open_catalog(self.config)
+        catalog.create_namespace_if_not_exists(self.config.namespace)
+        own = self.config.lake.catalog.type == "sql"  # the others know where their tables belong
+        catalog.create_table_if_not_exists(
+            self.identifier,
+            pa.schema([pa.field(c.name, arrow_type(c.mapping.lake)) for c in self.columns]),
+            f"{self.config.warehouse}/{self.config.namespace}/{self.name}" if own else None,
+            properties=properties,
+        )
+
+    def upgrade(self, session: SparkSession) -> None:
+        """Give a table that was made for its copy the properties that it is configured with."""
+        loaded = self.load()
+        wanted = self.properties()
+        if loaded is None:
+            return
+        found = {**loaded.properties, "format-version": str(loaded.metadata.format_version)}
+        if any(found.get(key) != wanted[key] for key in ("format-version", "write.delete.mode")):
+            session.sql(f"alter table {self.sql_name} set tblproperties ({listed(wanted)})")
 
     def _create(
         self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
