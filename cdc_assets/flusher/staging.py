@@ -11,11 +11,9 @@ What does not belong: when to write (``decoder_process``), registration (``recei
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import re
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +30,7 @@ from tenacity.wait import wait_random_exponential
 from cdc_assets.flusher.decoder import Pending
 from cdc_assets.flusher.staged_rows import invalid_text
 from cdc_assets.log.files import STAGED_SCHEMA, Storage
-from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.names import TableId, safe_folder
 from cdc_assets.postgres.pgoutput import Relation
 
 logger = logging.getLogger(__name__)
@@ -45,8 +43,6 @@ UPLOAD_PATIENCE_SECONDS = 60
 PARALLEL_WRITES = 8
 # These rise by little or stand still from row to row, which this encoding makes nearly free.
 _ENCODINGS = dict.fromkeys(("_lsn", "_commit_lsn", "_ts", "_xid"), "DELTA_BINARY_PACKED")
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +60,8 @@ def folder_name(table: TableId) -> str:
 
     A name that had to be changed gets a hash, so that no two tables share a folder.
     """
-    plain = f"{table.schema}.{table.name}"
-    safe = _UNSAFE.sub("_", plain)
-    if safe == plain and "." not in table.schema + table.name and len(plain) < 128:
-        return safe
-    digest = hashlib.sha256(str(table).encode()).hexdigest()[:12]
-    return f"{safe[:100]}-{digest}"
+    dotted = "." in table.schema + table.name  # a.b of c, or b.c of a?
+    return safe_folder(f"{table.schema}.{table.name}", str(table) if dotted else None)
 
 
 def _describe(relation: Relation) -> bytes:

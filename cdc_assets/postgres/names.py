@@ -6,6 +6,7 @@ Configuration, ``--table`` and messages all use the SQL spelling: ``public.order
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -16,6 +17,7 @@ _PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*'
 _NAME = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
 # Words that Postgres refuses as a bare table name; the list only decides when quotes are printed.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _RESERVED = frozenset(
     [
         "all",
@@ -137,3 +139,16 @@ class TableId:
     def identifier(self) -> sql.Identifier:
         """For composing statements with :mod:`psycopg.sql`."""
         return sql.Identifier(self.schema, self.name)
+
+
+def safe_folder(plain: str, identity: str | None = None) -> str:
+    """``plain`` where only letters, digits, ``_ . -`` are sure to be safe in paths and URIs.
+
+    A name that had to be changed gets a hash of itself, so that no two share a folder; ``identity``
+    has one added in any case, of what tells it apart.
+    """
+    safe = _UNSAFE.sub("_", plain)
+    if safe == plain and identity is None and len(plain) < 128:
+        return safe
+    digest = hashlib.sha256((identity or plain).encode()).hexdigest()[:12]
+    return f"{safe[:100]}-{digest}"

@@ -1,1 +1,1 @@
-"""The copy: chunks of a pinned snapshot, read by Spark tasks and appended in waves."""
+"""The copy: chunks of a pinned snapshot, claimed and written by Spark tasks, landed by commits."""

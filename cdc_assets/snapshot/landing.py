@@ -40,8 +40,6 @@ from cdc_assets.spark.tables import (
     LakeState,
     LakeTable,
     lake_state,
-    listed,
-    partitioned,
 )
 
 logger = logging.getLogger(__name__)
@@ -146,10 +144,9 @@ class Landing:
             assert self._target is not None
             with summary(session, properties):
                 session.sql(
-                    f"create or replace table {self.lake.sql_name} using iceberg"
-                    f"{partitioned(self.lake.table.partition_by)}"
-                    f" tblproperties ({listed(self.lake.properties())})"
-                    f" as select * from {self._target.sql_name}"
+                    f"create or replace table {self.lake.sql_name} "
+                    + self.lake.clauses(self.lake.table.partition_by, self.lake.properties())
+                    + f" as select * from {self._target.sql_name}"
                 )
             session.sql(f"drop table if exists {self._target.sql_name} purge")
         elif COPYING in target.properties:

@@ -21,6 +21,7 @@ from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.log.store import Cursor, TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 from cdc_assets.spark.catalog import CATALOG, open_catalog
 
@@ -101,6 +102,13 @@ class LakeTable:
         return (self.config.namespace, self.name)
 
     @property
+    def location(self) -> str | None:
+        """Where a new table's files go; None where the catalog knows by itself."""
+        if self.config.lake.catalog.type != "sql":
+            return None
+        return f"{self.config.warehouse}/{self.config.namespace}/{safe_folder(self.name)}"
+
+    @property
     def sql_name(self) -> str:
         """For Spark SQL: catalog, namespace and table."""
         return f"{CATALOG}.{ticked(self.config.namespace)}.{ticked(self.name)}"
@@ -135,11 +143,10 @@ class LakeTable:
         }
         catalog = open_catalog(self.config)
         catalog.create_namespace_if_not_exists(self.config.namespace)
-        own = self.config.lake.catalog.type == "sql"  # the others know where their tables belong
         catalog.create_table_if_not_exists(
             self.identifier,
             pa.schema([pa.field(c.name, arrow_type(c.mapping.lake)) for c in self.columns]),
-            f"{self.config.warehouse}/{self.config.namespace}/{self.name}" if own else None,
+            self.location,
             properties=properties,
         )
 
@@ -159,9 +166,15 @@ class LakeTable:
         columns = ", ".join(f"{ticked(c.name)} {c.mapping.lake}" for c in self.columns)
         session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
         session.sql(
-            f"create table if not exists {self.sql_name} ({columns}) using iceberg"
-            f"{partitioned(partition_by)} tblproperties ({listed(properties)})"
+            f"create table if not exists {self.sql_name} ({columns})"
+            f" {self.clauses(partition_by, properties)}"
         )
+
+    def clauses(self, partition_by: Sequence[str], properties: Mapping[str, str]) -> str:
+        """What follows the columns in CREATE TABLE."""
+        parts = f" partitioned by ({', '.join(partition_by)})" if partition_by else ""
+        place = f" location {_quoted(self.location)}" if self.location is not None else ""
+        return f"using iceberg{parts}{place} tblproperties ({listed(properties)})"
 
     def properties(self) -> dict[str, str]:
         """The table properties that it is created with."""
@@ -233,15 +246,10 @@ def _cursor(summary: Mapping[str, str]) -> Cursor:
     )
 
 
-def partitioned(partition_by: Sequence[str]) -> str:
-    """The clause of that partitioning, or nothing."""
-    return f" partitioned by ({', '.join(partition_by)})" if partition_by else ""
-
-
 def listed(properties: Mapping[str, str]) -> str:
     """Table properties as Spark SQL writes them."""
+    return ", ".join(f"{_quoted(k)}={_quoted(v)}" for k, v in properties.items())
 
-    def quoted(text: str) -> str:
-        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
-    return ", ".join(f"{quoted(k)}={quoted(v)}" for k, v in properties.items())
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
