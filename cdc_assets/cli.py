@@ -84,6 +84,17 @@ def _config(ctx: click.Context) -> SourceConfig:
     return load_config(ctx.obj)
 
 
+def _following(ctx: click.Context) -> SourceConfig:
+    """The configuration of a source that is followed, not only copied."""
+    config = _config(ctx)
+    if config.snapshot.mode == "snapshot_only":
+        raise ConfigurationError(
+            "snapshot.mode is snapshot_only: nothing is streamed.",
+            "Use snapshot, or set snapshot.mode: initial.",
+        )
+    return config
+
+
 @contextmanager
 def _pipeline(config: SourceConfig) -> Iterator[Pipeline]:
     with services(config), Pipeline.open(config) as pipeline:
@@ -192,7 +203,7 @@ def flush(ctx: click.Context, until: str | None) -> None:
     from cdc_assets.flusher.main import run
     from cdc_assets.flusher.reach import flush_target, reach
 
-    config = _config(ctx)
+    config = _following(ctx)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -215,7 +226,7 @@ def materialize(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """Apply the log to the lake tables."""
     from cdc_assets import commands
 
-    config = _config(ctx)
+    config = _following(ctx)
     wanted = selected(config, tables)
     with _pipeline(config) as pipeline, commands.Spark(config) as spark:
         for done in commands.materialize(pipeline, spark, wanted):

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from cdc_assets.postgres.connect import NO_NEW_TIMEOUTS
+
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
 
@@ -94,6 +96,7 @@ class Claims:
         self._worker = worker
         self._claim: str | None = None
         self._connection = psycopg.connect(scope.dsn, autocommit=True)
+        self._connection.execute(NO_NEW_TIMEOUTS)  # it is idle while a chunk is read
         self._connection.execute(
             sql.SQL("set search_path to {}, pg_catalog").format(sql.Identifier(scope.schema))
         )

@@ -152,10 +152,11 @@ class Heap:
     is_leaf: bool
 
 
-# Functions over oids answer as of now, whatever snapshot the transaction has.
+# Functions over oids answer as of now, whatever snapshot the transaction has. The filenode is that
+# of the snapshot: a file that came later holds rows that the snapshot doesn't show.
 _HEAPS = """
 select n.nspname, c.relname, c.oid, c.relkind::text, t.relid::oid <> %(oid)s::oid,
-       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0),
+       c.relfilenode,
        coalesce(pg_catalog.pg_relation_size(c.oid), 0)
        / pg_catalog.current_setting('block_size')::bigint
   from (select relid from pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) where isleaf

@@ -33,6 +33,9 @@ NO_TIMEOUTS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
+# Where a policy would hide rows from the role, a query fails instead: a copy whose table gets
+# row-level security half-way would silently lack rows.
+NO_HIDDEN_ROWS = {"row_security": "off"}
 # Those that older servers don't know, so that they can't be part of a connection's options.
 NO_NEW_TIMEOUTS = (
     "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
@@ -51,7 +54,8 @@ KEEPALIVES = {
 def conninfo(dsn: str, application_name: str, **extra: str) -> str:
     """``dsn`` with our session settings; what the user's DSN sets itself (keepalives…) wins."""
     given = conninfo_to_dict(dsn)
-    settings = " ".join(f"-c {key}={value}" for key, value in (TEXT_FORM | NO_TIMEOUTS).items())
+    pinned = TEXT_FORM | NO_TIMEOUTS | NO_HIDDEN_ROWS
+    settings = " ".join(f"-c {key}={value}" for key, value in pinned.items())
     options = f"{given.pop('options', '') or ''} {settings}".strip()
     params = KEEPALIVES | {k: str(v) for k, v in given.items() if v is not None}
     params |= {"options": options, "client_encoding": "UTF8"}
@@ -91,6 +95,10 @@ def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.P
             "can't open a replication connection: " + connection.get_error_message().strip(),
             "The role needs REPLICATION, pg_hba.conf must let it in, and a transaction pooler"
             " (PgBouncer) can't be in between: give the database's own address.",
+        )
+    if connection.exec_(NO_NEW_TIMEOUTS.encode()).status != pq.ExecStatus.TUPLES_OK:
+        raise ReplicationProblem(
+            "can't clear the role's time-outs: " + connection.get_error_message().strip()
         )
     return connection
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -129,6 +131,15 @@ def pin_point(store: LogStore, pin: str) -> Lsn:
     ).fetchone()
     assert row is not None  # pins are never deleted while a table names them
     return Lsn.parse(row[0])
+
+
+@contextmanager
+def _under(source: psycopg.Connection[Any], snapshot_name: str) -> Iterator[None]:
+    """A transaction that sees what the snapshot shows, of the catalog too."""
+    with source.transaction():
+        source.execute("set transaction isolation level repeatable read read only")
+        source.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name)))
+        yield
 
 
 class Pins:
@@ -321,18 +332,40 @@ class Pins:
                 )
                 if first:
                     self._store.advance(slot.consistent_point)
-                for row in tables:
-                    resumes = row.snapshot_lsn is not None
-                    chunks = [] if resumes else self._plan(source, row)
-                    plan_copy(self._store, row, pin, slot.consistent_point, chunks, resumes=resumes)
+                with _under(source, slot.snapshot_name):
+                    pinned = [row for row in tables if self._as_registered(source, row)]
+                    for row in pinned:
+                        resumes = row.snapshot_lsn is not None
+                        chunks = [] if resumes else self._plan(source, row)
+                        plan_copy(
+                            self._store, row, pin, slot.consistent_point, chunks, resumes=resumes
+                        )
             self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
         finally:
             slot.connection.finish()  # a temporary slot goes with it, and keeps no WAL any longer
         logger.info(
             "pinned %d tables at %s: %s",
-            len(tables),
+            len(pinned),
             slot.consistent_point,
-            ", ".join(str(row.table) for row in tables),
+            ", ".join(str(row.table) for row in pinned),
+        )
+
+    def _as_registered(self, source: psycopg.Connection[Any], row: TableRow) -> bool:
+        """Whether the snapshot shows the table as it was registered.
+
+        Slot creation waits for running transactions, and one of them may have altered it. It goes
+        on waiting then, and is described anew before the next pin.
+        """
+        if row.snapshot_lsn is not None:
+            return True  # its plan stays; a file or a column that is gone is noticed by the copy
+        try:
+            found = self._sent(source, describe(source, row.table))
+        except TableProblem:
+            return False
+        return (found.oid, found.columns, found.key_columns) == (
+            row.oid,
+            row.columns,
+            row.key_columns,
         )
 
     def _plan(self, source: psycopg.Connection[Any], row: TableRow) -> list[tuple[Heap, CtidRange]]:

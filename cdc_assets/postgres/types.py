@@ -201,7 +201,7 @@ def select_expression(
     name = sql.Identifier(column.name)
     found = mapping(column.type, forced)
     if found.lake.startswith("array<"):
-        return _one_dimension(name, column.type, found, policy)
+        return _one_dimension(column, found, policy)
     if found.native:
         return name
     if _LENGTH.sub("", column.type) in _TEXT_CAST_DIFFERS:
@@ -211,17 +211,16 @@ def select_expression(
     return sql.SQL("{0}::text as {0}").format(name)
 
 
-def _one_dimension(
-    name: sql.Identifier, postgres_type: str, found: TypeMapping, policy: Policy
-) -> sql.Composable:
+def _one_dimension(column: Column, found: TypeMapping, policy: Policy) -> sql.Composable:
     """An array if it has a form in the lake: one dimension, counted from 1, or no element."""
+    name = sql.Identifier(column.name)
     sent = sql.SQL("" if found.native else "::text[]")
     other: sql.Composable = sql.SQL("")
-    if policy == "fail":  # a text that is no array: Postgres refuses it, and shows the value
-        other = sql.SQL(" else ({0}::text || {1})::{2}{3}").format(
+    if policy == "fail":  # a text that is no array: Postgres refuses and shows it, not the value
+        other = sql.SQL(" else (left({0}::text, 0) || {1})::{2}{3}").format(
             name,
-            sql.Literal(f" does not fit {found.lake}"),
-            sql.SQL(postgres_type),  # format_type's own spelling
+            sql.Literal(f"column {column.name}: a value does not fit {found.lake}"),
+            sql.SQL(column.type),  # format_type's own spelling
             sent,
         )
     return sql.SQL(

@@ -31,6 +31,7 @@ from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.log.progress import ChunkProgress, chunks, forget_landed, mark_landed, plan_again
 from cdc_assets.log.store import LogStore, TableRow
 from cdc_assets.snapshot.convert import LakeField
+from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.session import summary
 from cdc_assets.spark.tables import (
     CHUNKS,
@@ -55,6 +56,7 @@ class Landing:
         self.lake = LakeTable(config, config.table(row.table), row)
         self._keys = frozenset(c.key for c in chunks(store, row.table, row.epoch))
         self._target: LakeTable | None = None
+        self._epoch = str(row.epoch)
 
     def open(self) -> None:
         """Find the target or make it, and correct the progress by what it says.
@@ -77,7 +79,12 @@ class Landing:
             self._target = LakeTable(
                 self._config, self.lake.table, self._row, suffix=f"__copy_{self._row.epoch}"
             )
-        if self._target.load() is None:
+        begun = self._target.load()
+        if begun is not None and begun.properties.get(COPYING, self._epoch) != self._epoch:
+            # Of an epoch that was given up: the source may have other columns now.
+            open_catalog(self._config).purge_table(self._target.identifier)
+            begun = None
+        if begun is None:
             self._store.lock("catalog")  # "if not exists" isn't atomic in every catalog
             try:
                 self._target.create_for_copy()

@@ -22,6 +22,10 @@ Read = Callable[[str], Iterator[pa.RecordBatch]]
 """Runs a query in the open transaction and yields its batches."""
 
 
+class ReadFailed(Exception):
+    """The server ended a query half-way; the message is the server's, without its SQL state."""
+
+
 @contextmanager
 def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
     """A connection; what it yields opens a transaction under a snapshot's name."""
@@ -56,7 +60,15 @@ class _Transaction:
 
     def _read(self, query: str) -> Iterator[pa.RecordBatch]:
         self._run(query)
-        yield from self._cursor.fetch_record_batch()  # type: ignore[attr-defined]
+        batches = iter(self._cursor.fetch_record_batch())  # type: ignore[attr-defined]
+        while True:
+            try:
+                batch = next(batches, None)
+            except (OSError, pa.ArrowException) as error:
+                raise ReadFailed(str(error)) from error
+            if batch is None:
+                return
+            yield batch
 
 
 OpenTransaction = Callable[[str], _Transaction]

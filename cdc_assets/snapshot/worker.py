@@ -12,6 +12,7 @@ This module runs inside Spark's Python workers.
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,16 +23,19 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_assets.errors import first_line
 from cdc_assets.log.claims import Claimed, Claims, ClaimScope, Written
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.snapshot.convert import DoesNotFit, LakeField, convert
-from cdc_assets.snapshot.reader import OpenTransaction, Read, snapshot_reader
+from cdc_assets.snapshot.reader import OpenTransaction, Read, ReadFailed, snapshot_reader
 
 # Arrow bytes that become one row group: what a task keeps in memory, times two.
 ROW_GROUP_BYTES = 64 * 2**20
 
 # SQL states that a coordinator can do something about.
 _SNAPSHOT_GONE = ("22023", "42704")  # invalid_parameter_value, undefined_object
+# How ``types.select_expression`` has Postgres refuse an array under policy fail.
+_NO_ARRAY = re.compile(r'malformed array literal: "(column .*: a value does not fit .*)"')
 _TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
 
 OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
@@ -105,6 +109,9 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
         return "rewritten", str(error)
     except DoesNotFit as error:
         return "unfit", str(error)
+    except ReadFailed as error:
+        unfit = _NO_ARRAY.search(str(error))
+        return ("unfit", unfit[1]) if unfit else ("failed", first_line(error))
     except adbc.Error as error:
         text = str(error).strip().splitlines()[0][:500]
         if error.sqlstate in _SNAPSHOT_GONE and "snapshot" in text:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
@@ -20,11 +21,15 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.pipeline import coordination_dsn
+from cdc_assets.postgres.connect import NO_TIMEOUTS
 
 # The name is part of the rows in iceberg_tables: every reader has to use the same.
 CATALOG = "lake"
 # libpq parameters that the JDBC driver knows by the same name.
 _JDBC_SAME = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+
+# A role's time-outs are meant for its applications.
+_OPTIONS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
 
 
 def _catalog_dsn(config: SourceConfig) -> dict[str, str]:
@@ -67,11 +72,13 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
                 "the SQL catalog can't be reached over a unix socket: JDBC has none.",
                 "Set lake.catalog.uri to the database's TCP address.",
             )
-        options = "&".join(f"{k}={dsn[k]}" for k in _JDBC_SAME if k in dsn)
+        options = "&".join(
+            [*(f"{k}={dsn[k]}" for k in _JDBC_SAME if k in dsn), f"options={quote(_OPTIONS)}"]
+        )
         address = f"{host}:{dsn.get('port', '5432')}/{dsn.get('dbname', dsn.get('user', ''))}"
         settings |= {
             f"{prefix}.type": "jdbc",
-            f"{prefix}.uri": f"jdbc:postgresql://{address}" + (f"?{options}" if options else ""),
+            f"{prefix}.uri": f"jdbc:postgresql://{address}?{options}",
             f"{prefix}.jdbc.user": dsn.get("user", ""),
             f"{prefix}.jdbc.password": dsn.get("password", ""),
             f"{prefix}.jdbc.schema-version": "V1",
@@ -95,7 +102,9 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
     kind = config.lake.catalog.type
     properties = {"type": kind, "warehouse": config.warehouse}
     if kind == "sql":
-        properties["uri"] = sql_catalog_uri(config).render_as_string(hide_password=False)
+        address = sql_catalog_uri(config).update_query_dict({"options": _OPTIONS})
+        properties["uri"] = address.render_as_string(hide_password=False)
+        properties["pool_pre_ping"] = "true"  # idle connections end: by time-outs, by restarts
     elif config.lake.catalog.uri is not None:
         properties["uri"] = config.lake.catalog.uri.get_secret_value()
     if config.s3.endpoint:
