@@ -7,6 +7,7 @@ is awaited, never repeated.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,7 +23,6 @@ from cdc_assets.errors import (
     CdcError,
     CopyRestarted,
     Fenced,
-    ReplicationProblem,
     SlotBusy,
     SnapshotLost,
     TableProblem,
@@ -34,6 +34,7 @@ from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import TableRow
 from cdc_assets.materializer.drain import Drained, drain, outstanding
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
@@ -98,14 +99,14 @@ def snapshot(
     pins = Pins(pipeline)
     try:
         pins.prepare()
-        pins.tick()
         problems: list[TableProblem] = []
         again = list(tables)
         for last in [False] * _COPY_TRIES + [True]:
             to_copy = []
-            for table in again:
-                row = _pinned(pipeline, pins, table)
-                if row.state == "parked":
+            for table, row in _pinned(pipeline, pins, again).items():
+                if row.state == "waiting":
+                    problems.append(_not_pinned(table))
+                elif row.state == "parked":
                     problems.append(TableProblem(table, row.reason or "it is parked"))
                 elif row.state == "copying":
                     to_copy.append(table)
@@ -120,7 +121,8 @@ def snapshot(
             ]
             if not again:
                 break
-        pins.tick()
+        with suppress(SlotBusy):
+            pins.tick()
         if problems:
             raise TablesFailed(problems)
     finally:
@@ -145,22 +147,31 @@ def resync(
     snapshot(pipeline, spark, tables, on_progress)
 
 
-def _pinned(pipeline: Pipeline, pins: Pins, table: TableId) -> TableRow:
-    """The table's row once it doesn't wait for a pin any longer."""
+def _pinned(pipeline: Pipeline, pins: Pins, tables: Sequence[TableId]) -> dict[TableId, TableRow]:
+    """The tables' rows once none of them waits for a pin any longer, or none will get one soon."""
     deadline = time.monotonic() + _PIN_PATIENCE_SECONDS
     while True:
-        row = pipeline.store.table(table)
-        assert row is not None  # prepare() registered every configured table
-        if row.state != "waiting":
-            return row
-        if time.monotonic() > deadline:
-            raise ReplicationProblem(
-                f"{table} has waited {_PIN_PATIENCE_SECONDS} s for its pin.",
-                "A long transaction at the source holds up slot creation (see pg_stat_activity),"
-                " or the flusher that streams doesn't get on (see its log).",
-            )
-        pins.tick()
+        busy = False
+        try:
+            pins.tick()
+        except SlotBusy as error:
+            logger.warning("%s", error)
+            busy = True
+        rows = {row.table: row for row in pipeline.store.tables()}
+        found = {table: rows[table] for table in tables}  # prepare() registered all of them
+        waits = any(row.state == "waiting" for row in found.values())
+        if not waits or busy or time.monotonic() > deadline:
+            return found
         time.sleep(0.2)
+
+
+def _not_pinned(table: TableId) -> TableProblem:
+    return TableProblem(
+        table,
+        "it still waits for its pin",
+        "A long transaction at the source holds up slot creation (see pg_stat_activity), or the"
+        " flusher that streams doesn't get on (see its log).",
+    )
 
 
 def _copy_all(
@@ -173,13 +184,17 @@ def _copy_all(
     """Copy ``tables``; what went wrong, by table."""
     with spark.session() as session, Pipeline.open(pipeline.config) as own:
         with ThreadPoolExecutor(1) as coordinator:
-            copied = coordinator.submit(copy_tables, own, session, tables, on_progress=on_progress)
+            stop = threading.Event()
+            copied = coordinator.submit(
+                copy_tables, own, session, tables, on_progress=on_progress, stop=stop
+            )
             try:
                 while not wait([copied], timeout=_PIN_LOOK_SECONDS).done:
                     # Holds the pins, if no flusher does, and has what lost its pin pinned again.
                     with suppress(SlotBusy):  # somebody else's table waits
                         pins.tick()
             except BaseException:
+                stop.set()
                 session.interruptAll()
                 raise
         try:
@@ -263,6 +278,15 @@ def sync(
                 snapshot(pipeline, spark, tables, on_progress)
             except TablesFailed as failed:
                 problems += failed.problems
+            # A copy that was resumed is whole only where its last snapshot stands.
+            target = max(
+                target,
+                *(
+                    row.complete_lsn or Lsn.ZERO
+                    for row in pipeline.store.tables()
+                    if row.table in tables
+                ),
+            )
             on_phase(f"flushing to {target}")
             reach(pipeline, target)
         bad = {problem.table for problem in problems}

@@ -66,7 +66,7 @@ _TABLES = """
 select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied_lsn::text,
        coalesce(b.rows, 0), b.oldest,
        coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0),
-       p.rows_a_second::float8, p.chunks_a_second::float8
+       p.rows_a_second::float8, p.chunks_a_second::float8, t.complete_lsn::text
   from tables t
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
                         and m.table_name = t.table_name
@@ -124,8 +124,10 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         (_, state, reason, epoch, snapshot, applied, pending, oldest, done, total, copied) = found[
             :11
         ]
-        rate, chunk_rate = found[11:] if state == "copying" else (None, None)
+        rate, chunk_rate = found[11:13] if state == "copying" else (None, None)
         position = _applied(state, snapshot, applied, pending, flushed)
+        if position is not None and found[13] is not None and position < Lsn.parse(found[13]):
+            position = None  # resumed under a second snapshot: not whole before that point
         tables.append(
             TableStatus(
                 table.name,

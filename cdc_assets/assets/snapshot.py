@@ -12,7 +12,7 @@ import dagster as dg
 
 from cdc_assets.assets.metadata import chunk_metadata
 from cdc_assets.assets.names import TableAssets, run_lock
-from cdc_assets.errors import CopyRestarted, SnapshotLost
+from cdc_assets.errors import CopyRestarted, Fenced
 from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.owner import end_with_owner
@@ -71,7 +71,7 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
                 plan = copy_table(
                     pipeline, session, names.table, only=selected, on_progress=on_progress
                 )
-            except (CopyRestarted, SnapshotLost) as error:
+            except (CopyRestarted, Fenced) as error:
                 # Nothing is wrong: the sensor asks for another run once the table is pinned again.
                 context.log.warning("%s", error)
                 return

@@ -69,9 +69,9 @@ class PinKeeper:
             except (CdcError, psycopg.Error) as error:
                 wait = min(2 * wait, PIN_LONGEST_SECONDS)
                 logger.error("pinning failed; next try in %.0f s: %s", wait, error)  # noqa: TRY400
-                if self._pins is not None:
-                    self._pins.close()
-                self._pins = None
+                if self._pins is not None and isinstance(error, psycopg.Error):
+                    self._pins.close()  # its connections may be gone
+                    self._pins = None
 
 
 class Health:

@@ -43,8 +43,9 @@ def plan_copy(
     chunks: Sequence[tuple[Heap, CtidRange]],
     *,
     resumes: bool = False,
+    state_without: str = "streaming",
 ) -> None:
-    """Move a waiting table to copying under ``pin``; without chunks (mode never) to streaming.
+    """Move a waiting table to copying under ``pin``; without chunks to ``state_without``.
 
     ``resumes``: chunks of an earlier pin stay landed or written, and the log counts from that pin.
     """
@@ -54,7 +55,7 @@ def plan_copy(
             "update tables set state = %s, pin = %s, snapshot_lsn = %s, complete_lsn = %s,"
             " reason = null, updated_at = now() where source = %s and table_name = %s",
             (
-                "copying" if chunks else "streaming",
+                "copying" if chunks else state_without,
                 pin if chunks else None,
                 str(point),
                 None if chunks else str(point),
@@ -75,7 +76,7 @@ def plan_copy(
                         c.key(row.epoch),
                         c.first_block,
                         c.end_block,
-                        str(heap.id),
+                        heap.id.identifier.as_string(store.connection),
                         heap.oid,
                         heap.filenode,
                     )
@@ -90,17 +91,23 @@ def plan_copy(
     )
 
 
-def restart_copy(store: LogStore, row: TableRow) -> bool:
+def restart_copy(store: LogStore, row: TableRow, *, of_pin: str | None = None) -> bool:
     """Give up the copy of ``row``'s epoch: a new epoch waits for a new pin.
 
-    False when somebody else did so already.
+    ``of_pin``: only while it is being copied under that pin. False when nothing was given up.
     """
     with store.connection.transaction():
         moved = store.connection.execute(
             "update tables set state = 'waiting', epoch = epoch + 1, pin = null,"
             " snapshot_lsn = null, complete_lsn = null, reason = null, updated_at = now()"
-            " where source = %s and table_name = %s and epoch = %s",
-            (store.source, str(row.table), row.epoch),
+            " where source = %(source)s and table_name = %(table)s and epoch = %(epoch)s"
+            " and (%(pin)s::uuid is null or (pin = %(pin)s::uuid and state = 'copying'))",
+            {
+                "source": store.source,
+                "table": str(row.table),
+                "epoch": row.epoch,
+                "pin": of_pin,
+            },
         )
         if moved.rowcount:
             store.connection.execute(
@@ -116,7 +123,8 @@ def await_another_pin(store: LogStore, row: TableRow) -> None:
     with store.connection.transaction():
         moved = store.connection.execute(
             "update tables set state = 'waiting', pin = null, updated_at = now()"
-            " where source = %s and table_name = %s and epoch = %s and pin = %s",
+            " where source = %s and table_name = %s and epoch = %s and pin = %s"
+            " and state = 'copying'",
             (store.source, str(row.table), row.epoch, row.pin),
         )
         if moved.rowcount:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.log.files import Storage
+from cdc_assets.log.progress import chunks
 from cdc_assets.log.store import Cursor, LogEntry
 from cdc_assets.materializer.batch import BATCH_BYTES, Window, events, facts, take
 from cdc_assets.materializer.merge import merge
@@ -179,8 +180,9 @@ def _exists(pipeline: Pipeline, lake: LakeTable) -> bool:
     """Whether the lake table is there; it may only lack where no copy ever made it."""
     if lake.load() is not None:
         return True
-    if pipeline.config.snapshot.mode == "never":
-        return False
+    row = lake.row
+    if pipeline.config.snapshot.mode == "never" or not chunks(pipeline.store, row.table, row.epoch):
+        return False  # nothing was there to be copied
     raise TableProblem(
         lake.row.table,
         f"its lake table {lake.sql_name} is gone from the catalog",

@@ -20,17 +20,24 @@ Key = tuple[str | None, ...]
 Reread = Callable[[Sequence[Key]], list[str]]
 
 
+def _escaped(identifier: sql.Identifier) -> sql.Composable:
+    """A name in a query with parameters, where a percent sign is doubled."""
+    return sql.SQL(identifier.as_string(None).replace("%", "%%"))
+
+
 def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
     """A function from keys to rows, both in text form; rows are JSON as in ``_data``."""
     select = sql.SQL("select {} from {} where {}").format(
         sql.SQL(", ").join(
             sql.SQL("case when {0} is not null then pg_catalog.format('%%s', {0}) end").format(
-                sql.Identifier(c.name)
+                _escaped(sql.Identifier(c.name))
             )
             for c in lake.columns
         ),
-        lake.row.table.identifier,
-        sql.SQL(" and ").join(sql.SQL("{} = %s").format(sql.Identifier(c.name)) for c in lake.key),
+        _escaped(lake.row.table.identifier),
+        sql.SQL(" and ").join(
+            sql.SQL("{} = %s").format(_escaped(sql.Identifier(c.name))) for c in lake.key
+        ),
     )
 
     def reread(keys: Sequence[Key]) -> list[str]:

@@ -41,8 +41,8 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import (
     NewSlot,
     create_slot,
-    ensure_publication,
     export_snapshot,
+    publish,
     refuse_partial_publication,
     sends_generated_columns,
     slot_status,
@@ -50,6 +50,13 @@ from cdc_assets.postgres.replication import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+_SNAPSHOT_GONE = (
+    psycopg.errors.UndefinedObject,
+    psycopg.errors.InvalidParameterValue,
+    psycopg.errors.ObjectNotInPrerequisiteState,  # its session is just ending
+)
 
 
 @dataclass(slots=True)
@@ -101,7 +108,7 @@ def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Hold
             (pin, row[0], row[1]),
         )
         return Holder(pin, row[0], connection)
-    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+    except _SNAPSHOT_GONE as error:
         connection.close()
         raise SnapshotLost(f"the exported snapshot {snapshot_name} is gone: {error}") from error
     except BaseException:
@@ -164,6 +171,9 @@ class Pins:
                 self._register_tables(source)
                 if self._config.snapshot.mode == "snapshot_only":
                     return
+                if self._store.flushed_lsn() is None:
+                    self._forget_unfollowed(source)
+                configured = {table.id for table in self._config.tables}
                 waiting = self._publish(source)
                 slot = slot_status(source, self._config.slot)
                 flushed = self._store.flushed_lsn()
@@ -171,6 +181,7 @@ class Pins:
                 anew = all(
                     row.state == "parked" or (row.state == "waiting" and row.snapshot_lsn is None)
                     for row in self._store.tables()
+                    if row.table in configured
                 )
                 if slot is None and flushed is not None and not anew:
                     raise SlotLost(
@@ -228,6 +239,13 @@ class Pins:
                 f" {found}) than the one its log was made from ({known}).",
                 "Correct postgres.dsn, or give the new cluster a source name of its own.",
             )
+
+    def _forget_unfollowed(self, source: psycopg.Connection[Any]) -> None:
+        """Copy anew what was copied before there was a log (mode snapshot_only): it has a gap."""
+        for row in self._store.tables():
+            if row.snapshot_lsn is not None:
+                restart_copy(self._store, row)
+        self._register_tables(source)
 
     def _register_tables(self, source: psycopg.Connection[Any]) -> None:
         """Describe every table that isn't known yet, and anew what waits without a chunk read."""
@@ -311,8 +329,10 @@ class Pins:
         rows = [
             row for row in self._store.tables() if row.table in configured and row.state != "parked"
         ]
-        ensure_publication(source, self._config.publication, [row.table for row in rows])
-        return [row for row in rows if row.state == "waiting"]
+        refused = publish(source, self._config.publication, [row.table for row in rows])
+        for table, why in refused.items():
+            self._store.park(table, why)
+        return [row for row in rows if row.state == "waiting" and row.table not in refused]
 
     def _pin(
         self,
@@ -337,8 +357,15 @@ class Pins:
                     for row in pinned:
                         resumes = row.snapshot_lsn is not None
                         chunks = [] if resumes else self._plan(source, row)
+                        only = self._config.snapshot.mode == "snapshot_only"
                         plan_copy(
-                            self._store, row, pin, slot.consistent_point, chunks, resumes=resumes
+                            self._store,
+                            row,
+                            pin,
+                            slot.consistent_point,
+                            chunks,
+                            resumes=resumes,
+                            state_without="copied" if only else "streaming",
                         )
             self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
         finally:
@@ -404,7 +431,7 @@ class Pins:
                 await_another_pin(self._store, row)
             else:
                 logger.warning("%s: its pin was lost while it was copied; copying again", row.table)
-                restart_copy(self._store, row)
+                restart_copy(self._store, row, of_pin=row.pin)
 
     def _unmoved(self, row: TableRow) -> bool:
         """Whether the heaps of the plan are those that the table has, with the same files."""

@@ -26,6 +26,9 @@ from cdc_assets.postgres.replication import (
 Connection = psycopg.Connection[tuple[Any, ...]]
 Severity = Literal["error", "warning", "info"]
 
+# Minor versions from which a table added to a publication is seen by decoding at once, whatever
+# transactions were under way.
+STALE_RELATIONS = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
 # The oldest server whose pgoutput and publication commands we use.
 OLDEST = 130000
 
@@ -84,6 +87,14 @@ def _server(connection: Connection, follows: bool) -> Iterator[Finding]:
         yield Finding("server_version", "info", f"Postgres {name}.", "")
     if not follows:
         return
+    if version % 10000 < STALE_RELATIONS.get(version // 10000, 0):
+        yield Finding(
+            "server_minor_version",
+            "warning",
+            f"Postgres {name} may lose changes of a table that is added to a publication while"
+            " older transactions write to it (mended in 13.21, 14.18, 15.13, 16.9 and 17.5).",
+            "Install the latest minor version.",
+        )
     level = _one(connection, "select current_setting('wal_level')")
     if level != "logical":
         yield Finding(

@@ -58,7 +58,8 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
         "select slot_name::text, plugin::text, active_pid, confirmed_flush_lsn::text, wal_status,"
         " coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
         " else pg_current_wal_lsn() end, restart_lsn), 0)::bigint"
-        " from pg_catalog.pg_replication_slots where slot_name = %s",
+        " from pg_catalog.pg_replication_slots where slot_name = %s"
+        " and (database is null or database = current_database())",
         (slot,),
     ).fetchone()
     if row is None:
@@ -254,6 +255,29 @@ def ensure_publication(
             "An owner of the tables runs: " + statement.as_string(connection) + ";",
         ) from error
     return missing
+
+
+def publish(
+    connection: Connection, publication: str, tables: Iterable[TableId]
+) -> dict[TableId, str]:
+    """Like :func:`ensure_publication`; what one table is refused for doesn't stop the others.
+
+    Returns the refused ones with the reason.
+    """
+    wanted = list(tables)
+    try:
+        ensure_publication(connection, publication, wanted)
+    except PreflightError:
+        refused = {}
+        for table in wanted:
+            try:
+                ensure_publication(connection, publication, [table])
+            except PreflightError as error:
+                refused[table] = str(error)
+        if len(refused) == len(wanted):
+            raise
+        return refused
+    return {}
 
 
 def current_lsn(connection: Connection) -> Lsn:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,14 @@ from typing import NoReturn
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import CdcError, CopyRestarted, Fenced, SnapshotLost, TableProblem
+from cdc_assets.errors import (
+    CdcError,
+    CopyRestarted,
+    Fenced,
+    SnapshotLost,
+    TableProblem,
+    first_line,
+)
 from cdc_assets.log.claims import ClaimScope
 from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy
 from cdc_assets.log.store import TableRow
@@ -104,12 +112,14 @@ def copy_tables(
     *,
     only: Iterable[str] | None = None,
     on_progress: Callable[[CopyProgress], None] = lambda _: None,
+    stop: threading.Event | None = None,
 ) -> dict[TableId, CdcError]:
     """Land the outstanding chunks of ``tables`` (``only``: of these keys), whoever copies them.
 
     A table that is complete already is left alone. Returns the tables that failed with the reason:
     TableProblem when it isn't pinned yet or can't be copied, SnapshotLost when its pin is gone,
-    CopyRestarted or Fenced when its copy begins anew. Raises what Spark or Postgres raises.
+    CopyRestarted or Fenced when its copy begins anew. Raises what Spark or Postgres raises. Once
+    ``stop`` is set it returns without the rest.
     """
     wanted = frozenset(only) if only is not None else None
     failed: dict[TableId, CdcError] = {}
@@ -123,9 +133,11 @@ def copy_tables(
                 copies.append(copy)
         except CdcError as error:
             failed[table] = error
+        except (ValueError, NotImplementedError) as error:  # what pyiceberg can't do
+            failed[table] = TableProblem(table, f"its copy can't begin: {first_line(error)}")
     # The largest first: what is left for the end then is small, and shared evenly.
     copies.sort(key=lambda copy: -copy.outstanding())
-    return failed | _Coordinator(pipeline, session, copies).run()
+    return failed | _Coordinator(pipeline, session, copies, stop or threading.Event()).run()
 
 
 def _ready(pipeline: Pipeline, table: TableId) -> TableRow:
@@ -145,7 +157,14 @@ def _ready(pipeline: Pipeline, table: TableId) -> TableRow:
 class _Coordinator:
     """Keeps one job running while there is something to claim, and lands what is written."""
 
-    def __init__(self, pipeline: Pipeline, session: SparkSession, copies: Sequence[_Copy]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: SparkSession,
+        copies: Sequence[_Copy],
+        stop: threading.Event,
+    ) -> None:
+        self._stop = stop
         self._pipeline = pipeline
         self._session = session
         self._copies = list(copies)
@@ -160,7 +179,7 @@ class _Coordinator:
             pool = cleanup.enter_context(ThreadPoolExecutor(1))
             cleanup.callback(self._let_go)
             try:
-                while self._copies:
+                while self._copies and not self._stop.is_set():
                     if job is not None and job.done():
                         self._judge(job.result())
                         job = None
@@ -280,6 +299,8 @@ class _Copy:
             due = True
         if written and due and self._store.try_lock(self._lock):
             try:
+                if self._over():
+                    return True
                 self._landing.land([c for c in self._chunks() if c.state == "written"])
             except Fenced as fenced:
                 logger.info("%s", fenced)  # what it wrote is looked at again
@@ -305,7 +326,7 @@ class _Copy:
                 except TableProblem as problem:
                     self._store.park(self.table, str(problem))
                     raise
-            restart_copy(self._store, self._row)
+            restart_copy(self._store, self._row, of_pin=self.pin)
             raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")
         if "unfit" in outcomes:
             raise TableProblem(

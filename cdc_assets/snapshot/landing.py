@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
@@ -35,15 +34,19 @@ from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.session import summary
 from cdc_assets.spark.tables import (
     CHUNKS,
+    COPY,
     COPYING,
-    EPOCH,
     SOURCE,
-    LakeState,
+    TABLE,
     LakeTable,
     lake_state,
 )
 
 logger = logging.getLogger(__name__)
+
+_SUFFIX = "__copy_"
+# A power cut leaves some broken files; more than that is something else.
+_GIVE_UPS = 100
 
 
 class Landing:
@@ -56,6 +59,7 @@ class Landing:
         self.lake = LakeTable(config, config.table(row.table), row)
         self._keys = frozenset(c.key for c in chunks(store, row.table, row.epoch))
         self._target: LakeTable | None = None
+        self._given_up = 0
         self._epoch = str(row.epoch)
 
     def open(self) -> None:
@@ -63,28 +67,20 @@ class Landing:
 
         Raises TableProblem if the lake has a table of that name that isn't ours.
         """
-        loaded = self.lake.load()
-        if loaded is not None and loaded.properties.get(SOURCE) != self._config.name:
-            raise TableProblem(
-                self._row.table,
-                f"the lake has a table {self.lake.sql_name} that this source didn't make",
-                "Drop or rename it, or set lake.namespace to one of this source's own.",
-            )
-        direct = (
-            loaded is None or COPYING in loaded.properties or self._complete(lake_state(loaded))
+        loaded = self._ours(self.lake)
+        shadow = LakeTable(
+            self._config, self.lake.table, self._row, suffix=f"{_SUFFIX}{self._row.epoch}"
         )
-        if (direct and not self.lake.table.partition_by) or self._complete(lake_state(loaded)):
+        if self._complete(loaded):
             self._target = self.lake
+        elif self.lake.table.partition_by or not self._is_target(loaded):
+            self._target, loaded = shadow, self._ours(shadow)
+            if loaded is not None and not self._is_target(loaded):
+                open_catalog(self._config).purge_table(shadow.identifier)  # of another life
+                loaded = None
         else:
-            self._target = LakeTable(
-                self._config, self.lake.table, self._row, suffix=f"__copy_{self._row.epoch}"
-            )
-        begun = self._target.load()
-        if begun is not None and begun.properties.get(COPYING, self._epoch) != self._epoch:
-            # Of an epoch that was given up: the source may have other columns now.
-            open_catalog(self._config).purge_table(self._target.identifier)
-            begun = None
-        if begun is None:
+            self._target = self.lake
+        if loaded is None:
             self._store.lock("catalog")  # "if not exists" isn't atomic in every catalog
             try:
                 self._target.create_for_copy()
@@ -121,13 +117,12 @@ class Landing:
         landed = self._landed(loaded)
         files, keys = self._outstanding(loaded, written, landed)
         if keys:
-            restart = lake_state(loaded).epoch not in (0, self._row.epoch)
+            if not self._is_target(loaded):
+                raise Fenced(f"{self._row.table}: another copy of it is under way.")
             # Never a second try: after one, the chunks that landed would have to be looked at anew.
             loaded.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
             transaction = loaded.transaction()
-            if restart:
-                transaction.delete(AlwaysTrue())  # what an earlier epoch left
-            properties = {EPOCH: str(self._row.epoch), CHUNKS: ",".join(sorted(keys))}
+            properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(keys))}
             with transaction.update_snapshot(properties).fast_append() as append:
                 for file in files:
                     append.append_data_file(file)
@@ -141,39 +136,73 @@ class Landing:
 
     def complete(self) -> bool:
         """Whether the target holds every chunk of the plan."""
-        return self._complete(lake_state(self._loaded()))
+        return self._complete(self._loaded())
 
     def publish(self, session: SparkSession) -> None:
         """Make the complete target the lake table, as configured. May be done again."""
         target = self._loaded()
         if self._target is not self.lake:
-            properties = {EPOCH: str(self._row.epoch), CHUNKS: ",".join(sorted(self._keys))}
+            properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
             assert self._target is not None
+            table = self.lake.properties()
+            before = self.lake.load()
+            if before is not None and COPYING in before.properties:
+                table[COPYING] = ""  # what an earlier copy had begun is replaced
             with summary(session, properties):
                 session.sql(
                     f"create or replace table {self.lake.sql_name} "
-                    + self.lake.clauses(self.lake.table.partition_by, self.lake.properties())
+                    + self.lake.clauses(self.lake.table.partition_by, table)
                     + f" as select * from {self._target.sql_name}"
                 )
-            session.sql(f"drop table if exists {self._target.sql_name} purge")
         elif COPYING in target.properties:
             target.transaction().remove_properties(COPYING).commit_transaction()
+        self._drop_shadows()
 
     # --- parts ---
+
+    def _ours(self, lake: LakeTable) -> Table | None:
+        """The table if it exists. Raises TableProblem if somebody else made it."""
+        loaded = lake.load()
+        if loaded is None:
+            return None
+        made_from = (loaded.properties.get(SOURCE), loaded.properties.get(TABLE))
+        if made_from != (self._config.name, str(self._row.table)):
+            raise TableProblem(
+                self._row.table,
+                f"the lake has a table {lake.sql_name} that wasn't made from it by this source",
+                "Drop or rename it, or set lake.namespace to one of this source's own.",
+            )
+        return loaded
+
+    def _is_target(self, loaded: Table | None) -> bool:
+        return loaded is None or loaded.properties.get(COPYING) == self.lake.copy_id
 
     def _loaded(self) -> Table:
         assert self._target is not None  # open() comes first
         loaded = self._target.load()
         if loaded is None:
-            raise Fenced(f"{self._row.table}: its copy was finished or started again elsewhere.")
+            raise TableProblem(
+                self._row.table,
+                f"the table {self._target.sql_name}, which its copy lands in, is gone",
+                "Have it copied anew: cdc-assets resync.",
+            )
         return loaded
 
-    def _complete(self, state: LakeState) -> bool:
-        return bool(self._keys) and state.epoch == self._row.epoch and state.landed >= self._keys
+    def _complete(self, loaded: Table | None) -> bool:
+        return bool(self._keys) and loaded is not None and self._landed(loaded) >= self._keys
 
     def _landed(self, loaded: Table) -> frozenset[str]:
         state = lake_state(loaded)
-        return state.landed if state.epoch == self._row.epoch else frozenset()
+        return state.landed if state.copy == self.lake.copy_id else frozenset()
+
+    def _drop_shadows(self) -> None:
+        """Remove what copies of this epoch and those before it landed in."""
+        catalog = open_catalog(self._config)
+        for epoch in range(1, self._row.epoch + 1):
+            shadow = LakeTable(self._config, self.lake.table, self._row, suffix=f"{_SUFFIX}{epoch}")
+            loaded = shadow.load()
+            if loaded is not None and COPYING in loaded.properties:
+                catalog.purge_table(shadow.identifier)
 
     def _outstanding(
         self, loaded: Table, written: Iterable[ChunkProgress], landed: frozenset[str]
@@ -192,7 +221,7 @@ class Landing:
             assert file is not None
             if held <= landed:
                 continue
-            found = None if held & landed else _data_file(loaded, file)
+            found = None if held & landed else self._data_file(loaded, file)
             if found is None:
                 logger.warning("%s: giving up %s; reading it again", self._row.table, file)
                 plan_again(self._store, self._row.table, self._row.epoch, held - landed)
@@ -201,10 +230,24 @@ class Landing:
             keys |= held
         return files, keys
 
+    def _data_file(self, loaded: Table, file: str) -> DataFile | None:
+        """The file with its statistics, None if it isn't whole.
 
-def _data_file(loaded: Table, file: str) -> DataFile | None:
-    """The file with its statistics, None if it can't be read."""
-    try:
-        return parquet_file_to_data_file(loaded.io, loaded.metadata, file)
-    except (OSError, pa.ArrowInvalid):
-        return None
+        Raises TableProblem if it can't be reached from here, or time and again isn't whole.
+        """
+        try:
+            return parquet_file_to_data_file(loaded.io, loaded.metadata, file)
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            self._given_up += 1
+            if self._given_up > _GIVE_UPS:
+                raise TableProblem(
+                    self._row.table,
+                    f"files that its workers wrote can't be read here, like {file}: {error}",
+                    "Workers and this process must see the same warehouse: put it on S3, or on a"
+                    " file system that all of them share.",
+                ) from error
+            return None
+        except OSError as error:
+            raise TableProblem(
+                self._row.table, f"a file that was copied can't be read now: {error}"
+            ) from error

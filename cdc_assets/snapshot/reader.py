@@ -69,6 +69,7 @@ class _Transaction:
             if batch is None:
                 return
             yield batch
+            del batch  # not kept while the next one, which may be one large value, is received
 
 
 OpenTransaction = Callable[[str], _Transaction]

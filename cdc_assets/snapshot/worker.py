@@ -33,7 +33,8 @@ from cdc_assets.snapshot.reader import OpenTransaction, Read, ReadFailed, snapsh
 ROW_GROUP_BYTES = 64 * 2**20
 
 # SQL states that a coordinator can do something about.
-_SNAPSHOT_GONE = ("22023", "42704")  # invalid_parameter_value, undefined_object
+# invalid_parameter_value, undefined_object, object_not_in_prerequisite_state
+_SNAPSHOT_GONE = ("22023", "42704", "55000")
 # How ``types.select_expression`` has Postgres refuse an array under policy fail.
 _NO_ARRAY = re.compile(r'malformed array literal: "(column .*: a value does not fit .*)"')
 _TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
@@ -119,6 +120,8 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
         if error.sqlstate in _TABLE_CHANGED:
             return "changed", text
         return "failed", text
+    except Exception as error:  # noqa: BLE001 - one table's, told; the others go on
+        return "failed", f"{type(error).__name__}: {str(error).strip()[:500]}"
     finally:
         claims.release()
     return "done", ""
@@ -131,6 +134,7 @@ def _copy(task: CopyTask, run: Read, chunk: Claimed, file: _LakeFile) -> Written
     for batch in run(query):
         rows, size = rows + batch.num_rows, size + batch.nbytes
         file.write(batch)
+        del batch  # nor here
     return Written(chunk.key, rows, size, time.monotonic() - began)
 
 

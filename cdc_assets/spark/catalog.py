@@ -82,6 +82,8 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
             f"{prefix}.jdbc.user": dsn.get("user", ""),
             f"{prefix}.jdbc.password": dsn.get("password", ""),
             f"{prefix}.jdbc.schema-version": "V1",
+            # A pooled connection that the server ended meanwhile is replaced, not an error.
+            f"{prefix}.retryable_status_codes": "57P01,57P05",
         }
     else:
         settings[f"{prefix}.type"] = kind

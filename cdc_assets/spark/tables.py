@@ -25,9 +25,9 @@ from cdc_assets.postgres.names import safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 from cdc_assets.spark.catalog import CATALOG, open_catalog
 
-EPOCH, CHUNKS = "cdc.epoch", "cdc.chunks"
-# Table properties: whose table it is, and, until its copy is complete, that it is being copied.
-SOURCE, COPYING = "cdc.source", "cdc.copying"
+COPY, CHUNKS = "cdc.copy", "cdc.chunks"
+# Table properties: whose table it is, and, until it is complete, which copy of it is under way.
+SOURCE, TABLE, COPYING = "cdc.source", "cdc.table", "cdc.copying"
 OFFSET, APPLIED, COMMITTED = "cdc.offset", "cdc.applied-lsn", "cdc.commit-time"
 
 
@@ -49,10 +49,13 @@ class LakeColumn:
 
 @dataclass(frozen=True, slots=True)
 class LakeState:
-    """What the table's own snapshots say; ``cursor`` is None before the first merge."""
+    """What the table's own snapshots say; ``cursor`` is None before the first merge.
+
+    ``copy`` is the newest copy (:attr:`LakeTable.copy_id`) that has landed anything.
+    """
 
     snapshot_id: int | None
-    epoch: int
+    copy: str | None
     landed: frozenset[str]
     cursor: Cursor | None
     total_rows: int
@@ -130,6 +133,11 @@ class LakeTable:
             # Writers branch off a snapshot (spark.publish); an empty one does.
             session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
 
+    @property
+    def copy_id(self) -> str:
+        """Which copy it is: of which table, and when; the same in no life of the coordination."""
+        return f"{self.row.table}@{self.row.epoch}:{self.row.snapshot_lsn}"
+
     def create_for_copy(self) -> None:
         """Create it for files that a copy adds: format version 2, unpartitioned, without snapshot.
 
@@ -139,7 +147,7 @@ class LakeTable:
             **self.properties(),
             "format-version": "2",
             "write.delete.mode": "copy-on-write",
-            COPYING: str(self.row.epoch),
+            COPYING: self.copy_id,
         }
         catalog = open_catalog(self.config)
         catalog.create_namespace_if_not_exists(self.config.namespace)
@@ -190,7 +198,7 @@ class LakeTable:
             "write.metadata.delete-after-commit.enabled": "true",
             "write.metadata.previous-versions-max": "20",
             SOURCE: self.config.name,
-            "cdc.table": str(self.row.table),
+            TABLE: str(self.row.table),
         }
 
     def load(self) -> Table | None:
@@ -201,7 +209,7 @@ class LakeTable:
             return None
 
     def state(self) -> LakeState:
-        """Read epoch, landed chunks and cursor from the ancestors of the current snapshot."""
+        """Read copy, landed chunks and cursor from the ancestors of the current snapshot."""
         return lake_state(self.load())
 
 
@@ -209,24 +217,22 @@ def lake_state(table: Table | None) -> LakeState:
     """See :meth:`LakeTable.state`; a table that doesn't exist is at the beginning of everything."""
     current = table.current_snapshot() if table is not None else None
     if table is None or current is None:
-        return LakeState(None, 0, frozenset(), None, 0)
+        return LakeState(None, None, frozenset(), None, 0)
     by_id = {s.snapshot_id: s for s in table.metadata.snapshots}
-    epoch, landed, cursor = 0, set[str](), None
+    copy, landed, cursor = None, set[str](), None
     snapshot: Snapshot | None = current
     while snapshot is not None:
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if cursor is None and OFFSET in summary:
             cursor = _cursor(summary)
-        if EPOCH in summary:
-            found = int(summary[EPOCH])
-            epoch = max(epoch, found)
-            if found == epoch:
-                landed.update(filter(None, summary.get(CHUNKS, "").split(",")))
+        copy = copy or summary.get(COPY)
+        if copy is not None and summary.get(COPY) == copy:
+            landed.update(filter(None, summary.get(CHUNKS, "").split(",")))
         parent = snapshot.parent_snapshot_id
         snapshot = by_id.get(parent) if parent is not None else None
     totals = current.summary.additional_properties if current.summary else {}
     rows = int(totals.get("total-records", 0)) - int(totals.get("total-position-deletes", 0))
-    return LakeState(current.snapshot_id, epoch, frozenset(landed), cursor, rows)
+    return LakeState(current.snapshot_id, copy, frozenset(landed), cursor, rows)
 
 
 def cursor_properties(cursor: Cursor) -> dict[str, str]:

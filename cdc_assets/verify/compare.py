@@ -73,7 +73,7 @@ def verify(
     is truncated or rewritten while it is read is compared again, at a later LSN.
     """
     store = pipeline.store
-    locks = [f"write:{table}" for table in tables]
+    locks = [f"write:{table}" for table in sorted(tables)]  # in one order: no two wait in a circle
     for lock in locks:
         store.lock(lock)
     try:

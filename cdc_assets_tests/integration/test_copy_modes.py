@@ -107,7 +107,8 @@ def test_a_resync_shows_the_old_rows_until_the_new_copy_is_complete(
             assert len(source.rows(T)[0]) == 3
         assert source.lake_table(T).load() is not None
         state = source.lake_table(T).state()
-        assert state.epoch == 2
+        assert state.copy is not None
+        assert state.copy.startswith("public.t@2:")
         source.flush()
         source.drain_all()
         assert equal(source, T)
@@ -246,8 +247,57 @@ def test_a_lake_table_of_somebody_else_is_left_alone(
         source.session.sql("create table lake.src.t (mine int) using iceberg")
         source.session.sql("insert into lake.src.t values (1)")
         source.pin()
-        with pytest.raises(TableProblem, match="this source didn't make"):
+        with pytest.raises(TableProblem, match="wasn't made from it"):
             source.copy()
+        assert source.rows(T) == [(1,)]
+
+
+def test_a_table_that_takes_anothers_place_in_the_lake_is_refused(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    setup = SETUP + "create schema other; create table other.t (id int primary key, v text);"
+    dsn = postgres_dsn()
+    with lake(dsn, spark_server.ensure(), setup, "t") as source:
+        source.pin()
+        source.copy()
+    with lake(dsn, spark_server.ensure(), "select 1", "other.t") as source:
+        source.pin()
+        with pytest.raises(TableProblem, match="wasn't made from it"):
+            source.copy()
+
+
+def test_a_copied_table_that_is_followed_from_now_on_is_copied_anew(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    dsn = postgres_dsn()
+    with lake(
+        dsn, spark_server.ensure(), SETUP, "t", "u", snapshot={"mode": "snapshot_only"}
+    ) as source:
+        source.pin()
+        copy_table(source.pipeline, source.session, T)  # u is pinned only
+        source.execute("update t set v = 'in no log' where id < 100")
+        source.execute("update u set v = 'in no log' where id < 100")
+    with lake(dsn, spark_server.ensure(), "select 1", "t", "u") as source:
+        source.pin()
+        source.copy()
+        source.execute("update t set v = 'in the log' where id < 50")
+        source.flush()
+        source.drain_all()
+        assert equal(source, T)
+        assert equal(source, U)
+
+
+def test_a_partitioned_table_without_partitions_is_an_empty_table(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    setup = "create table t (id int primary key) partition by range (id);"
+    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as source:
+        source.pin()
+        source.copy()
+        source.execute("create table t_low partition of t for values from (0) to (100)")
+        source.execute("insert into t values (1)")
+        source.flush()
+        source.drain_all()
         assert source.rows(T) == [(1,)]
 
 

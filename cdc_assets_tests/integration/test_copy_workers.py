@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ from cdc_assets.config import home
 from cdc_assets.errors import Fenced
 from cdc_assets.log import claims
 from cdc_assets.log.claims import Claims, ClaimScope, Written
-from cdc_assets.log.progress import ChunkProgress, chunks
+from cdc_assets.log.progress import ChunkProgress, await_another_pin, chunks, restart_copy
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.spark.server import SparkServer
+from cdc_assets.status import collect
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.test_embedded_postgres import eventually
 from cdc_assets_tests.lake_support import Lake, lake
@@ -168,6 +170,34 @@ def test_invariant_9_a_coordinator_that_wakes_up_late_lands_nothing(source: Lake
     assert equal(source)
 
 
+def test_a_coordinator_of_an_earlier_copy_lands_nothing(source: Lake) -> None:
+    source.pin()
+    keys = [chunk.key for chunk in chunks(source.pipeline.store, T, 1)]
+    written = _written_but_not_landed(source, keys[:10])
+    row = source.pipeline.store.table(T)
+    assert row is not None
+    late = Landing(source.config, source.pipeline.store, row)
+    late.open()
+    assert restart_copy(source.pipeline.store, row)
+    source.pin()
+    source.copy()
+    with pytest.raises(Fenced):
+        late.land(written)
+    assert equal(source)
+
+
+def test_who_looked_before_a_copy_ended_does_not_begin_it_anew(source: Lake) -> None:
+    source.pin()
+    row = source.pipeline.store.table(T)
+    assert row is not None
+    source.copy()
+    await_another_pin(source.pipeline.store, row)
+    assert not restart_copy(source.pipeline.store, row, of_pin=row.pin)
+    now = source.pipeline.store.table(T)
+    assert now is not None
+    assert (now.state, now.epoch) == ("streaming", 1)
+
+
 def test_a_file_that_cannot_be_read_is_copied_again(source: Lake) -> None:
     source.pin()
     keys = [chunk.key for chunk in chunks(source.pipeline.store, T, 1)]
@@ -195,7 +225,7 @@ def _written_but_not_landed(source: Lake, keys: list[str]) -> list[ChunkProgress
 
         copy = _Copy(source.pipeline, source.session, row, frozenset(keys), lambda _: None)
         copy._landing = opened
-        coordinator = _Coordinator(source.pipeline, source.session, [copy])
+        coordinator = _Coordinator(source.pipeline, source.session, [copy], threading.Event())
         coordinator._job(coordinator._tasks())
         coordinator._let_go()
     return [c for c in chunks(source.pipeline.store, T, 1) if c.state == "written"]
@@ -227,9 +257,11 @@ def test_invariant_8_a_row_that_moved_between_two_pins_keeps_its_toast(source: L
     source.pins = Pins(source.pipeline)
     source.pin()
     source.copy()
+    assert collect(source.pipeline).tables[0].applied_lsn is None, "not whole yet (invariant 10)"
     source.flush()
     drained = source.drain(T)
     assert drained.repaired > 0
+    assert collect(source.pipeline).tables[0].applied_lsn is not None
     assert equal(source)
 
 
