@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from uuid import UUID
 
 import pytest
 
@@ -145,4 +150,124 @@ def test_what_does_not_fit_follows_the_policy_on_both_paths(
         }[policy]
         assert [rows[1], rows[2]] == expected
         assert [rows[11], rows[12]] == expected
+        assert opened.verify()[0].equal
+
+
+def _text(random: Random) -> str:
+    alphabet = "aZ09 \t\n\\\"'{},%$;:/é漢\U0001f600\u0001\u2028"
+    return "".join(random.choice(alphabet) for _ in range(random.randrange(40)))
+
+
+def _number(random: Random, whole: int, scale: int) -> str:
+    if random.random() < 0.05:
+        return "NaN"
+    digits = "".join(random.choice("0123456789") for _ in range(random.randrange(1, whole + 1)))
+    fraction = "".join(random.choice("0123456789") for _ in range(scale))
+    return random.choice(["", "-"]) + digits + (f".{fraction}" if scale else "")
+
+
+def _day(random: Random) -> str:
+    if random.random() < 0.1:
+        return random.choice(["infinity", "-infinity", "0044-03-15 BC", "25000-01-01"])
+    month, day = random.randrange(1, 13), random.randrange(1, 29)
+    return f"{random.randrange(1, 10000):04d}-{month:02d}-{day:02d}"
+
+
+def _moment(random: Random) -> str:
+    day = _day(random)
+    if "infinity" in day or "BC" in day:
+        return day
+    clock = f"{random.randrange(24):02d}:{random.randrange(60):02d}:{random.randrange(60):02d}"
+    return f"{day} {clock}.{random.randrange(10**6):06d}"
+
+
+def _floating(random: Random, code: str) -> str:
+    value = struct.unpack(code, random.randbytes(struct.calcsize(code)))[0]
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(repr(value), repr(value))
+
+
+def _bytes(random: Random) -> str:
+    return "\\x" + random.randbytes(random.randrange(30)).hex()
+
+
+def _list(random: Random, element: Callable[[Random], str]) -> str:
+    def quoted(text: str) -> str:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    elements = [
+        "NULL" if random.random() < 0.2 else quoted(element(random))
+        for _ in range(random.randrange(5))
+    ]
+    return "{" + ",".join(elements) + "}"
+
+
+def _fraction(random: Random) -> str:
+    return random.choice(["", "-"]) + "0." + "".join(random.choices("0123456789", k=5))
+
+
+RANDOM: dict[str, Callable[[Random], str]] = {
+    "boolean": lambda r: r.choice("tf"),
+    "smallint": lambda r: str(r.randint(-(2**15), 2**15 - 1)),
+    "integer": lambda r: str(r.randint(-(2**31), 2**31 - 1)),
+    "bigint": lambda r: str(r.randint(-(2**63), 2**63 - 1)),
+    "real": lambda r: _floating(r, "f"),
+    "double precision": lambda r: _floating(r, "d"),
+    "numeric(38,10)": lambda r: _number(r, 28, 10),
+    "numeric(5,5)": _fraction,
+    "numeric": lambda r: _number(r, 60, 40),
+    "text": _text,
+    "varchar(40)": _text,
+    "char(45)": _text,
+    "bytea": _bytes,
+    "date": _day,
+    "timestamp": _moment,
+    "timestamptz": _moment,
+    "interval": lambda r: f"{r.randint(-999, 999)} mons {r.randint(-9999, 9999)} s",
+    "uuid": lambda r: str(UUID(bytes=r.randbytes(16))),
+    "jsonb": lambda r: json.dumps({_text(r).replace("\0", ""): [r.random(), _text(r)]}),
+    "boolean[]": lambda r: _list(r, lambda r: r.choice("tf")),
+    "bigint[]": lambda r: _list(r, lambda r: str(r.randint(-(2**63), 2**63 - 1))),
+    "double precision[]": lambda r: _list(r, lambda r: _floating(r, "d")),
+    "numeric(20,3)[]": lambda r: _list(r, lambda r: _number(r, 17, 3)),
+    "text[]": lambda r: _list(r, _text),
+    "bytea[]": lambda r: _list(r, _bytes),
+    "date[]": lambda r: _list(r, _day),
+    "timestamptz[]": lambda r: _list(r, _moment),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_values_are_the_same_on_both_paths(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path, seed: int
+) -> None:
+    random, count = Random(seed), 400
+    columns = ", ".join(f"c{i} {kind}" for i, kind in enumerate(RANDOM))
+    rows = [
+        [None if random.random() < 0.05 else make(random) for make in RANDOM.values()]
+        for _ in range(count)
+    ]
+    insert = "insert into t values (%s" + "".join(f", %s::text::{kind}" for kind in RANDOM) + ")"
+    setup = f"create table t (id int primary key, {columns});"
+    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as opened:
+
+        def write(first: int) -> None:
+            with opened.source.transaction(), opened.source.cursor() as cursor:
+                cursor.executemany(
+                    insert.encode(), [(first + i, *row) for i, row in enumerate(rows)]
+                )
+
+        write(0)
+        opened.pin()
+        opened.copy()
+        write(count)
+        opened.flush()
+        table = TableId("public", "t")
+        opened.drain(table)
+        found = {row[0]: row[1:] for row in opened.rows(table)}
+        assert len(found) == 2 * count
+        for i in range(count):
+            for kind, given, left, right in zip(
+                RANDOM, rows[i], found[i], found[count + i], strict=True
+            ):
+                assert repr(left) == repr(right), (kind, given)
         assert opened.verify()[0].equal
