@@ -403,6 +403,7 @@ class Pins:
         # Without TID range scans each chunk would read the whole table: one reader then.
         step = self._config.table(row.table).chunk_pages
         if source.info.server_version < TID_RANGE_SCANS:
+            logger.warning("%s: before Postgres 14 one reader copies a table", row.table)
             step = max([step, *(heap.pages for heap in found)])
         step = max(step, -(-sum(heap.pages for heap in found) // MAX_CHUNKS))
         return [
