@@ -60,7 +60,6 @@ class Landing:
         self._keys = frozenset(c.key for c in chunks(store, row.table, row.epoch))
         self._target: LakeTable | None = None
         self._given_up = 0
-        self._epoch = str(row.epoch)
 
     def open(self) -> None:
         """Find the target or make it, and correct the progress by what it says.
