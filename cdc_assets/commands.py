@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Self
 
 import psycopg
@@ -91,12 +91,17 @@ def snapshot(
     spark: Spark,
     tables: Sequence[TableId],
     on_progress: Callable[[CopyProgress], None],
+    *,
+    streams: bool = False,
 ) -> None:
     """Pin and copy what isn't copied yet. Raises TablesFailed naming the tables that can't be.
 
     A table whose copy has to begin anew (it was truncated, its pin was lost) gets some more tries.
+    While tables are copied somebody has to stream, or WAL would pile up at the source: a flusher is
+    started unless one is active, or the caller says that it has one (``streams``).
     """
     pins = Pins(pipeline)
+    beside = ExitStack()
     try:
         pins.prepare()
         problems: list[TableProblem] = []
@@ -110,6 +115,11 @@ def snapshot(
                     problems.append(TableProblem(table, row.reason or "it is parked"))
                 elif row.state == "copying":
                     to_copy.append(table)
+            follows = pipeline.config.snapshot.mode != "snapshot_only"
+            streams = streams or pipeline.store.is_locked(f"flusher:{pipeline.config.name}")
+            if to_copy and follows and not streams:
+                beside.enter_context(flushing(pipeline.config))
+                streams = True
             failed = _copy_all(pipeline, spark, to_copy, pins, on_progress) if to_copy else {}
             again = [table for table, error in failed.items() if isinstance(error, _ANEW)]
             problems += [
@@ -126,6 +136,7 @@ def snapshot(
         if problems:
             raise TablesFailed(problems)
     finally:
+        beside.close()
         pins.close()
 
 
@@ -275,7 +286,7 @@ def sync(
             on_phase("copying")
         with flushing(config) if fresh else nullcontext():
             try:
-                snapshot(pipeline, spark, tables, on_progress)
+                snapshot(pipeline, spark, tables, on_progress, streams=fresh)
             except TablesFailed as failed:
                 problems += failed.problems
             # A copy that was resumed is whole only where its last snapshot stands.

@@ -17,8 +17,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from urllib.parse import urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -162,11 +164,9 @@ class _LakeFile:
     """A Parquet file that comes into being with its first row; deleted if the block raises."""
 
     def __init__(self, task: CopyTask) -> None:
-        from pyiceberg.io import load_file_io
-
+        self._task = task
         self._fields = list(task.fields)
         self._schema = pa.schema([field.arrow for field in task.fields])
-        self._io = load_file_io(dict(task.io), task.location)
         self._name = f"{task.location}/{task.scope.epoch:04d}-{uuid.uuid4()}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
@@ -184,7 +184,7 @@ class _LakeFile:
     def _write_group(self) -> None:
         if self._writer is None:
             self.path = self._name
-            self._stream = self._io.new_output(self._name).create(overwrite=True)
+            self._stream = self._create()
             self._writer = pq.ParquetWriter(
                 self._stream,
                 self._schema,
@@ -196,9 +196,24 @@ class _LakeFile:
         self._waiting, self._waiting_bytes = [], 0
         self._writer.write_table(group, row_group_size=max(1, group.num_rows))
 
+    def _create(self) -> Any:
+        if (local := _local(self._name)) is not None:
+            local.parent.mkdir(parents=True, exist_ok=True)
+            return pa.OSFile(str(local), "wb")
+        return self._file_io().new_output(self._name).create(overwrite=True)
+
     def delete(self) -> None:
-        if self.path is not None:
-            self._io.delete(self.path)
+        if self.path is None:
+            return
+        if (local := _local(self.path)) is not None:
+            local.unlink(missing_ok=True)
+        else:
+            self._file_io().delete(self.path)
+
+    def _file_io(self) -> Any:
+        from pyiceberg.io import load_file_io  # most of a second of CPU, which local files save
+
+        return load_file_io(dict(self._task.io), self._task.location)
 
     def __enter__(self) -> Self:
         return self
@@ -216,3 +231,9 @@ class _LakeFile:
             self._stream.close()
             if kind is not None:
                 self.delete()
+
+
+def _local(uri: str) -> Path | None:
+    """The path of a ``file:`` URI, taken literally, as Iceberg does."""
+    parsed = urlparse(uri)
+    return Path(parsed.path) if parsed.scheme == "file" else None

@@ -363,18 +363,24 @@ def test_a_copy_killed_again_and_again_ends_with_the_truth(large: Lake, tmp_path
     assert all(comparison.equal for comparison in large.verify())
 
 
-def test_progress_is_seen_in_the_status(large: Lake, tmp_path: Path) -> None:
+def test_progress_is_seen_in_the_status_and_somebody_streams_meanwhile(
+    large: Lake, tmp_path: Path
+) -> None:
     path = configuration(large, tmp_path)
     process = snapshot_process(path)
     seen: list[dict[str, Any]] = []
+    streamed = False
     command = [sys.executable, "-m", "cdc_assets.cli", "--config", str(path), "status", "--json"]
     while process.poll() is None:
         answer = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**os.environ}
         )
         if answer.returncode == 0:
-            seen += json.loads(answer.stdout)["tables"]
+            found = json.loads(answer.stdout)
+            seen += found["tables"]
+            streamed = streamed or found["slot"]["active"]
     assert process.stderr is not None
     process.stderr.close()
     rates = [table["copy_rows_per_second"] for table in seen if table["state"] == "copying"]
     assert any(rate for rate in rates), seen[-2:]
+    assert streamed, "else WAL would pile up while a large table is copied"
