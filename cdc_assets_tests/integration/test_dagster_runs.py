@@ -98,6 +98,11 @@ class World:
             time.sleep(0.2)
         raise AssertionError(f"waited {seconds} s for {what}")
 
+    def pending(self) -> int:
+        """Rows of the log that wait to be applied."""
+        with Pipeline.open(self.config) as pipeline:
+            return sum(backlog.rows for backlog in pipeline.store.backlogs())
+
     def materializations(self, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
         records = self.instance.fetch_materializations(key, limit=1000).records
         return [r.asset_materialization for r in records if r.asset_materialization is not None]
@@ -247,6 +252,7 @@ def test_one_bad_table_fails_by_name_and_the_others_flow_on(world: World) -> Non
     big, nokey = world.names("big"), world.names("nokey")
     open_catalog(world.config).drop_table(("world", "nokey"))
     world.client.execute("delete from big where id <= 5; insert into nokey values ('lost')")
+    world.until("the changes in the log", lambda: world.pending() >= 6)
     [request] = world.until("a merge", lambda: world.runs("materializer"))
     result = world.execute(request)
     assert not result.success
