@@ -8,6 +8,7 @@ say (invariant 6). Everything before that is decided here, by the coordination s
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -135,6 +136,34 @@ def await_another_pin(store: LogStore, row: TableRow) -> None:
             )
 
 
+def void_copy(store: LogStore, row: TableRow, at: Lsn) -> str | None:
+    """Nothing of the table needs to be read any more: the log truncates it, at or before ``at``.
+
+    What is outstanding counts as written without rows, under a pin of its own that nobody has to
+    hold: the table isn't whole before ``at``. Returns that pin, None if the copy went on elsewhere.
+    """
+    pin = str(uuid.uuid4())
+    with store.connection.transaction():
+        store.connection.execute(
+            "insert into pins (pin, source, consistent_point) values (%s, %s, %s)",
+            (pin, store.source, str(at)),
+        )
+        moved = store.connection.execute(
+            "update tables set pin = %s, updated_at = now() where source = %s and table_name = %s"
+            " and epoch = %s and pin = %s and state = 'copying'",
+            (pin, store.source, str(row.table), row.epoch, row.pin),
+        )
+        if not moved.rowcount:
+            return None
+        store.connection.execute(
+            "update snapshot_progress set state = 'written', file = null, rows = 0, bytes = 0,"
+            " claim = null where source = %s and table_name = %s and epoch = %s"
+            " and state in ('planned', 'claimed')",
+            (store.source, str(row.table), row.epoch),
+        )
+    return pin
+
+
 def planned_files(store: LogStore, row: TableRow) -> dict[int, int]:
     """The file that each heap of the plan had when it was planned: filenode by oid."""
     rows = store.connection.execute(
@@ -183,6 +212,16 @@ def plan_again(store: LogStore, table: TableId, epoch: int, keys: Iterable[str])
         " and chunk = any(%s)",
         (store.source, str(table), epoch, list(keys)),
     )
+
+
+def unread(store: LogStore, row: TableRow) -> bool:
+    """Whether a chunk of the table is still to be read: only then its pin is needed."""
+    found = store.connection.execute(
+        "select exists (select from snapshot_progress where source = %s and table_name = %s"
+        " and epoch = %s and state in ('planned', 'claimed'))",
+        (store.source, str(row.table), row.epoch),
+    ).fetchone()
+    return bool(found and found[0])
 
 
 def claimable(store: LogStore, row: TableRow, only: Iterable[str] | None) -> int:

@@ -31,6 +31,7 @@ from cdc_assets.log.progress import (
     plan_copy,
     planned_files,
     restart_copy,
+    unread,
 )
 from cdc_assets.log.store import LogStore, TableRow
 from cdc_assets.pipeline import Pipeline
@@ -210,9 +211,9 @@ class Pins:
         if not self._store.try_lock("pins"):
             return  # another process is at it; the next tick looks again
         try:
-            copying = [row for row in self._store.tables() if row.state == "copying"]
-            for row in copying:
-                self._keep(row)
+            for row in self._store.tables():
+                if row.state == "copying" and unread(self._store, row):
+                    self._keep(row)
             if any(row.state == "waiting" for row in self._store.tables()):
                 with self._pipeline.connect_source("pins") as source:
                     self._pin_waiting(source)

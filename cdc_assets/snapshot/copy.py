@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from psycopg import sql
@@ -38,13 +38,22 @@ from cdc_assets.errors import (
     first_line,
 )
 from cdc_assets.log.claims import ClaimScope
-from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy
+from cdc_assets.log.files import Storage
+from cdc_assets.log.progress import (
+    ChunkProgress,
+    chunks,
+    claimable,
+    restart_copy,
+    void_copy,
+)
 from cdc_assets.log.store import TableRow
+from cdc_assets.materializer.batch import Window, facts
 from cdc_assets.pipeline import Pipeline, coordination_dsn
 from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.connect import conninfo, uri
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Holder, join_pin, pin_point
+from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.postgres.types import select_expression
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, CopyTask, copy_worker
@@ -57,6 +66,8 @@ CLAIM_CHUNKS = 8
 # How often a coordinator looks, and how long what is written may wait for its commit.
 LOOK_SECONDS = 0.5
 COMMIT_SECONDS = 5.0
+# How long the log may take to tell that a table was truncated.
+_LOG_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +329,8 @@ class _Copy:
         """What the job's tasks say of their end; the worst of them is enough. Raises."""
         if "lost" in outcomes:
             self._lost()
+        if "rewritten" in outcomes and self._voided():
+            return False
         if "rewritten" in outcomes or "changed" in outcomes:
             why = outcomes.get("rewritten") or outcomes["changed"]
             with self._pipeline.connect_source("copy") as source:
@@ -370,6 +383,32 @@ class _Copy:
         )
 
     # --- parts ---
+
+    def _voided(self) -> bool:
+        """Whether the log truncates the table after the pin: then no row of the copy counts.
+
+        A table that is truncated every other moment would never be copied otherwise. VACUUM FULL
+        and its like are in no log: they leave rows that count, in other places.
+        """
+        config, point = self._pipeline.config, self._row.snapshot_lsn
+        if point is None or not self._store.is_locked(f"flusher:{config.name}"):
+            return False
+        with self._pipeline.connect_source("copy") as source:
+            now = current_lsn(source)
+        deadline = time.monotonic() + _LOG_SECONDS
+        while (flushed := self._store.flushed_lsn()) is None or flushed < now:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        window, key = Window(0, point), [c.name for c in self._landing.lake.key]
+        entries = [e for e in self._store.entries(self.table, 0) if e.flushable_lsn > point]
+        if facts(entries, window, Storage.of(config.s3), key).truncate is None:
+            return False
+        pin = void_copy(self._store, replace(self._row, pin=self.pin), now)
+        if pin is not None:
+            logger.info("%s was truncated: its log has all that counts", self.table)
+            self.pin = pin
+        return pin is not None
 
     def _over(self) -> bool:
         """Whether somebody else finished the copy. Raises Fenced if it is another one now."""

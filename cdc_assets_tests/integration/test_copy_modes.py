@@ -12,7 +12,7 @@ import pytest
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.flusher.main import run
-from cdc_assets.log.progress import restart_copy
+from cdc_assets.log.progress import chunks, restart_copy
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import slot_status
@@ -166,6 +166,32 @@ def test_a_table_added_while_others_stream_loses_no_change(
         source.flush()
         source.drain_all()
         assert equal(source, U)
+        assert equal(source, T)
+
+
+def test_a_table_that_is_truncated_while_it_is_copied_is_left_to_the_log(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    with lake(
+        postgres_dsn(), spark_server.ensure(), SETUP, {"name": "t", "chunk_pages": 4}, "u"
+    ) as source:
+        source.pin()
+        keys = [chunk.key for chunk in chunks(source.pipeline.store, T, 1)]
+        copy_table(source.pipeline, source.session, T, only=keys[:3])
+        with streaming(source.config):
+            source.execute("truncate t")
+            source.execute("insert into t select i, 'after' from generate_series(1, 300) i")
+            assert eventually(lambda: source.pipeline.store.is_locked("flusher:src"))
+            copy_table(source.pipeline, source.session, T)
+        row = source.pipeline.store.table(T)
+        assert row is not None
+        assert (row.state, row.epoch) == ("streaming", 1)
+        assert row.complete_lsn is not None
+        assert row.snapshot_lsn is not None
+        assert row.complete_lsn > row.snapshot_lsn
+        source.flush()
+        source.drain(T)
+        assert len(source.rows(T)) == 300
         assert equal(source, T)
 
 
