@@ -27,6 +27,7 @@ import psutil
 import psycopg
 from rich.console import Console
 
+from cdc_assets.assets.names import TABLE_TAG
 from cdc_assets.commands import verify_tables
 from cdc_assets.config import SourceConfig, load_config
 from cdc_assets.errors import CdcError, EnvironmentProblem, TableProblem
@@ -108,8 +109,7 @@ def _story(
     watch, total = _Watch(config, server), len(config.tables)
     watch.status("the tables to be pinned", lambda s: _count(s, "waiting", "new") == 0)
     phases.done("start and pin", f"({total} tables)")
-    run, pid = watch("a snapshot run under way", _snapshot_run)
-    psutil.Process(pid).kill()
+    run, pid = watch("a snapshot run under way", _killed_snapshot_run)
     console.print(f"killed snapshot run {run[:8]} (pid {pid}) with SIGKILL", markup=False)
     found = watch.status("the copy", lambda s: _count(s, "streaming") == total)
     chunks = sum(t.chunks_total for t in found.tables)
@@ -243,20 +243,18 @@ def _applied(pipeline: Pipeline) -> int:
     return sum(cursor.offset for cursor in cursors if cursor is not None)
 
 
-def _snapshot_run(pipeline: Pipeline) -> tuple[str, int] | None:
-    """A running snapshot run that has read a chunk: its id and pid."""
+def _killed_snapshot_run(pipeline: Pipeline) -> tuple[str, int] | None:
+    """Kill a snapshot run whose table isn't complete yet: its id and pid."""
     instance = dg.DagsterInstance.get()
-    busy = pipeline.store.connection.execute(
-        "select 1 from snapshot_progress where source = %s and state = 'claimed' limit 1",
-        (pipeline.config.name,),
-    ).fetchone()
-    if busy is None:
-        return None
+    copying = {str(row.table) for row in pipeline.store.tables() if row.state == "copying"}
     for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]), limit=10):
-        if any(key.path[0] == "snapshot" for key in run.asset_selection or ()):
+        is_snapshot = any(key.path[0] == "snapshot" for key in run.asset_selection or ())
+        if is_snapshot and run.tags.get(TABLE_TAG) in copying:
             for entry in instance.all_logs(run.run_id):
                 if found := _PID.search(entry.message):
-                    return run.run_id, int(found[1])
+                    with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker
+                        psutil.Process(int(found[1])).kill()
+                        return run.run_id, int(found[1])
     return None
 
 
