@@ -116,7 +116,7 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
         unfit = _NO_ARRAY.search(str(error))
         return ("unfit", unfit[1]) if unfit else ("failed", first_line(error))
     except adbc.Error as error:
-        text = str(error).strip().splitlines()[0][:500]
+        text = first_line(error)
         if error.sqlstate in _SNAPSHOT_GONE and "snapshot" in text:
             return "lost", text
         if error.sqlstate in _TABLE_CHANGED:
