@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+import psutil
 import psycopg
 import pyarrow.parquet as pq
 from psycopg import sql
@@ -167,6 +168,14 @@ def start_flusher(config_file: Path) -> subprocess.Popen[bytes]:
             stderr=log,
             env={**os.environ, "CDC_ASSETS_LOG_LEVEL": "DEBUG"},
         )
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or is a zombie whose parent hasn't looked yet."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:

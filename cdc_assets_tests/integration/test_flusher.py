@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,14 @@ from cdc_assets.flusher.main import run
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests import pgoutput_reference as reference
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
+from cdc_assets_tests.flusher_support import (
+    Bench,
+    bench,
+    ended,
+    flushing,
+    start_flusher,
+    wait_for,
+)
 
 
 @pytest.fixture
@@ -335,8 +343,12 @@ def test_a_killed_decoder_ends_the_run(source: Bench) -> None:
     source.flush(config)
 
     def decoders() -> list[psutil.Process]:
-        children = psutil.Process(os.getpid()).children()
-        return [c for c in children if "cdc_assets.flusher.decoder_main" in c.cmdline()]
+        found = []
+        for child in psutil.Process(os.getpid()).children():
+            with suppress(psutil.NoSuchProcess):  # or a zombie: its parent hasn't seen its end yet
+                if "cdc_assets.flusher.decoder_main" in child.cmdline():
+                    found.append(child)
+        return found
 
     def kill_it() -> None:
         with flushing(config):
@@ -407,7 +419,7 @@ def test_an_orderly_stop_leaves_nothing_behind(source: Bench, how: str) -> None:
         assert child.stdin is not None
         child.stdin.close()
     assert child.wait(30) == 0
-    assert not [c for c in children if c.is_running()]
+    assert all(map(ended, children))
     assert len(source.log("public.t")) == 1000  # what was complete is in the log
     assert source.confirmed() == source.flushed()
 
@@ -419,7 +431,7 @@ def test_a_killed_flusher_leaves_no_child(source: Bench) -> None:
     (decoder,) = psutil.Process(child.pid).children()
     child.kill()
     child.wait()
-    wait_for(lambda: not decoder.is_running(), 10)
+    wait_for(lambda: ended(decoder), 10)
 
 
 def test_a_server_restart(tmp_path: Path) -> None:
