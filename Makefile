@@ -58,7 +58,7 @@ bench-flush: install ## The flusher's time against pg_recvlogical's, as one JSON
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_flush
 
 bench-snapshot: java ## The snapshot's time against COPY's on TPC-H, as one JSON line (SCALE=1 ROUNDS=3)
-	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_snapshot --scale $(SCALE) --rounds $(ROUNDS)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_snapshot --compare-scales --scale $(SCALE) --rounds $(ROUNDS)
 
 lint: install ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -59,6 +59,7 @@ class Landing:
         self.lake = LakeTable(config, config.table(row.table), row)
         self._keys = frozenset(c.key for c in chunks(store, row.table, row.epoch))
         self._target: LakeTable | None = None
+        self._seen: Table | None = None  # the target as it was when last looked at
         self._given_up = 0
 
     def open(self) -> None:
@@ -82,17 +83,17 @@ class Landing:
         if loaded is None:
             self._store.lock("catalog")  # "if not exists" isn't atomic in every catalog
             try:
-                self._target.create_for_copy()
+                loaded = self._target.create_for_copy()
             finally:
                 self._store.unlock("catalog")
-        landed = self._landed(self._loaded())
+        self._seen = loaded
+        landed = self._landed(loaded)
         mark_landed(self._store, self._row.table, self._row.epoch, landed)
         forget_landed(self._store, self._row.table, self._row.epoch, landed)
 
     def fields(self) -> tuple[LakeField, ...]:
         """The lake's columns as the files have them, with the target's field ids."""
-        schema = self._loaded().schema()
-        found = []
+        schema, found = self._last_seen().schema(), []
         for column in self.lake.columns:
             field = schema.find_field(column.name)
             kind = field.field_type
@@ -104,7 +105,7 @@ class Landing:
 
     def place(self) -> tuple[str, Mapping[str, str]]:
         """The folder of the target's data files, and the properties of the FileIO to get there."""
-        loaded = self._loaded()
+        loaded = self._last_seen()
         return f"{loaded.location().rstrip('/')}/data", dict(loaded.io.properties)
 
     def land(self, written: Sequence[ChunkProgress]) -> None:
@@ -135,7 +136,7 @@ class Landing:
 
     def complete(self) -> bool:
         """Whether the target holds every chunk of the plan."""
-        return self._complete(self._loaded())
+        return self._complete(self._last_seen()) or self._complete(self._loaded())
 
     def publish(self, session: SparkSession) -> None:
         """Make the complete target the lake table, as configured. May be done again."""
@@ -185,7 +186,11 @@ class Landing:
                 f"the table {self._target.sql_name}, which its copy lands in, is gone",
                 "Have it copied anew: cdc-assets resync.",
             )
+        self._seen = loaded
         return loaded
+
+    def _last_seen(self) -> Table:
+        return self._seen if self._seen is not None else self._loaded()
 
     def _complete(self, loaded: Table | None) -> bool:
         return bool(self._keys) and loaded is not None and self._landed(loaded) >= self._keys

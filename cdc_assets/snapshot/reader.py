@@ -10,7 +10,7 @@ This module runs inside Spark's Python workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -28,12 +28,21 @@ class ReadFailed(Exception):
 
 @contextmanager
 def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
-    """A connection; what it yields opens a transaction under a snapshot's name."""
+    """What it yields opens a transaction under a snapshot's name; the first one connects."""
     import adbc_driver_postgresql.dbapi as adbc
 
-    with adbc.connect(uri, autocommit=True) as source, source.cursor() as cursor:
-        cursor.execute(NO_NEW_TIMEOUTS)
-        yield lambda snapshot_name: _Transaction(cursor, snapshot_name)
+    with ExitStack() as stack:
+        connected: list[object] = []
+
+        def open_transaction(snapshot_name: str) -> _Transaction:
+            if not connected:
+                source = stack.enter_context(adbc.connect(uri, autocommit=True))
+                cursor = stack.enter_context(source.cursor())
+                cursor.execute(NO_NEW_TIMEOUTS)
+                connected.append(cursor)
+            return _Transaction(connected[0], snapshot_name)
+
+        yield open_transaction
 
 
 class _Transaction:

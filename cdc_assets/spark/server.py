@@ -191,6 +191,9 @@ def spark_properties(settings: SparkServerSettings, scratch: Path) -> dict[str, 
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
         "spark.sql.session.timeZone": "UTC",
+        "spark.python.daemon.module": "cdc_assets.spark.python_daemon",
+        # Nobody uploads code: sessions may share Python workers.
+        "spark.sql.artifact.isolation.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }

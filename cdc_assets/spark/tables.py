@@ -138,9 +138,10 @@ class LakeTable:
         """Which copy it is: of which table, and when; the same in no life of the coordination."""
         return f"{self.row.table}@{self.row.epoch}:{self.row.snapshot_lsn}"
 
-    def create_for_copy(self) -> None:
-        """Create it for files that a copy adds: format version 2, unpartitioned, without snapshot.
+    def create_for_copy(self) -> Table:
+        """Create it, unless it is there, for files that a copy adds.
 
+        Of format version 2, unpartitioned, without a snapshot:
         pyiceberg, which adds them, doesn't write version 3 yet; the first merge upgrades it.
         """
         properties = {
@@ -151,7 +152,7 @@ class LakeTable:
         }
         catalog = open_catalog(self.config)
         catalog.create_namespace_if_not_exists(self.config.namespace)
-        catalog.create_table_if_not_exists(
+        return catalog.create_table_if_not_exists(
             self.identifier,
             pa.schema([pa.field(c.name, arrow_type(c.mapping.lake)) for c in self.columns]),
             self.location,

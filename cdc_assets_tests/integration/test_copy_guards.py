@@ -542,7 +542,7 @@ def worker_peak_bytes() -> int:
     peaks = [0]
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # or a zombie
-            if "pyspark.daemon" in process.cmdline():
+            if "cdc_assets.spark.python_daemon" in process.cmdline():
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 peaks += [int(kb) * 1024 for kb in re.findall(r"VmHWM:\s+(\d+)", status)]
     return max(peaks)
