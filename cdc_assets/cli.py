@@ -29,7 +29,7 @@ from cdc_assets.postgres.connect import connect
 
 if TYPE_CHECKING:
     from cdc_assets.materializer.drain import Drained
-    from cdc_assets.snapshot.copy import CopyProgress
+    from cdc_assets.snapshot.table_copy import CopyProgress
     from cdc_assets.status import TableStatus
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -39,7 +39,8 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.process import Child, ChildSpec
-from cdc_assets.snapshot.copy import CopyProgress, copy_tables
+from cdc_assets.snapshot.copy import copy_tables
+from cdc_assets.snapshot.table_copy import CopyProgress
 from cdc_assets.spark.session import open_session, server
 from cdc_assets.verify.compare import Comparison, verify
 

@@ -17,7 +17,8 @@ from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.owner import end_with_owner
 from cdc_assets.resources.spark import spark_session
-from cdc_assets.snapshot.copy import CopyProgress, copy_table
+from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.snapshot.table_copy import CopyProgress
 
 
 def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:

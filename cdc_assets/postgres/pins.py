@@ -6,10 +6,7 @@ every change that committed before it. Together they are the table, without a ga
 first pin comes from the main slot itself; later ones (a table added, a pin that was lost) from a
 temporary slot, which lives only as long as it takes to import its snapshot.
 
-A snapshot lives as long as one session that imported it stays in its transaction. So a pin has
-*holders*: each imports the snapshot and exports it again under a name of its own. The flusher holds
-every pin it made, a running copy holds the one it reads from: either may die without costing the
-other anything. A holder is alive when its backend is: the server knows, no clock is asked.
+Each pin is kept alive by its holders (``holders``).
 """
 
 from __future__ import annotations
@@ -18,9 +15,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -33,11 +28,11 @@ from cdc_assets.log.progress import (
     restart_copy,
     unread,
 )
-from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.log.store import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Heap, SourceTable, describe, heaps, refuse_hidden_rows
-from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
+from cdc_assets.postgres.holders import Holder, hold, join_pin
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import (
     NewSlot,
@@ -51,94 +46,6 @@ from cdc_assets.postgres.replication import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-_SNAPSHOT_GONE = (
-    psycopg.errors.UndefinedObject,
-    psycopg.errors.InvalidParameterValue,
-    psycopg.errors.ObjectNotInPrerequisiteState,  # its session is just ending
-)
-
-
-@dataclass(slots=True)
-class Holder:
-    """A session that keeps a pin's snapshot alive; ``snapshot_name`` is what it exported."""
-
-    pin: str
-    snapshot_name: str
-    connection: psycopg.Connection[Any]
-
-    def alive(self) -> bool:
-        """False once the session is gone (asked of the server, over this very session)."""
-        try:
-            self.connection.execute("select 1")
-        except psycopg.Error:
-            return False
-        return True
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Holder:
-    """Import ``snapshot_name`` in a new session, export it again, and say so in ``pin_holders``.
-
-    Raises SnapshotLost when the snapshot is gone.
-    """
-    connection = connect(source_dsn, application_name=f"cdc_assets {store.source} pin")
-    try:
-        connection.execute("begin isolation level repeatable read read only")
-        connection.execute(
-            sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name))
-        )
-        row = connection.execute("select pg_export_snapshot(), pg_backend_pid()").fetchone()
-        assert row is not None
-        store.connection.execute(
-            "insert into pin_holders (pin, snapshot_name, backend_pid) values (%s, %s, %s)",
-            (pin, row[0], row[1]),
-        )
-        return Holder(pin, row[0], connection)
-    except _SNAPSHOT_GONE as error:
-        connection.close()
-        raise SnapshotLost(f"the exported snapshot {snapshot_name} is gone: {error}") from error
-    except BaseException:
-        connection.close()
-        raise
-
-
-def join_pin(store: LogStore, source_dsn: str, pin: str) -> Holder:
-    """Become one more holder of ``pin``; raises SnapshotLost when none of its holders lives."""
-    names = store.connection.execute(
-        "select snapshot_name from pin_holders where pin = %s order by since desc", (pin,)
-    ).fetchall()
-    for (name,) in names:
-        try:
-            return hold(store, source_dsn, pin, name)
-        except SnapshotLost:
-            store.connection.execute(
-                "delete from pin_holders where pin = %s and snapshot_name = %s", (pin, name)
-            )
-    raise SnapshotLost(f"no session holds the pin {pin} any more.")
-
-
-def pin_point(store: LogStore, pin: str) -> Lsn:
-    """The consistent point of ``pin``: nothing is read later than it."""
-    row = store.connection.execute(
-        "select consistent_point::text from pins where pin = %s", (pin,)
-    ).fetchone()
-    assert row is not None  # pins are never deleted while a table names them
-    return Lsn.parse(row[0])
 
 
 @contextmanager

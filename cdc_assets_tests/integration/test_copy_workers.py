@@ -26,6 +26,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.snapshot.landing import Landing
+from cdc_assets.snapshot.table_copy import TableCopy
 from cdc_assets.spark.server import SparkServer
 from cdc_assets.status import collect
 from cdc_assets_tests.conftest import NewDatabase
@@ -221,9 +222,9 @@ def _written_but_not_landed(source: Lake, keys: list[str]) -> list[ChunkProgress
             "select pg_advisory_lock(hashtextextended(%s, 0))",
             (source.pipeline.store._lock_key(lock),),
         )
-        from cdc_assets.snapshot.copy import _Coordinator, _Copy
+        from cdc_assets.snapshot.copy import _Coordinator
 
-        copy = _Copy(source.pipeline, source.session, row, frozenset(keys), lambda _: None)
+        copy = TableCopy(source.pipeline, source.session, row, frozenset(keys), lambda _: None)
         copy._landing = opened
         coordinator = _Coordinator(source.pipeline, source.session, [copy], threading.Event())
         coordinator._job(coordinator._tasks())

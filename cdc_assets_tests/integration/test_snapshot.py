@@ -10,9 +10,11 @@ import pytest
 from cdc_assets.errors import SnapshotLost, TableProblem
 from cdc_assets.log.progress import chunks
 from cdc_assets.log.store import TableRow
+from cdc_assets.postgres.holders import join_pin
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins, join_pin
-from cdc_assets.snapshot.copy import CopyProgress, copy_table
+from cdc_assets.postgres.pins import Pins
+from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.snapshot.table_copy import CopyProgress
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake

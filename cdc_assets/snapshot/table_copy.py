@@ -1,0 +1,293 @@
+"""One table's copy as one coordinator sees it: what to claim, what has landed, how it ended.
+
+Keeps invariant 10: a table is complete when its target holds every chunk of the plan, and counts as
+such only once the log is applied past the point of the last pin that a chunk was read under.
+
+Which snapshot a chunk is read under is the pin's business (``postgres.pins``). If a pin is lost,
+what was copied stays where the table has a key: the log is applied from the first pin on, and what
+the later snapshot shows twice or not at all is put right by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
+from cdc_assets.log.claims import ClaimScope
+from cdc_assets.log.files import Storage
+from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy, void_copy
+from cdc_assets.log.store import TableRow
+from cdc_assets.materializer.batch import Window, facts
+from cdc_assets.pipeline import Pipeline, coordination_dsn
+from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.connect import conninfo, uri
+from cdc_assets.postgres.holders import pin_point
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.types import select_expression
+from cdc_assets.snapshot.landing import Landing
+from cdc_assets.snapshot.worker import CopyTask
+
+logger = logging.getLogger(__name__)
+
+# Chunks a claim, and a file, at most: with 16 MB chunks a crash costs 128 MB of reading a task, and
+# a table of 2,000 chunks gets 250 files.
+CLAIM_CHUNKS = 8
+# How often a coordinator looks, and how long what is written may wait for its commit.
+LOOK_SECONDS = 0.5
+COMMIT_SECONDS = 5.0
+# How long the log may take to tell that a table was truncated.
+_LOG_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """How far a table's copy is; ``landed`` are the chunks that landed since the last report."""
+
+    table: TableId
+    landed: tuple[ChunkProgress, ...]
+    chunks_done: int
+    chunks_total: int
+    rows: int
+    bytes: int
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """For a run's log: percent, rate and the time that remains."""
+        rate = self.rows / self.seconds if self.seconds else 0.0
+        left = self.chunks_total - self.chunks_done
+        done_here = max(1, self.chunks_done)
+        return (
+            f"{self.table}: {self.chunks_done}/{self.chunks_total} chunks"
+            f" ({100 * self.chunks_done / max(1, self.chunks_total):.0f} %), {self.rows:,} rows,"
+            f" {self.bytes / 1e6:,.1f} MB, {rate:,.0f} rows/s,"
+            f" about {self.seconds / done_here * left:,.0f} s left"
+        )
+
+
+class TableCopy:
+    """One table's copy as one coordinator sees it."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: SparkSession,
+        row: TableRow,
+        only: frozenset[str] | None,
+        on_progress: Callable[[CopyProgress], None],
+    ) -> None:
+        assert row.pin is not None  # it is copying
+        self.table = row.table
+        self.pin = row.pin
+        self._pipeline = pipeline
+        self._session = session
+        self._row = row
+        self._only = only
+        self._on_progress = on_progress
+        self._store = pipeline.store
+        self._lock = f"write:{row.table}"
+        self._landing = Landing(pipeline.config, pipeline.store, row)
+        self._began = self._committed_at = time.monotonic()
+        self._reported: set[str] = set()
+        self._here: list[ChunkProgress] = []
+
+    def open(self) -> None:
+        """Make the target of the copy. Raises TableProblem."""
+        with self._writing():
+            self._landing.open()
+        self._reported = {c.key for c in self._chunks() if c.state == "landed"}
+
+    def outstanding(self) -> int:
+        """How many of the wanted chunks haven't landed."""
+        return sum(c.state != "landed" for c in self._wanted(self._chunks()))
+
+    def claimable(self) -> bool:
+        return claimable(self._store, self._row, self._only) > 0
+
+    def step(self, *, at_once: bool) -> bool:
+        """Land what is written, if it is time; True once the table is complete, or all is done.
+
+        Raises Fenced or SnapshotLost if its copy goes on elsewhere, or anew.
+        """
+        if self._over():
+            return True
+        plan = self._chunks()
+        if not self._here and all(c.state in ("planned", "landed") for c in plan):
+            self._began = time.monotonic()  # its turn hasn't come
+        written = [c for c in plan if c.state == "written"]
+        due = at_once or time.monotonic() - self._committed_at >= COMMIT_SECONDS
+        if all(c.state in ("written", "landed") for c in self._wanted(plan)):
+            due = True
+        if written and due and self._store.try_lock(self._lock):
+            try:
+                if self._over():
+                    return True
+                self._landing.land([c for c in self._chunks() if c.state == "written"])
+            except Fenced as fenced:
+                logger.info("%s", fenced)  # what it wrote is looked at again
+            finally:
+                self._store.unlock(self._lock)
+            self._committed_at = time.monotonic()
+            plan = self._report()
+        if any(c.state != "landed" for c in self._wanted(plan)):
+            return False
+        self._report()  # what others landed
+        self._finish()
+        return True
+
+    def judge(self, outcomes: Mapping[str, str]) -> bool:
+        """What the job's tasks say of their end; the worst of them is enough. Raises."""
+        if "lost" in outcomes:
+            self._lost()
+        if "rewritten" in outcomes and self._voided():
+            return False
+        if "rewritten" in outcomes or "changed" in outcomes:
+            why = outcomes.get("rewritten") or outcomes["changed"]
+            with self._pipeline.connect_source("copy") as source:
+                try:
+                    describe(source, self.table)
+                except TableProblem as problem:
+                    self._store.park(self.table, str(problem))
+                    raise
+            restart_copy(self._store, self._row, of_pin=self.pin)
+            raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")
+        if "unfit" in outcomes:
+            raise TableProblem(
+                self.table,
+                outcomes["unfit"],
+                "Set columns.unrepresentable to null or clamp, or columns.types to string.",
+            )
+        if "failed" in outcomes:
+            raise TableProblem(self.table, f"a chunk can't be copied: {outcomes['failed']}")
+        return False
+
+    def task(self, snapshot_name: str, worker: str) -> CopyTask:
+        """What the tasks of a job are told."""
+        config, row = self._pipeline.config, self._row
+        rules = config.table(row.table).columns
+        listed = sql.SQL(", ").join(
+            select_expression(c.source, rules.types.get(c.name), c.policy)
+            for c in self._landing.lake.columns
+        )
+        location, io = self._landing.place()
+        return CopyTask(
+            source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
+            snapshot_name=snapshot_name,
+            columns=listed.as_string(self._store.connection),
+            fields=self._landing.fields(),
+            scope=ClaimScope(
+                conninfo(coordination_dsn(config), f"cdc_assets {config.name} claims"),
+                config.state.schema_,
+                config.name,
+                str(row.table),
+                row.epoch,
+                self.pin,
+                tuple(sorted(self._only)) if self._only is not None else None,
+                CLAIM_CHUNKS,
+                config.snapshot.max_parallel_chunks,
+            ),
+            worker=worker,
+            chunks=self.outstanding(),
+            location=location,
+            io=tuple(sorted(io.items())),
+        )
+
+    # --- parts ---
+
+    def _voided(self) -> bool:
+        """Whether the log truncates the table after the pin: then no row of the copy counts.
+
+        A table that is truncated every other moment would never be copied otherwise. VACUUM FULL
+        and its like are in no log: they leave rows that count, in other places.
+        """
+        config, point = self._pipeline.config, self._row.snapshot_lsn
+        if point is None or not self._store.is_locked(f"flusher:{config.name}"):
+            return False
+        with self._pipeline.connect_source("copy") as source:
+            now = current_lsn(source)
+        deadline = time.monotonic() + _LOG_SECONDS
+        while (flushed := self._store.flushed_lsn()) is None or flushed < now:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        window, key = Window(0, point), [c.name for c in self._landing.lake.key]
+        entries = [e for e in self._store.entries(self.table, 0) if e.flushable_lsn > point]
+        if facts(entries, window, Storage.of(config.s3), key).truncate is None:
+            return False
+        pin = void_copy(self._store, replace(self._row, pin=self.pin), now)
+        if pin is not None:
+            logger.info("%s was truncated: its log has all that counts", self.table)
+            self.pin = pin
+        return pin is not None
+
+    def _over(self) -> bool:
+        """Whether somebody else finished the copy. Raises Fenced if it is another one now."""
+        now = self._store.copy_state(self.table)
+        if now is None or now.epoch != self._row.epoch:
+            raise Fenced(f"{self.table}: its copy was started anew elsewhere; this run stops.")
+        if now.state == "parked":
+            raise TableProblem(self.table, now.reason or "it is parked")
+        if now.state == "waiting" or (now.state == "copying" and now.pin != self.pin):
+            self._lost()
+        return now.state != "copying"
+
+    def _lost(self) -> NoReturn:
+        raise SnapshotLost(f"{self.table}: its pin was lost; the rest waits for another one.")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._store.lock(self._lock)
+        try:
+            yield
+        finally:
+            self._store.unlock(self._lock)
+
+    def _report(self) -> list[ChunkProgress]:
+        """Tell about what has landed since the last time; returns the plan as it is."""
+        plan = self._chunks()
+        landed = [c for c in plan if c.state == "landed"]
+        news = tuple(c for c in landed if c.key not in self._reported)
+        if news:
+            self._reported.update(c.key for c in news)
+            self._here.extend(news)
+            self._on_progress(
+                CopyProgress(
+                    self.table,
+                    news,
+                    len(landed),
+                    len(plan),
+                    sum(c.rows or 0 for c in self._here),
+                    sum(c.bytes or 0 for c in self._here),
+                    time.monotonic() - self._began,
+                )
+            )
+        return plan
+
+    def _chunks(self) -> list[ChunkProgress]:
+        return chunks(self._store, self.table, self._row.epoch)
+
+    def _wanted(self, plan: list[ChunkProgress]) -> list[ChunkProgress]:
+        return [c for c in plan if self._only is None or c.key in self._only]
+
+    def _finish(self) -> None:
+        """Once every chunk of the plan has landed: publish the target, and let the log flow."""
+        with self._writing():
+            if self._over() or not self._landing.complete():
+                return
+            self._landing.publish(self._session)
+            # No chunk was read later than the last pin's consistent point (invariant 10).
+            self._store.finish_copy(
+                self.table,
+                self._row.epoch,
+                pin_point(self._store, self.pin),
+                streams=self._pipeline.config.snapshot.mode != "snapshot_only",
+            )
