@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast bench-flush bench-snapshot lint format lock clean distclean
+.PHONY: help install java dev demo test test-fast bench-flush bench-snapshot bench-materialize lint format lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ bench-flush: install ## The flusher's time against pg_recvlogical's, as one JSON
 
 bench-snapshot: java ## The snapshot's time against COPY's on TPC-H, as one JSON line (SCALE=1 ROUNDS=3)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_snapshot --compare-scales --scale $(SCALE) --rounds $(ROUNDS)
+
+bench-materialize: java ## The merge's time against one plain MERGE's, as one JSON line (ROUNDS=3)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_materialize --rounds $(ROUNDS)
 
 lint: install ## ruff and mypy --strict
 	@$(BIN)/ruff check .

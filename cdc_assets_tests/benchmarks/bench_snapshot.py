@@ -20,8 +20,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,11 +37,11 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import slot_status
-from cdc_assets.process import acquire
 from cdc_assets.spark.catalog import open_catalog
 from cdc_assets_tests.benchmarks.copy_out import copy_out
 from cdc_assets_tests.benchmarks.tpch import TABLES, Connection, Tpch, prepare
 from cdc_assets_tests.benchmarks.watch import Watch
+from cdc_assets_tests.benchmarks.workplace import workplace
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
@@ -317,22 +315,6 @@ def _growth(
     }
 
 
-@contextmanager
-def _workplace(cache: Path) -> Iterator[EmbeddedPostgres]:
-    """The kept Postgres, for one benchmark at a time, and a home that is removed afterwards."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        stderr.print(f"using {cache}; if another run does, this one waits")
-        acquire(lock, threading.Event())
-        for left in cache.glob("bench_snapshot-*"):  # of a run that was killed
-            shutil.rmtree(left)
-        with tempfile.TemporaryDirectory(prefix="bench_snapshot-", dir=cache) as folder:
-            os.environ["CDC_ASSETS_HOME"] = folder  # so the Spark server is nobody else's
-            # With the default of 1 GB a load at scale 1 would be checkpoints all along.
-            with EmbeddedPostgres(cache / "postgres", settings={"max_wal_size": "4GB"}) as postgres:
-                yield postgres
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="1 has 8.7 million rows")
@@ -350,7 +332,7 @@ def main() -> None:
     parallel = Parallel(options.tables, options.chunks, options.readers)
     # The small one last: what a server that has just started costs isn't spread over few rows.
     scales = [options.scale, *([SMALL_SCALE, START_SCALE] if options.compare_scales else ())]
-    with _workplace(options.cache.absolute()) as postgres:
+    with workplace(options.cache.absolute(), stderr.print) as postgres:
         dsn = postgres.dsn()
         assert dsn is not None
         databases = [prepare(dsn, scale, stderr.print) for scale in scales]

@@ -1,0 +1,350 @@
+"""``python -m cdc_assets_tests.benchmarks.bench_materialize``: merging the log, beside one MERGE.
+
+A table of each size is copied into the lake. Then, round by round, changes of each batch size are
+made at the source and flushed, and the same staged files are merged twice from the same snapshot:
+by the materializer, and by one plain ``MERGE … WHEN MATCHED … WHEN NOT MATCHED`` of the folded
+batch, on a branch that is thrown away. Which of them goes first alternates. Changes are spread over
+all keys, or *recent*: among the last tenth of them, where the tables' files hold ranges of keys.
+
+Prints progress on stderr and one JSON line on stdout. ``against_merge`` is the materializer's time
+over the plain MERGE's (the median of the rounds'); ``growth`` its time for the same batch on the
+largest table over that on the smallest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from rich.console import Console
+
+from cdc_assets.commands import Spark, snapshot
+from cdc_assets.config import home, parse_config
+from cdc_assets.flusher.main import run
+from cdc_assets.log.files import Storage
+from cdc_assets.materializer.batch import Window, events, facts
+from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.fold import fold
+from cdc_assets.materializer.merge import _typed
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.spark.tables import LakeTable, ticked
+from cdc_assets_tests.benchmarks.workplace import workplace
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+SPREAD, RECENT = "spread", "recent"
+# Of a batch: rows that are updated, inserted, deleted.
+_UPDATED, _INSERTED = 0.6, 0.3
+# Recent changes fall into this part of the keys; those to be picked are drawn with some to spare.
+_RECENT, _SPARE = 0.1, 1.5
+# One batch is one merge, however large.
+_NO_LIMIT = 2**40
+_ROW = (
+    "(random() * 1e6)::int, md5(g::text) || 'abcdefgh', (random() * 1e8)::numeric(18, 2),"
+    " timestamptz '2026-01-01 00:00Z' + g * interval '1 second',"
+    " jsonb_build_object('a', g, 'b', left(md5((g + 1)::text), 20), 'c', array[1, 2])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One batch on one table: medians over the rounds, in seconds."""
+
+    rows: int
+    changes: int
+    where: str
+    seconds: float
+    merge_seconds: float
+    changes_s: int
+    against_merge: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One table in its database, copied into the lake, with a session to merge it."""
+
+    rows: int
+    source: Connection
+    pipeline: Pipeline
+    session: SparkSession
+    table: TableId
+
+    def change(self, changes: int, where: str, seed: float) -> None:
+        """Commit a batch of changes, and flush it."""
+        self.source.execute("select setseed(%s)", (seed,))
+        found = self.source.execute(f"select min(id), max(id) from {self.table}".encode())
+        low, high = found.fetchone() or (0, 0)
+        first = low if where == SPREAD else high - round((high - low) * _RECENT)
+        inserted, updated = round(changes * _INSERTED), round(changes * _UPDATED)
+        picked = changes - inserted
+        self.source.execute(
+            "create temp table picked as select id, row_number() over () as n from ("
+            " select distinct %s + floor(random() * %s)::bigint as id from generate_series(1, %s)"
+            " limit %s) p",
+            (first, high - first, round(picked * _SPARE), picked),
+        )
+        self.source.execute(
+            f"update {self.table} t set a = a + 1, v = md5(t.id::text || %s) || 'abcdefgh'"
+            " from picked p where p.id = t.id and p.n <= %s".encode(),
+            (str(seed), updated),
+        )
+        self.source.execute(
+            f"delete from {self.table} t using picked p where p.id = t.id and p.n > %s".encode(),
+            (updated,),
+        )
+        self.source.execute(
+            f"insert into {self.table} select g, {_ROW}"
+            " from generate_series(%s::bigint + 1, %s::bigint + %s) g".encode(),
+            (high, high, inserted),
+        )
+        self.source.execute("drop table picked")
+        run(self.pipeline.config, until=current_lsn(self.source))
+
+    def ours(self) -> tuple[float, int]:
+        began = time.perf_counter()
+        done = drain(self.pipeline, self.session, self.table, batch_bytes=_NO_LIMIT)
+        assert done is not None and done.merges == 1
+        return time.perf_counter() - began, done.changes
+
+    @contextmanager
+    def plain(self) -> Iterator[_Plain]:
+        """A branch of the table as it is now, for the plain MERGE."""
+        row = self.pipeline.store.table(self.table)
+        assert row is not None and row.snapshot_lsn is not None
+        lake = LakeTable(self.pipeline.config, self.pipeline.config.table(self.table), row)
+        lake.upgrade(self.session)
+        offset = lake.state().cursor.offset if lake.state().cursor else 0  # type: ignore[union-attr]
+        self.session.sql(f"alter table {lake.sql_name} create branch plain")
+        try:
+            yield _Plain(self, lake, Window(offset, row.snapshot_lsn))
+        finally:
+            self.session.sql(f"alter table {lake.sql_name} drop branch plain")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """One MERGE of everything that is pending, as one would write it by hand."""
+
+    bench: Bench
+    lake: LakeTable
+    window: Window
+
+    def merge(self) -> float:
+        session, lake, pipeline = self.bench.session, self.lake, self.bench.pipeline
+        began = time.perf_counter()
+        storage = Storage.of(pipeline.config.s3)
+        entries = pipeline.store.entries(self.bench.table, self.window.offset)
+        keys, names = [c.name for c in lake.key], [c.name for c in lake.columns]
+        found = facts(entries, self.window, storage, keys)
+        frame = events(session, entries, self.window, storage, pipeline.config.spark.cores)
+        folded = fold(session, frame, found, keys, names)
+        rows = _typed(folded.withColumn("cdc_op", F.col("op")), lake.columns, "row", "cdc_op")
+        rows.createOrReplaceTempView("cdc_batch")
+        listed = ", ".join(ticked(name) for name in names)
+        updates = ", ".join(f"t.{ticked(name)} = s.{ticked(name)}" for name in names)
+        session.sql(
+            f"merge into {lake.branch('plain')} t using cdc_batch s on t.id = s.id"
+            " when matched and s.cdc_op = 'D' then delete"
+            f" when matched then update set {updates}"
+            f" when not matched and s.cdc_op = 'U' then insert ({listed})"
+            f" values ({', '.join(f's.{ticked(n)}' for n in names)})"
+        )
+        return time.perf_counter() - began
+
+
+def _prepare(server_dsn: str, rows: int) -> str:
+    """The database with the table of that size; made now, or by an earlier run."""
+    template, name = f"items_{rows}", f"bench_items_{rows}"
+    with psycopg.connect(server_dsn, autocommit=True) as server:
+        if not server.execute(
+            "select from pg_database where datname = %s and datistemplate", (template,)
+        ).fetchall():
+            stderr.print(f"making a table of {rows:,} rows")
+            server.execute(sql.SQL("drop database if exists {}").format(sql.Identifier(template)))
+            server.execute(sql.SQL("create database {}").format(sql.Identifier(template)))
+            with psycopg.connect(make_conninfo(server_dsn, dbname=template), autocommit=True) as db:
+                db.execute(
+                    "create table items (id bigint primary key, a int, v text, n numeric(18, 2),"
+                    " at timestamptz, j jsonb)"
+                )
+                db.execute(
+                    f"insert into items select g, {_ROW} from generate_series(1, {rows}) g".encode()
+                )
+                db.execute("vacuum (freeze, analyze) items")
+            server.execute(
+                sql.SQL("alter database {} is_template true").format(sql.Identifier(template))
+            )
+        _forget(server, name)
+        server.execute(
+            sql.SQL("create database {} template {} strategy file_copy").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+        )
+    return make_conninfo(server_dsn, dbname=name)
+
+
+def _forget(server: Connection, name: str) -> None:
+    """Drop a database of an earlier run, its slots first."""
+    server.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", (name,)
+    )
+    server.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+        (name,),
+    )
+    server.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+class _Peak:
+    """The largest resident set of the Spark server's JVM while it lasts."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(0.5):
+            for child in psutil.Process().children(recursive=True):
+                try:
+                    if child.name() == "java":
+                        self.bytes = max(self.bytes, child.memory_info().rss)
+                except psutil.NoSuchProcess:
+                    continue
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def measure(
+    server_dsn: str, rows: int, batches: Sequence[tuple[int, str]], rounds: int
+) -> list[Measured]:
+    dsn = _prepare(server_dsn, rows)
+    config = parse_config(
+        {
+            "name": f"bench_{rows}",
+            "postgres": {"dsn": dsn},
+            "tables": [{"name": "public.items"}],
+            "staging": {"flush_interval": "10s"},
+        },
+        "bench",
+    )
+    table = TableId("public", "items")
+    measured = []
+    try:
+        # Not as a context: the server stays for the other sizes.
+        spark = Spark(config)
+        with (
+            Pipeline.open(config) as pipeline,
+            psycopg.connect(dsn, autocommit=True) as source,
+        ):
+            stderr.print(f"copying {rows:,} rows")
+            snapshot(pipeline, spark, [table], lambda p: stderr.print(f"  {p.sentence}"))
+            with spark.session() as session:
+                bench = Bench(rows, source, pipeline, session, table)
+                bench.change(1000, SPREAD, 0.5)  # the first merge upgrades the table
+                bench.ours()
+                for changes, where in batches:
+                    measured.append(_batch(bench, changes, where, rounds))
+    finally:
+        with psycopg.connect(server_dsn, autocommit=True) as server:
+            _forget(server, f"bench_items_{rows}")
+    return measured
+
+
+def _batch(bench: Bench, changes: int, where: str, rounds: int) -> Measured:
+    taken = []
+    applied = 0
+    for number in range(1, rounds + 1):
+        bench.change(changes, where, number / 100)
+        with bench.plain() as plain:
+            merge_first = number % 2 == 1
+            theirs = plain.merge() if merge_first else 0.0
+            ours, applied = bench.ours()
+            theirs = theirs or plain.merge()
+        stderr.print(
+            f"{bench.rows:,} rows, {applied:,} {where} changes: {ours:.2f} s,"
+            f" one MERGE {theirs:.2f} s, {ours / theirs:.2f}"
+        )
+        taken.append((ours, theirs))
+    seconds = statistics.median(ours for ours, _ in taken)
+    return Measured(
+        bench.rows,
+        applied,
+        where,
+        round(seconds, 3),
+        round(statistics.median(theirs for _, theirs in taken), 3),
+        round(applied / seconds),
+        round(statistics.median(ours / theirs for ours, theirs in taken), 3),
+    )
+
+
+def _growth(measured: Sequence[Measured], where: str, changes: int) -> float | None:
+    """The same batch on the largest table over that on the smallest."""
+    same = sorted(
+        (m for m in measured if m.where == where and 0.9 * changes < m.changes <= changes),
+        key=lambda m: m.rows,
+    )
+    return round(same[-1].seconds / same[0].seconds, 3) if len(same) > 1 else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument(
+        "--changes", type=int, nargs="+", default=[10_000, 50_000, 250_000, 1_000_000]
+    )
+    parser.add_argument("--compared", type=int, default=50_000, help="of the growth")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    batches = [(changes, SPREAD) for changes in options.changes] + [(options.compared, RECENT)]
+    measured: list[Measured] = []
+    with workplace(options.cache.absolute(), stderr.print) as postgres, _Peak() as peak:
+        dsn = postgres.dsn()
+        assert dsn is not None
+        for rows in options.rows:
+            fit = [(changes, where) for changes, where in batches if changes <= rows]
+            measured += measure(dsn, rows, fit, options.rounds)
+    print(  # noqa: T201
+        json.dumps(
+            {
+                "batches": [asdict(m) for m in measured],
+                "growth_spread": _growth(measured, SPREAD, options.compared),
+                "growth_recent": _growth(measured, RECENT, options.compared),
+                "peak_jvm_rss_mb": round(peak.bytes / 1e6),
+                "rounds": options.rounds,
+                "cpus": os.cpu_count(),
+                "load": round(load, 2),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
