@@ -34,12 +34,15 @@ class ReplicationProblem(CdcError):
     """The replication stream can't go on without a person or a restart."""
 
 
-class SlotLost(ReplicationProblem):
-    """The replication slot that the log was fed from no longer exists: changes may be missing."""
+class SourceMismatch(ReplicationProblem):
+    """The source isn't what the log was made from, or has moved on without it.
 
+    ``codes`` name each mismatch as ``check`` does; all of them are in the message.
+    """
 
-class SlotMoved(ReplicationProblem):
-    """Somebody else consumed from the slot: changes between the log and the slot are missing."""
+    def __init__(self, codes: Sequence[str], what: str, remedy: str = "") -> None:
+        self.codes = tuple(codes)
+        super().__init__(what, remedy)
 
 
 class SlotBusy(ReplicationProblem):

@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 
 from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.flusher.main import FlushResult, run
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests.pgoutput_reference import Row, parse_staged
@@ -30,12 +31,16 @@ from cdc_assets_tests.pgoutput_reference import Row, parse_staged
 
 @dataclass(slots=True)
 class Bench:
-    """One source with its log, staged below ``folder``; ``connection`` is a client's."""
+    """One source with its log, staged below ``folder``; ``connection`` is a client's.
+
+    ``log_dsn``: where the log is, if it isn't in the source.
+    """
 
     name: str
     dsn: str
     folder: Path
     connection: psycopg.Connection[Any]
+    log_dsn: str | None = None
 
     def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         cursor = self.connection.execute(statement.encode(), parameters or None)
@@ -48,7 +53,28 @@ class Bench:
             "tables": [{"name": table} for table in tables],
             "staging": {"uri": (self.folder / "staging").as_uri(), **staging},
             "snapshot": {"mode": "never"},
+            "state": {"postgres_url": self.log_dsn},
         }
+
+    def ask_log(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Rows of the coordination database."""
+        if self.log_dsn is None:
+            return self.execute(statement, *parameters)
+        with psycopg.connect(self.log_dsn, autocommit=True) as connection:
+            return connection.execute(statement.encode(), parameters or None).fetchall()
+
+    def parked(self) -> dict[str, str]:
+        """The reason of each table that is parked."""
+        rows = "select table_name, reason from _pg2iceberg.tables where state = 'parked'"
+        return dict(self.ask_log(rows))
+
+    def resync(self, config: SourceConfig, *tables: str) -> None:
+        """What the command does, for those tables or all."""
+        from cdc_assets import commands
+
+        wanted = [config.table(name).id for name in tables] or [t.id for t in config.tables]
+        with Pipeline.open(config) as pipeline, commands.Spark(config) as spark:
+            commands.resync(pipeline, spark, wanted, lambda _: None)
 
     def config(self, *tables: str, **staging: object) -> SourceConfig:
         return parse_config(self.settings(*tables, **staging), "test")
@@ -63,7 +89,7 @@ class Bench:
         return run(config, until=current_lsn(self.connection))
 
     def flushed(self) -> Lsn:
-        return Lsn.parse(self.execute("select lsn::text from _pg2iceberg.flushed_lsn")[0][0])
+        return Lsn.parse(self.ask_log("select lsn::text from _pg2iceberg.flushed_lsn")[0][0])
 
     def confirmed(self) -> Lsn:
         return Lsn.parse(
@@ -75,7 +101,7 @@ class Bench:
 
     def entries(self, table: str) -> list[tuple[int, int, Path]]:
         """``(start_offset, end_offset, file)`` of each registered file."""
-        rows = self.execute(
+        rows = self.ask_log(
             "select start_offset, end_offset, path from _pg2iceberg.log_index"
             " where table_name = %s order by start_offset",
             table,
@@ -84,9 +110,9 @@ class Bench:
 
     def log(self, table: str) -> list[Row]:
         """All rows of the table's log; checks that the offsets have neither gap nor overlap."""
-        rows, end = list[Row](), 0
+        rows, end = list[Row](), None
         for start, stop, path in self.entries(table):
-            assert start == end
+            assert start == (end if end is not None else start)
             found = parse_staged(0, pq.read_table(path).to_pylist())
             assert len(found) == stop - start
             rows, end = rows + found, stop
@@ -104,14 +130,14 @@ class Bench:
 
 
 @contextmanager
-def bench(server_dsn: str, name: str, folder: Path) -> Iterator[Bench]:
+def bench(server_dsn: str, name: str, folder: Path, log_dsn: str | None = None) -> Iterator[Bench]:
     """A fresh database on the server; its slot and sessions are gone afterwards."""
     with psycopg.connect(server_dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     dsn = make_conninfo(server_dsn, dbname=name)
     try:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            yield Bench(name, dsn, folder, connection)
+            yield Bench(name, dsn, folder, connection, log_dsn)
     finally:
         with psycopg.connect(server_dsn, autocommit=True) as admin:
             _drop(admin, name)

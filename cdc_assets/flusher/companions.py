@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import psycopg
 
-from cdc_assets.errors import CdcError, SlotBusy
+from cdc_assets.errors import CdcError, SlotBusy, SourceMismatch
 from cdc_assets.flusher.receiver import Progress
+from cdc_assets.flusher.turn import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import slot_status
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 PIN_SECONDS = 2.0
 # … and after failures this long.
 PIN_LONGEST_SECONDS = 30.0
+# How long the log of a table that somebody drops, or takes out of the publication, looks whole.
+REVIEW_SECONDS = 10.0
 # A line for a person who watches; also what a probe of the source costs.
 HEALTH_SECONDS = 10.0
 # A probe that takes longer tells nothing new; its line goes without it.
@@ -36,12 +40,14 @@ class PinKeeper:
     """Ticks :class:`Pins` for as long as the flusher lives, over all its sessions.
 
     A failure is logged and tried again with new connections: one table that can't be pinned doesn't
-    stop those that stream.
+    stop those that stream. What is wrong with the source does: ``on_mismatch`` is told.
     """
 
-    def __init__(self, pins: Pins, pipeline: Pipeline) -> None:
+    def __init__(self, pins: Pins, pipeline: Pipeline, heart: Heart) -> None:
         self._pins: Pins | None = pins
         self._pipeline = pipeline
+        self._heart = heart
+        self.on_mismatch: Callable[[SourceMismatch], None] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
 
@@ -58,15 +64,22 @@ class PinKeeper:
 
     def _run(self) -> None:
         wait = PIN_SECONDS
+        reviewed = time.monotonic()
         while not self._stop.wait(wait):
             try:
                 if self._pins is None:
                     self._pins = Pins(self._pipeline)
+                    self._heart.adopt(self._pins.store)
+                if time.monotonic() - reviewed >= REVIEW_SECONDS:
+                    reviewed = time.monotonic()
+                    self._pins.review()
                 self._pins.tick()
                 wait = PIN_SECONDS
             except SlotBusy as error:  # its connections are fine, and hold pins
                 logger.warning("tables wait for their pin: %s", error)
             except (CdcError, psycopg.Error) as error:
+                if isinstance(error, SourceMismatch) and (tell := self.on_mismatch) is not None:
+                    tell(error)  # it looks by itself before it streams again
                 wait = min(2 * wait, PIN_LONGEST_SECONDS)
                 logger.error("pinning failed; next try in %.0f s: %s", wait, error)  # noqa: TRY400
                 if self._pins is not None and isinstance(error, psycopg.Error):

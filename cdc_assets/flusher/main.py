@@ -2,10 +2,11 @@
 
 ``python -m cdc_assets.flusher.main --config FILE`` is the supervised child; :func:`run` is the
 same in the caller's process. Only one flusher of a source is active: it holds the advisory lock
-``flusher:<source>`` on the very session it registers with. The others wait hot.
+``flusher:<source>`` on the very session it registers with. The others wait hot; one that hangs
+loses its turn (``turn``).
 
-Two checks stand before the first byte. A slot that is gone, or that somebody else moved beyond
-``flushed_lsn``, means that changes are missing: that is said with the way out, never skipped.
+Before the first byte of each session the source is held against what the log remembers of it
+(``postgres.restart_record``): a mismatch is said with the way out, never skipped.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ import psycopg
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event
 
 from cdc_assets.config import SourceConfig, config_from_environment, load_config
-from cdc_assets.errors import CdcError, ConfigurationError, CoordinationError, SlotLost, SlotMoved
+from cdc_assets.errors import CdcError, ConfigurationError, SourceMismatch
 from cdc_assets.flusher.companions import Health, PinKeeper
 from cdc_assets.flusher.receiver import Progress, Session
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
+from cdc_assets.flusher.turn import Heart, active_process
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import slot_status
 from cdc_assets.process import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,13 @@ FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 # A session that lived this long was well: the next failure is a first one again.
 HEALTHY_SECONDS = 60.0
+# What may be over soon.
+_PASSING = (
+    StreamLost,
+    SourceMismatch,
+    psycopg.OperationalError,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ def run(
 ) -> FlushResult:
     """Stream and stage until everything that committed up to ``until`` is in the log, or ``stop``.
 
-    It survives the loss of its connections, once it has streamed. Raises SlotLost, SlotMoved,
+    It survives the loss of its connections, once it has streamed. Raises SourceMismatch,
     ReplicationProblem, PreflightError, CoordinationError, EnvironmentProblem, or
     psycopg.OperationalError when a database can't be reached to begin with.
     """
@@ -74,10 +83,12 @@ class _Flusher:
         self._stop = stop
         self._progress = Progress()
         self._keeper: PinKeeper | None = None
+        self._heart = Heart(config)
         self._streamed = False
         self._failures = 0
 
     def run(self) -> FlushResult:
+        self._heart.start()
         try:
             for attempt in Retrying(
                 retry=retry_if_exception(self._worth_another),
@@ -91,6 +102,7 @@ class _Flusher:
                         self._once()
         finally:
             self._drop_keeper()
+            self._heart.close()
         done = self._progress
         reached = self._until is not None and done.flushed >= self._until
         return FlushResult(
@@ -104,15 +116,17 @@ class _Flusher:
     def _once(self) -> None:
         """One turn: lock, pins, checks, one session."""
         began = time.monotonic()
+        session = 0
         try:
             with Pipeline.open(self._config) as pipeline:
+                session = self._heart.adopt(pipeline.store)
                 if not self._wait_for_turn(pipeline):
                     return
                 self._prepare_pins(pipeline)
                 if self._config.snapshot.mode == "snapshot_only":
                     self._stop.wait()  # nothing is streamed: the pins are held, that is all
                     return
-                flushed = check_slot(pipeline)
+                flushed = admit(pipeline)
                 self._progress.flushed = flushed
                 health = Health(pipeline, self._progress)
                 health.start()
@@ -122,19 +136,28 @@ class _Flusher:
                 finally:
                     health.close()
         finally:
+            self._heart.give_up(session)
             if time.monotonic() - began >= HEALTHY_SECONDS:
                 self._failures = 0
 
     def _session(self, pipeline: Pipeline, flushed: Lsn) -> None:
         self._streamed = True
-        Session(pipeline, flushed, self._progress, stop=self._stop, until=self._until).run()
+        session = Session(pipeline, flushed, self._progress, stop=self._stop, until=self._until)
+        assert self._keeper is not None
+        self._keeper.on_mismatch = session.fail
+        session.run()
 
     def _wait_for_turn(self, pipeline: Pipeline) -> bool:
         """True once the lock is ours; False if there is nothing left to wait for."""
         said = False
         while not pipeline.store.try_lock(f"flusher:{self._config.name}"):
             if not said:
-                logger.info("another flusher of %s is active; waiting", self._config.name)
+                who = active_process(pipeline.store)
+                logger.info(
+                    "another flusher of %s is active (%s); waiting",
+                    self._config.name,
+                    who[0] if who else "just ending",
+                )
                 said = True
             self._streamed = True  # whatever happens now, waiting goes on
             flushed = pipeline.store.flushed_lsn()
@@ -150,11 +173,12 @@ class _Flusher:
             return
         pins = Pins(pipeline)
         try:
+            self._heart.adopt(pins.store)
             pins.prepare()
         except BaseException:
             pins.close()
             raise
-        self._keeper = PinKeeper(pins, pipeline)
+        self._keeper = PinKeeper(pins, pipeline, self._heart)
         self._keeper.start()
 
     def _drop_keeper(self) -> None:
@@ -167,7 +191,10 @@ class _Flusher:
     def _worth_another(self, error: BaseException) -> bool:
         if isinstance(error, SlotInUse):
             return True
-        return self._streamed and isinstance(error, StreamLost | psycopg.OperationalError)
+        if isinstance(error, SourceMismatch) and error.codes != ("in_recovery",):
+            return False
+        # A standby that is about to be promoted is read-only for a while.
+        return self._streamed and isinstance(error, _PASSING)
 
     def _patience(self, state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -180,39 +207,6 @@ class _Flusher:
         error = state.outcome.exception() if state.outcome is not None else None
         waits = state.next_action.sleep if state.next_action is not None else 0.0
         logger.warning("%s Trying again in %.1f s.", error, waits)
-
-
-def check_slot(pipeline: Pipeline) -> Lsn:
-    """Where to stream from: ``flushed_lsn``.
-
-    Raises SlotLost or SlotMoved if the slot can't serve it.
-    """
-    config = pipeline.config
-    flushed = pipeline.store.flushed_lsn()
-    with pipeline.connect_source("flusher check") as source:
-        slot = slot_status(source, config.slot)
-    if flushed is None:
-        raise CoordinationError(
-            f"source {config.name} has a slot but no flushed_lsn: its log has no beginning.",
-            "Run cdc-assets resync for its tables.",
-        )
-    if slot is None or slot.wal_status == "lost":
-        state = "is gone" if slot is None else "lost the WAL it needs (max_slot_wal_keep_size)"
-        raise SlotLost(
-            f"the replication slot {config.slot} {state}; the log has the changes up to {flushed},"
-            " those after it are missing.",
-            "Drop what is left of the slot"
-            f" (select pg_drop_replication_slot('{config.slot}')), then run cdc-assets resync for"
-            " every table of this source.",
-        )
-    if slot.confirmed_flush is not None and slot.confirmed_flush > flushed:
-        raise SlotMoved(
-            f"somebody else moved the replication slot {config.slot} to {slot.confirmed_flush}, but"
-            f" the log ends at {flushed}: the changes between them are missing.",
-            "Find out who used the slot (or restored the coordination database); then run"
-            " cdc-assets resync for every table of this source.",
-        )
-    return flushed
 
 
 def main(arguments: list[str] | None = None) -> int:

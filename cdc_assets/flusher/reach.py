@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from cdc_assets.flusher.main import run
+from cdc_assets.flusher.turn import active_process
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
@@ -16,13 +17,14 @@ _LOOK_SECONDS = 0.2
 def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> None:
     """Return once everything that committed below ``lsn`` is registered in the log, or at ``stop``.
 
-    While another process is the active flusher, its progress is awaited; if it goes away, this one
-    takes over.
+    While another process is the active flusher, its progress is awaited; if it goes away, or isn't
+    heard of any more, this one takes over.
     """
     store = pipeline.store
     stop = stop or threading.Event()
     while not stop.is_set() and ((flushed := store.flushed_lsn()) is None or flushed < lsn):
-        if store.is_locked(f"flusher:{pipeline.config.name}"):
+        active = active_process(store)
+        if active is not None and not active[1]:
             stop.wait(_LOOK_SECONDS)
         else:
             run(pipeline.config, until=lsn, stop=stop)

@@ -274,9 +274,9 @@ class Session:
                 if time.monotonic() - self._specs_at >= HEARTBEAT_SECONDS:
                     self._refresh_specs()
         except (EOFError, ConnectionResetError):
-            self._fail(ReplicationProblem("the decoder process ended without a word."))
+            self.fail(ReplicationProblem("the decoder process ended without a word."))
         except Exception as error:  # noqa: BLE001 - handed to the thread that raises it
-            self._fail(error)
+            self.fail(error)
         self._wake()
 
     def _take(self, reply: object) -> None:
@@ -361,7 +361,8 @@ class Session:
         if not all(row.followed for row in rows if row.oid):
             self._store.mark_followed(row for row in rows if row.oid)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the session with this error, from any thread; the first one counts."""
         if self._failure is None:
             self._failure = error
 

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
-from cdc_assets.errors import ReplicationProblem, SlotLost
+from cdc_assets.errors import ReplicationProblem, SourceMismatch
 from cdc_assets.postgres.connect import replication_connect
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import KEEPALIVE_BYTES, POSTGRES_EPOCH_MICROSECONDS
@@ -27,6 +27,12 @@ logger = logging.getLogger(__name__)
 
 # Well below wal_sender_timeout's default of 60 s; a server that allows less asks for a reply.
 FEEDBACK_SECONDS: Final = 10.0
+# A stopped flusher's walsender would hold the slot for as long as the server's own setting says, or
+# for ever: it ends when a waiting flusher may have the turn (see ``turn``).
+_HANG_UP: Final = (
+    b"select pg_catalog.set_config(name, '30s', false) from pg_catalog.pg_settings"
+    b" where name = 'wal_sender_timeout' and setting::int not between 1 and 30000"
+)
 _FEEDBACK = struct.Struct(">cQQQqB")
 _OBJECT_IN_USE = b"55006"
 _UNDEFINED_OBJECT = b"42704"
@@ -68,6 +74,7 @@ class Stream:
         except ReplicationProblem as error:
             raise StreamLost(error.what, error.remedy) from error
         try:
+            connection.exec_(_HANG_UP)
             names = pq.Escaping(connection).escape_literal(
                 b'"' + publication.encode().replace(b'"', b'""') + b'"'
             )
@@ -143,9 +150,17 @@ class Stream:
         finally:
             self._connection.finish()  # sends Terminate
 
-    def _ended(self) -> StreamLost:
+    def _ended(self) -> ReplicationProblem:
         result = self._connection.get_result()
         message = result.get_error_message().strip() if result is not None else ""
+        state = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
+        if state == _UNDEFINED_OBJECT and "publication" in message:
+            # Before version 18 the server can't decode what was changed while there was none.
+            return SourceMismatch(
+                ["publication_gone"],
+                f"publication_gone: the publication was dropped for a while: {message}.",
+                "cdc-assets resync --all copies every table anew through a new slot.",
+            )
         return StreamLost(f"the server ended the replication stream: {message or 'no reason'}.")
 
 
@@ -157,10 +172,7 @@ def _refused(slot: str, result: PGresult) -> ReplicationProblem:
     if state is not None and state[:2] in (b"57", b"53", b"08"):  # shutdown, resources, connection
         return StreamLost(f"the server doesn't stream now: {message}.")
     if state == _UNDEFINED_OBJECT:
-        return SlotLost(
-            f"the replication slot {slot} is gone: {message}.",
-            "Find out who dropped it, then run cdc-assets resync for every table of this source.",
-        )
+        return StreamLost(f"the replication slot {slot} was just dropped: {message}.")
     return ReplicationProblem(
         f"the server refused to stream from slot {slot}: {message}.",
         "Run cdc-assets check: it names what is missing.",

@@ -26,6 +26,23 @@ def migrations() -> list[tuple[int, str]]:
     return [(int(f.name.split("_", 1)[0]), f.read_text(encoding="utf-8")) for f in files]
 
 
+def newest() -> int:
+    """The version that this program's migrations lead to."""
+    return migrations()[-1][0]
+
+
+def version(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int:
+    """The version that ``schema`` is at; 0 if it isn't there."""
+    name = sql.Identifier(schema, "schema_version")
+    found = connection.execute("select to_regclass(%s)", (name.as_string(connection),)).fetchone()
+    if found is None or found[0] is None:
+        return 0
+    row = connection.execute(
+        sql.SQL("select coalesce(max(version), 0) from {}").format(name)
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
 def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int:
     """Create or upgrade ``schema`` and return its version.
 

@@ -19,12 +19,14 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from cdc_assets.log.schema import migrate
+from cdc_assets.log.schema import migrate, newest, version
 from cdc_assets.postgres.catalog import Column, SourceTable
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
+# What pipeline_meta remembers of the source that the log is made from.
+SOURCE_FACTS = ("system_identifier", "timeline", "database", "publication", "slot_restart_lsn")
 # The one group of consumers that merges into the lake; the schema has room for others.
 GROUP = "lake"
 
@@ -45,6 +47,12 @@ class TableRow:
     reason: str | None
     excluded: frozenset[str] = frozenset()
     followed: bool = False
+    published_as: str | None = None
+
+    @property
+    def followed_since(self) -> Lsn | None:
+        """From where on its log has no gap; None if no log of it is needed."""
+        return self.snapshot_lsn if self.state in ("waiting", "copying", "streaming") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,19 @@ class LogStore:
         )
 
     @classmethod
+    def peek(cls, dsn: str, source: str, schema: str) -> Self | None:
+        """The store as it is, for reading; None before the first start or an upgrade."""
+        connection = connect(dsn, application_name=f"cdc_assets {source} log")
+        try:
+            if version(connection, schema) == newest():
+                return cls(connection, source, schema)
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        return None
+
+    @classmethod
     def open(cls, dsn: str, source: str, schema: str) -> Self:
         """Connect, bring the schema up to date, and return the store."""
         connection = connect(dsn, application_name=f"cdc_assets {source} log")
@@ -151,16 +172,20 @@ class LogStore:
             "select pg_advisory_unlock(hashtextextended(%s, 0))", (self._lock_key(name),)
         )
 
-    def is_locked(self, name: str) -> bool:
-        """Whether any session, this one included, holds the lock."""
+    def lock_holder(self, name: str) -> int | None:
+        """The backend that holds the lock, this session's included; None if it is free."""
         row = self.connection.execute(
             "with k as (select hashtextextended(%s, 0) as key)"
-            " select exists (select from pg_locks, k where locktype = 'advisory' and granted"
+            " select pid from pg_locks, k where locktype = 'advisory' and granted"
             " and database = (select oid from pg_database where datname = current_database())"
-            " and objsubid = 1 and (classid::bigint << 32 | objid::bigint) = k.key)",
+            " and objsubid = 1 and (classid::bigint << 32 | objid::bigint) = k.key",
             (self._lock_key(name),),
         ).fetchone()
-        return bool(row and row[0])
+        return int(row[0]) if row else None
+
+    def is_locked(self, name: str) -> bool:
+        """Whether any session, this one included, holds the lock."""
+        return self.lock_holder(name) is not None
 
     # --- facts of the source ---
 
@@ -183,8 +208,8 @@ class LogStore:
         """Every registered table, by name."""
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
-            " complete_lsn, pin, reason, excluded, followed from tables where source = %s"
-            " order by table_name",
+            " complete_lsn, pin, reason, excluded, followed, published_as from tables"
+            " where source = %s order by table_name",
             (self.source,),
         ).fetchall()
         return [
@@ -201,6 +226,7 @@ class LogStore:
                 reason,
                 frozenset(excluded),
                 followed,
+                published_as,
             )
             for (
                 name,
@@ -215,6 +241,7 @@ class LogStore:
                 reason,
                 excluded,
                 followed,
+                published_as,
             ) in rows
         ]
 
@@ -285,12 +312,43 @@ class LogStore:
             (self.source, str(table), reason),
         )
 
-    def park(self, table: TableId, reason: str) -> None:
-        """Set a registered table aside, with the reason and the way out."""
+    def park(self, table: TableId, reason: str, epoch: int | None = None) -> None:
+        """Set a registered table aside, with the reason and the way out.
+
+        With ``epoch`` only while it is that one: what was found may be mended by a new copy.
+        """
         self.connection.execute(
-            "update tables set state = 'parked', reason = %s, updated_at = now()"
-            " where source = %s and table_name = %s",
-            (reason, self.source, str(table)),
+            "update tables set state = 'parked', reason = %(reason)s, updated_at = now()"
+            " where source = %(source)s and table_name = %(table)s"
+            " and epoch = coalesce(%(epoch)s, epoch)",
+            {"reason": reason, "source": self.source, "table": str(table), "epoch": epoch},
+        )
+
+    def begin_anew(self) -> None:
+        """Forget the source and the log of it, of which nothing can be continued.
+
+        The offsets go on rising. Every table waits for a new pin, but those that are parked:
+        nothing resumes where it was. Files of the log become orphans, which maintenance removes.
+        """
+        with self.connection.transaction():
+            for statement in (
+                "delete from log_index where source = %s",
+                "delete from flushed_lsn where source = %s",
+                "delete from snapshot_progress where source = %s",
+                "delete from pipeline_meta where source = %s and key = any(%s)",
+                """update tables set state = case state when 'parked' then state else 'waiting' end,
+                   epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null,
+                   complete_lsn = null, pin = null, published_as = null, followed = false,
+                   updated_at = now() where source = %s""",
+            ):
+                parameters = (self.source, list(SOURCE_FACTS))[: statement.count("%s")]
+                self.connection.execute(statement.encode(), parameters)
+
+    def set_published_as(self, table: TableId, published_as: str | None) -> None:
+        """Remember which entry of the publication the table's changes come through."""
+        self.connection.execute(
+            "update tables set published_as = %s where source = %s and table_name = %s",
+            (published_as, self.source, str(table)),
         )
 
     def finish_copy(

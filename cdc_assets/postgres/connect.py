@@ -41,12 +41,14 @@ NO_NEW_TIMEOUTS = (
     "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     " where name in ('transaction_timeout', 'idle_session_timeout') and setting <> '0'"
 )
-# A dead peer is noticed after about 30 + 3 * 10 seconds instead of the kernel's two hours.
+# A dead peer is noticed after about 30 + 3 * 10 seconds instead of the kernel's two hours; after 30
+# if it doesn't take what we send.
 KEEPALIVES = {
     "keepalives": "1",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
     "connect_timeout": "10",
 }
 

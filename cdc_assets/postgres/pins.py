@@ -15,12 +15,13 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import CoordinationError, SlotLost, SnapshotLost, TableProblem
+from cdc_assets.errors import SnapshotLost, SourceMismatch, TableProblem
 from cdc_assets.log.progress import (
     await_another_pin,
     plan_copy,
@@ -28,8 +29,9 @@ from cdc_assets.log.progress import (
     restart_copy,
     unread,
 )
-from cdc_assets.log.store import TableRow
+from cdc_assets.log.store import LogStore, TableRow
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.admission import make_slot_follow_failovers, refuse_or_park, settle
 from cdc_assets.postgres.catalog import Heap, SourceTable, describe, heaps, refuse_hidden_rows
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
 from cdc_assets.postgres.holders import Holder, hold, join_pin
@@ -38,12 +40,14 @@ from cdc_assets.postgres.replication import (
     NewSlot,
     create_slot,
     export_snapshot,
+    publication_oid,
     publish,
     refuse_partial_publication,
     sends_generated_columns,
     slot_status,
     system_identifier,
 )
+from cdc_assets.postgres.source_facts import look_at_tables, remember
 
 logger = logging.getLogger(__name__)
 
@@ -65,50 +69,60 @@ class Pins:
         self._config = pipeline.config
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
+        self._slot_restart: Lsn | None = None
+
+    @property
+    def store(self) -> LogStore:
+        """The session that holds the lock while pins are made."""
+        return self._store
 
     def prepare(self) -> None:
         """Register the tables, complete the publication, create the slot with the first pin.
 
-        Idempotent, and safe when several processes start at once. Raises PreflightError, SlotBusy,
-        SlotLost or CoordinationError.
+        Idempotent, and safe when several processes start at once. Raises PreflightError, SlotBusy
+        or SourceMismatch, having streamed and published nothing.
         """
         self._store.lock("pins")
         try:
             with self._pipeline.connect_source("pins") as source:
-                self._check_identity(source)
-                self._register_tables(source)
                 if self._config.snapshot.mode == "snapshot_only":
+                    self._check_identity(source)
+                    self._register_tables(source)
                     return
+                found = settle(self._pipeline, source)
+                self._register_tables(source)
                 if self._store.flushed_lsn() is None:
                     self._forget_unfollowed(source)
-                configured = {table.id for table in self._config.tables}
                 waiting = self._publish(source)
                 slot = slot_status(source, self._config.slot)
-                flushed = self._store.flushed_lsn()
-                # Once every table is to be copied again, nothing of the old slot is needed.
-                anew = all(
-                    row.state == "parked" or (row.state == "waiting" and row.snapshot_lsn is None)
-                    for row in self._store.tables()
-                    if row.table in configured
-                )
-                if slot is None and flushed is not None and not anew:
-                    raise SlotLost(
-                        f"the replication slot {self._config.slot} is gone, though the log was fed"
-                        f" from it up to {flushed}: what was changed since is not in the log.",
-                        "Find out who dropped it (or max_slot_wal_keep_size), then run cdc-assets"
-                        " resync for every table of this source.",
-                    )
                 if slot is None:
                     made = create_slot(
                         self._pipeline.source_dsn, self._config.slot, temporary=False
                     )
                     self._pin(source, made, waiting, first=True)
-                elif flushed is None:
+                elif self._store.flushed_lsn() is None:
                     # Made by hand, or by a process that died before it could write down the pin:
                     # the log starts where the slot stands, the tables get later pins of their own.
                     self._store.advance(slot.confirmed_flush or Lsn.ZERO)
+                make_slot_follow_failovers(self._pipeline, source)
+                published = publication_oid(source, self._config.publication)
+                remember(self._store, replace(found, publication=published))
         finally:
             self._store.unlock("pins")
+
+    def review(self) -> None:
+        """Park the tables whose log has a gap now; remember where the slot begins.
+
+        Raises SourceMismatch when nothing may be streamed any more. The slot's beginning is written
+        down one look late: by then the server has it on its disk, and never goes back behind it.
+        """
+        if self._config.snapshot.mode == "snapshot_only":
+            return
+        with self._pipeline.connect_source("review") as source:
+            found = refuse_or_park(self._pipeline, source)
+        if self._slot_restart is not None:
+            self._store.set_meta("slot_restart_lsn", str(self._slot_restart))
+        self._slot_restart = found.slot.restart if found.slot is not None else None
 
     def tick(self) -> None:
         """Hold what is being copied, restart what lost its pin, pin what waits, release the rest.
@@ -138,13 +152,15 @@ class Pins:
     # --- parts ---
 
     def _check_identity(self, source: psycopg.Connection[Any]) -> None:
+        """Without a stream only the cluster has to be the same (see ``restart_record``)."""
         known, found = self._store.meta("system_identifier"), system_identifier(source)
         if known is None:
             self._store.set_meta("system_identifier", found)
         elif known != found:
-            raise CoordinationError(
+            raise SourceMismatch(
+                ["other_cluster"],
                 f"source {self._config.name} is another Postgres cluster (system identifier"
-                f" {found}) than the one its log was made from ({known}).",
+                f" {found}) than the one that was copied ({known}).",
                 "Correct postgres.dsn, or give the new cluster a source name of its own.",
             )
 
@@ -208,6 +224,9 @@ class Pins:
 
     def _pin_waiting(self, source: psycopg.Connection[Any]) -> None:
         """Take one pin for all tables that wait and that the stream follows already."""
+        if self._config.snapshot.mode != "snapshot_only":
+            # Before the publication is completed: who is missing there has to be noticed.
+            refuse_or_park(self._pipeline, source)
         self._register_tables(source)
         if self._config.snapshot.mode == "snapshot_only":
             waiting = self._waiting()
@@ -262,6 +281,8 @@ class Pins:
                     self._store.advance(slot.consistent_point)
                 with _under(source, slot.snapshot_name):
                     pinned = [row for row in tables if self._as_registered(source, row)]
+                    if self._config.snapshot.mode != "snapshot_only":
+                        self._remember_entries(source, pinned)
                     for row in pinned:
                         resumes = row.snapshot_lsn is not None
                         chunks = [] if resumes else self._plan(source, row)
@@ -284,6 +305,12 @@ class Pins:
             slot.consistent_point,
             ", ".join(str(row.table) for row in pinned),
         )
+
+    def _remember_entries(self, source: psycopg.Connection[Any], pinned: list[TableRow]) -> None:
+        now = look_at_tables(source, self._config.publication, pinned)
+        for row in pinned:
+            if row.snapshot_lsn is None:  # else its log goes on, with the entry it has
+                self._store.set_published_as(row.table, now[row.table].published_as)
 
     def _as_registered(self, source: psycopg.Connection[Any], row: TableRow) -> bool:
         """Whether the snapshot shows the table as it was registered.

@@ -7,24 +7,27 @@ changed. More guards belong here as more is known; a finding's ``code`` stays th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import psycopg
 
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TableProblem
+from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
+from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.replication import (
+    FAILOVER_SLOTS,
     published_tables,
     refuse_partial_publication,
     sends_generated_columns,
     slot_status,
 )
+from cdc_assets.postgres.restart_record import Recorded, compare_slot
+from cdc_assets.postgres.source_facts import review
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-Severity = Literal["error", "warning", "info"]
 
 # Minor versions from which a table added to a publication is seen by decoding at once, whatever
 # transactions were under way.
@@ -33,26 +36,21 @@ STALE_RELATIONS = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
 OLDEST = 130000
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that ``check`` found; ``remedy`` says what to do about it."""
+def preflight(
+    connection: Connection,
+    config: SourceConfig,
+    store: LogStore | None = None,
+    dsn: str = "",
+) -> list[Finding]:
+    """All findings, the server's first, then table by table.
 
-    code: str
-    severity: Severity
-    message: str
-    remedy: str
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
-
-def preflight(connection: Connection, config: SourceConfig) -> list[Finding]:
-    """All findings, the server's first, then table by table."""
+    With ``store``, what the log remembers of the source is compared too (``dsn``: the source's).
+    """
     follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
         *_server(connection, follows),
         *_privileges(connection, config, follows),
-        *(_objects(connection, config) if follows else ()),
+        *(_objects(connection, config, store, dsn) if follows else ()),
         *(
             finding
             for table in config.tables
@@ -148,7 +146,9 @@ def _privileges(connection: Connection, config: SourceConfig, follows: bool) -> 
         )
 
 
-def _objects(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
+def _objects(
+    connection: Connection, config: SourceConfig, store: LogStore | None, dsn: str
+) -> Iterator[Finding]:
     slot = slot_status(connection, config.slot)
     if slot is None:
         free = _one(
@@ -166,20 +166,6 @@ def _objects(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
         yield Finding(
             "slot", "info", f"the slot {config.slot} doesn't exist yet; it will be created.", ""
         )
-    elif slot.plugin != "pgoutput":
-        yield Finding(
-            "slot_plugin",
-            "error",
-            f"the slot {config.slot} uses {slot.plugin or 'physical replication'}, not pgoutput.",
-            "Set slot: to another name.",
-        )
-    elif slot.wal_status in ("lost", "unreserved"):
-        yield Finding(
-            "slot_lost",
-            "error",
-            f"the slot {config.slot} is {slot.wal_status}: WAL that it needs is gone, or about to.",
-            "Raise max_slot_wal_keep_size; if it is lost, drop the slot and copy the tables again.",
-        )
     else:
         yield Finding(
             "slot",
@@ -187,6 +173,19 @@ def _objects(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
             f"the slot {config.slot} exists and keeps {slot.retained_bytes / 1e6:,.1f} MB of WAL.",
             "",
         )
+        if connection.info.server_version >= FAILOVER_SLOTS and not slot.failover:
+            yield Finding(
+                "slot_failover",
+                "warning",
+                f"the slot {config.slot} isn't a failover slot: a promoted standby won't have it.",
+                "Restart the flusher while nobody else uses the slot: it makes it one.",
+            )
+    if store is not None:
+        found, _ = review(connection, dsn, store, config.slot, config.publication)
+        yield from (f for f in found.source if f.code != "in_recovery")  # said above
+        yield from (finding for _, finding in found.tables)
+    elif slot is not None:
+        yield from compare_slot(Recorded(None), slot, _database(connection), config.slot)
     published = published_tables(connection, config.publication)
     missing = [t.name for t in config.tables if published is None or t.id not in published]
     if published is None:
@@ -195,6 +194,10 @@ def _objects(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
     elif missing:
         message = f"the publication {config.publication} lacks {', '.join(missing)}; will be added."
         yield Finding("publication", "info", message, "")
+
+
+def _database(connection: Connection) -> str:
+    return str(_one(connection, "select current_database()::text"))
 
 
 def _table(

@@ -24,13 +24,19 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # The server versions that row filters and column lists, and generated columns in the stream, came
 # with.
 COLUMN_LISTS, GENERATED_COLUMNS = 150000, 180000
+# … two-phase slots, conflicts, and slots that a standby can have too.
+TWO_PHASE, CONFLICTS, FAILOVER_SLOTS = 140000, 160000, 170000
 # Slot creation waits for every transaction that runs; after this long we say which ones instead.
 SLOT_PATIENCE_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A replication slot as ``pg_replication_slots`` shows it; bytes of WAL it keeps."""
+    """A replication slot as ``pg_replication_slots`` shows it; bytes of WAL it keeps.
+
+    ``plugin`` and ``database`` are empty for a physical slot. ``invalidation``: why it can't be
+    used any more, if the server says so. What an older server doesn't know is False.
+    """
 
     name: str
     plugin: str
@@ -38,6 +44,11 @@ class SlotStatus:
     confirmed_flush: Lsn | None
     wal_status: str | None
     retained_bytes: int
+    database: str = ""
+    restart: Lsn | None = None
+    two_phase: bool = False
+    invalidation: str | None = None
+    failover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +64,45 @@ class NewSlot:
 
 
 def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
-    """What the server knows of ``slot``, None if there is none of that name."""
+    """What the server knows of ``slot``, None if there is none of that name in the cluster."""
+    version = connection.info.server_version
+    invalidation = "null::text"
+    if version >= FAILOVER_SLOTS:
+        invalidation = "invalidation_reason"
+    elif version >= CONFLICTS:
+        invalidation = "case when conflicting then 'conflict with recovery' end"
     row = connection.execute(
-        "select slot_name::text, plugin::text, active_pid, confirmed_flush_lsn::text, wal_status,"
-        " coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
-        " else pg_current_wal_lsn() end, restart_lsn), 0)::bigint"
-        " from pg_catalog.pg_replication_slots where slot_name = %s"
-        " and (database is null or database = current_database())",
+        sql.SQL(
+            "select slot_name::text, coalesce(plugin::text, ''), active_pid,"
+            " confirmed_flush_lsn::text, wal_status, coalesce(pg_wal_lsn_diff("
+            " case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+            " else pg_current_wal_lsn() end, restart_lsn), 0)::bigint,"
+            " coalesce(database::text, ''), restart_lsn::text, {}, {}, {}"
+            " from pg_catalog.pg_replication_slots where slot_name = %s"
+        ).format(
+            sql.SQL("two_phase" if version >= TWO_PHASE else "false"),
+            sql.SQL(invalidation),
+            sql.SQL("failover" if version >= FAILOVER_SLOTS else "false"),
+        ),
         (slot,),
     ).fetchone()
     if row is None:
         return None
+    name, plugin, pid, confirmed, wal_status, kept, database, restart, *rest = row
     return SlotStatus(
-        row[0], row[1] or "", row[2], Lsn.parse(row[3]) if row[3] else None, row[4], int(row[5])
+        name, plugin, pid, _lsn(confirmed), wal_status, int(kept), database, _lsn(restart), *rest
     )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return Lsn.parse(text) if text else None
 
 
 def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
     """Create a logical slot that exports its snapshot (invariant 5).
+
+    One that stays is a failover slot where the server knows those: a standby that is promoted can
+    have it too.
 
     Waits for the transactions that run now, for SLOT_PATIENCE_SECONDS at most; then SlotBusy.
     The caller closes the connection once the snapshot is held elsewhere.
@@ -80,9 +112,10 @@ def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
         _command(connection, f"set lock_timeout = '{SLOT_PATIENCE_SECONDS}s'")
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         # The old spelling of SNAPSHOT 'export': every version from 13 to 18 reads it.
-        made = _command(
-            connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput EXPORT_SNAPSHOT'
-        )
+        options = "EXPORT_SNAPSHOT"
+        if not temporary and connection.server_version >= FAILOVER_SLOTS:
+            options = "(SNAPSHOT 'export', FAILOVER true)"
+        made = _command(connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput {options}')
         point, name = made.get_value(0, 1), made.get_value(0, 2)
         assert point is not None and name is not None
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
@@ -92,6 +125,29 @@ def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
     except BaseException:
         connection.finish()
         raise
+
+
+def make_failover(dsn: str, slot: str) -> None:
+    """Turn an idle slot into a failover one (Postgres 17+); raises PreflightError if refused."""
+    connection = replication_connect(dsn, f"cdc_assets pin {slot}")
+    try:
+        _command(connection, f'ALTER_REPLICATION_SLOT "{slot}" (FAILOVER true)')
+    finally:
+        connection.finish()
+
+
+def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
+    """Where the server's ``timeline`` left ``ancestor``; None if it doesn't come from it."""
+    connection = replication_connect(dsn, "cdc_assets timeline")
+    try:
+        history = _command(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
+    finally:
+        connection.finish()
+    for line in history.decode(errors="replace").splitlines():
+        parts = line.split("\t")  # parent timeline, where it was left, why
+        if len(parts) >= 2 and parts[0].strip() == str(ancestor):
+            return Lsn.parse(parts[1])
+    return None
 
 
 def _holdups(dsn: str) -> str:
@@ -163,6 +219,14 @@ def drop_slot(connection: Connection, slot: str) -> None:
     )
 
 
+def publication_oid(connection: Connection, publication: str) -> str | None:
+    """The publication's oid, which another one of the same name doesn't have."""
+    row = connection.execute(
+        "select oid::text from pg_catalog.pg_publication where pubname = %s", (publication,)
+    ).fetchone()
+    return str(row[0]) if row else None
+
+
 def published_tables(connection: Connection, publication: str) -> set[TableId] | None:
     """The tables of a publication, None if there is none of that name."""
     if not connection.execute(
@@ -197,35 +261,62 @@ def refuse_partial_publication(
     ).fetchone()
     if row is None:
         return
-    name = sql.Identifier(publication).as_string(connection)
-    if not row[0]:
-        raise TableProblem(
-            table.id,
-            f"the publication {publication} doesn't publish every kind of change",
-            f"alter publication {name} set (publish = 'insert, update, delete, truncate').",
-        )
-    if table.kind == "p" and not row[1]:
-        raise TableProblem(
-            table.id,
-            f"the publication {publication} sends changes as those of the partitions",
-            f"alter publication {name} set (publish_via_partition_root = true).",
-        )
-    if connection.info.server_version < COLUMN_LISTS:
-        return
-    partial = connection.execute(
-        "select prqual is not null, prattrs is not null from pg_catalog.pg_publication_rel r"
-        " join pg_catalog.pg_publication p on p.oid = r.prpubid"
-        " where p.pubname = %s and r.prrelid = %s",
-        (publication, table.oid),
-    ).fetchone()
-    if partial is not None and any(partial):
-        what = "a row filter" if partial[0] else "a column list"
-        raise TableProblem(
-            table.id,
-            f"the publication {publication} has {what} for it: what it leaves out would silently"
-            " be missing",
-            f"alter publication {name} drop table {table.id}; it is added again as a whole.",
-        )
+    row_filter = column_list = False
+    if connection.info.server_version >= COLUMN_LISTS:
+        row_filter, column_list = connection.execute(
+            "select prqual is not null, prattrs is not null from pg_catalog.pg_publication_rel r"
+            " join pg_catalog.pg_publication p on p.oid = r.prpubid"
+            " where p.pubname = %s and r.prrelid = %s",
+            (publication, table.oid),
+        ).fetchone() or (False, False)
+    shape = PublishedShape(bool(row[0]), bool(row[1]), bool(row_filter), bool(column_list))
+    missing = shape.missing(publication, table.id, table.kind)
+    if missing is not None:
+        raise TableProblem(table.id, missing.what, missing.remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a publication leaves out of a table: a stable code, what, and how to mend it."""
+
+    code: str
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedShape:
+    """How a publication sends a table's changes."""
+
+    every_operation: bool
+    via_root: bool
+    row_filter: bool
+    column_list: bool
+
+    def missing(self, publication: str, table: TableId, kind: str) -> Missing | None:
+        """What of the table (of that relkind) it leaves out, None if nothing."""
+        name = sql.Identifier(publication).as_string(None)
+        if not self.every_operation:
+            return Missing(
+                "publication_operations",
+                f"the publication {publication} doesn't publish every kind of change",
+                f"alter publication {name} set (publish = 'insert, update, delete, truncate').",
+            )
+        if kind == "p" and not self.via_root:
+            return Missing(
+                "publication_via_partitions",
+                f"the publication {publication} sends changes as those of the partitions",
+                f"alter publication {name} set (publish_via_partition_root = true).",
+            )
+        if self.row_filter or self.column_list:
+            part = "a row filter" if self.row_filter else "a column list"
+            return Missing(
+                "publication_row_filter" if self.row_filter else "publication_column_list",
+                f"the publication {publication} has {part} for it: what it leaves out would"
+                " silently be missing",
+                f"alter publication {name} drop table {table}; it is added again as a whole.",
+            )
+        return None
 
 
 def ensure_publication(

@@ -27,6 +27,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import main as flusher
 from cdc_assets.flusher.receiver import Progress, Session
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
 
@@ -131,7 +132,7 @@ def measure(changes: int, rounds: int, folder: Path) -> dict[str, object]:
                     settings | {"slot": f"ours_{number}", "publication": "cdc_bench"}, ""
                 )
                 with Pipeline.open(config) as pipeline:
-                    start = flusher.check_slot(pipeline)
+                    start = admit(pipeline)
                     ours.append(_flush(pipeline, start, end))
                     pipeline.store.connection.execute(
                         "update flushed_lsn set lsn = %s", (str(start),)

@@ -1,0 +1,25 @@
+"""What a look at a source finds: one thing that is wrong, or worth knowing, and the remedy.
+
+``check`` prints findings and the flusher refuses to stream because of them: the same codes in both,
+which stay the same for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found; ``remedy`` says what to do about it."""
+
+    code: str
+    severity: Severity
+    message: str
+    remedy: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
