@@ -66,11 +66,11 @@ _FILL = """
             for place in 0 .. together - 1 loop
                 name := 't' || (number * together + place) % tables;
                 base := number::bigint * 1000;
-                execute format('insert into %I select $1 + g, g, md5(g::text) || ''12345678'','
-                    ' mod(g * 37, 100000) / 100.0, clock_timestamp(), jsonb_build_object(''kind'','
-                    ' ''order'', ''items'', g, ''customer'', ''c'' || $1 + g, ''state'','
-                    ' ''open or closed'') from generate_series(1, $2 * 6 / 10) g', name)
-                    using base, share;
+                execute format('insert into %I select $1 + g, g,'
+                    ' md5(($1 + g)::text) || ''12345678'', mod(g * 37, 100000) / 100.0,'
+                    ' clock_timestamp(), jsonb_build_object(''kind'', ''order'','
+                    ' ''customer'', ''c'' || $1 + g, ''token'', left(md5((g - $1)::text), 16))'
+                    ' from generate_series(1, $2 * 6 / 10) g', name) using base, share;
                 execute format('update %I set quantity = quantity + 1, note = reverse(note)'
                     ' where id > $1 and id <= $1 + $2 * 3 / 10', name) using base, share;
                 execute format('delete from %I'
@@ -205,7 +205,7 @@ class Backlog:
         names = [f"t{number}" for number in range(tables)]
         for table in names:
             connection.execute(sql.SQL(_TABLE).format(sql.Identifier(table)))
-        settings = {
+        settings: dict[str, object] = {
             "name": "bench",
             "slot": name,
             "publication": "cdc_bench",
@@ -214,9 +214,7 @@ class Backlog:
             "staging": {"uri": (folder / "staging").as_uri()},
             "snapshot": {"mode": "never"},
         }
-        start = flusher.run(
-            parse_config(settings, "bench"), until=current_lsn(connection)
-        ).flushed
+        start = flusher.run(parse_config(settings, "bench"), until=current_lsn(connection)).flushed
         assert start is not None
         connection.execute(_FILL.encode())
         connection.execute("set synchronous_commit = off")
@@ -240,7 +238,7 @@ class Backlog:
                 )
                 if slot.startswith("theirs"):
                     file = self.folder / "received"
-                    theirs.append(_recvlogical(program, self.dsn, slot, self.end, file))
+                    theirs.append(_recvlogical(str(program), self.dsn, slot, self.end, file))
                 else:
                     self.connection.execute(
                         "update _pg2iceberg.flushed_lsn set lsn = %s", (str(self.start),)
