@@ -24,8 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_assets.flusher import staged_rows
+from cdc_assets.flusher.changes import Changes
 from cdc_assets.flusher.json_text import parts_of, ranges
-from cdc_assets.flusher.staged_rows import Changes, DecodeSpec
+from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import (
@@ -85,7 +86,7 @@ class Pending:
 
     def _decoded(self, run: list[Changes]) -> Iterator[pa.Table]:
         if run:
-            yield from staged_rows.staged(self.spec, self.relation, _joined(run))
+            yield from staged_rows.staged(self.spec, self.relation, run)
 
 
 @dataclass(slots=True)
@@ -156,6 +157,9 @@ class Decoder:
         """What arrived of the open transaction; worthless if its commit never arrives."""
         return self._uncommitted.take()
 
+    def _is_ours(self, oid: int) -> bool:
+        return self.spec_of(oid) is not None
+
     def feed(self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]) -> None:
         """Take in a batch of frames. Raises ReplicationProblem if the stream is broken."""
         if len(lengths) == 0:
@@ -193,30 +197,34 @@ class Decoder:
                 relations[relation.oid] = relation
                 cuts.setdefault(relation.oid, []).append((frame, relation))
         first, last = np.searchsorted(batch.changes, [low, high])
-        for oid, rows in _grouped(batch.change_oid, int(first), int(last)):
-            self._place(batch, oid, rows, cuts.pop(oid, []), shelf)
+        for oid, frames, changes in batch.by_table(int(first), int(last), self._is_ours):
+            self._place(batch, oid, frames, changes, cuts.pop(oid, []), shelf)
         for oid, own in cuts.items():
-            self._place(batch, oid, np.empty(0, np.int64), own, shelf)
+            self._place(batch, oid, np.empty(0, np.int64), None, own, shelf)
 
     def _place(
         self,
         batch: _Batch,
         oid: int,
-        rows: Ints,
+        frames: Ints,
+        changes: Changes | None,
         cuts: list[tuple[int, Relation | None]],
         shelf: _Shelf,
     ) -> None:
-        """Changes of one relation (numbers into ``batch.changes``), cut where it was told anew."""
+        """``changes`` of one relation came in ``frames``; cut them where it was told anew."""
         spec = self.spec_of(oid)
-        bounds = np.searchsorted(batch.changes[rows], [frame for frame, _ in cuts]).tolist()
+        bounds = np.searchsorted(frames, [frame for frame, _ in cuts]).tolist() if cuts else []
         done = 0
-        for (frame, relation), bound in zip([*cuts, (-1, None)], [*bounds, len(rows)], strict=True):
+        for (frame, relation), bound in zip(
+            [*cuts, (-1, None)], [*bounds, len(frames)], strict=True
+        ):
             known = self._relations.get(oid)
             if bound > done:
                 if known is None:
                     raise pgoutput.broken(f"a change of relation {oid}, of which nothing was told,")
-                if spec is not None:
-                    part = batch.changes_of(rows[done:bound])
+                if spec is not None and changes is not None:
+                    whole = bound - done == len(frames)
+                    part = changes if whole else changes.part(done, bound)
                     shelf.run(spec, known).parts.append(part)
                     shelf.bytes += len(part.message) + _CHANGE_BYTES * len(part.stop)
                 done = bound
@@ -287,14 +295,43 @@ class _Batch:
             left_open=left if is_open else None,
         )
 
-    def changes_of(self, rows: Ints) -> Changes:
-        """Copy the changes with these numbers together."""
-        frames = self.changes[rows]
-        start, stop = self.scan.start[frames] + _CHANGE, self.scan.stop[frames]
-        offsets, data = parts_of(ranges(self.scan.buffer, start, stop))
+    def by_table(
+        self, low: int, high: int, ours: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Ints, Changes]]:
+        """Of the changes ``low`` to ``high`` (excluded) those of our tables, table by table.
+
+        Yields the oid, the frames, and the changes: parts of one copy of all, because a copy for
+        each of many tables would cost more than what is in it.
+        """
+        frames, oids = self.changes[low:high], self.change_oid[low:high]
+        if len(oids) == 0:
+            return
+        if bool((oids == oids[0]).all()):
+            if ours(int(oids[0])):
+                yield int(oids[0]), frames, self._copied(frames)
+            return
+        order = np.argsort(oids, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(oids[order])) + 1)
+        mine = [group for group in groups if ours(int(oids[group[0]]))]
+        if not mine:
+            return
+        wanted = np.concatenate(mine)
+        copied, end = self._copied(frames[wanted]), 0
+        for group in mine:
+            begin, end = end, end + len(group)
+            yield int(oids[group[0]]), frames[group], copied.part(begin, end)
+
+    def _copied(self, frames: Ints) -> Changes:
+        """The changes of these frames, in this order, whatever it is."""
+        ascending = np.sort(frames)
+        start, stop = self.scan.start[ascending] + _CHANGE, self.scan.stop[ascending]
+        messages = ranges(self.scan.buffer, start, stop)
+        if not np.array_equal(ascending, frames):
+            messages = messages.take(pa.array(np.searchsorted(ascending, frames)))
+        offsets, data = parts_of(messages)
         transaction = self.transaction[frames]
         return Changes(
-            message=data[: offsets[-1]].tobytes(),
+            message=data[: offsets[-1]],
             stop=offsets[1:],
             op=self.scan.kind[frames],
             lsn=self.scan.int64(frames, _LSN),
@@ -312,35 +349,3 @@ class _Batch:
             int(self.commit_time[transaction]),
             int(self.xid[transaction]),
         )
-
-
-def _grouped(oids: Ints, low: int, high: int) -> Iterator[tuple[int, Ints]]:
-    """The numbers ``low`` to ``high`` (excluded) by their oid, ascending within each."""
-    if low == high:
-        return
-    part = oids[low:high]
-    if bool((part == part[0]).all()):
-        yield int(part[0]), np.arange(low, high)
-        return
-    order = np.argsort(part, kind="stable")
-    ordered = part[order]
-    borders = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    for rows in np.split(order, borders):
-        yield int(part[rows[0]]), rows + low
-
-
-def _joined(run: list[Changes]) -> Changes:
-    """Runs of changes as one."""
-    if len(run) == 1:
-        return run[0]
-    sizes = np.array([len(part.message) for part in run])
-    shift = np.cumsum(sizes) - sizes
-    return Changes(
-        message=b"".join(part.message for part in run),
-        stop=np.concatenate([part.stop + s for part, s in zip(run, shift.tolist(), strict=True)]),
-        op=np.concatenate([part.op for part in run]),
-        lsn=np.concatenate([part.lsn for part in run]),
-        commit_lsn=np.concatenate([part.commit_lsn for part in run]),
-        commit_time=np.concatenate([part.commit_time for part in run]),
-        xid=np.concatenate([part.xid for part in run]),
-    )

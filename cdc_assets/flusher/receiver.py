@@ -59,7 +59,7 @@ BATCH_SECONDS = 0.05
 # waking up for each costs more than all the rest (measured: 3.4 instead of 1.2 µs a change).
 GATHER_SECONDS = 0.002
 # Handed over and not yet taken in: what arrives during a flush of flush_bytes, and memory's bound.
-IN_FLIGHT_BYTES = 64 * 2**20
+IN_FLIGHT_BYTES = 48 * 2**20
 # An idle source: flushed_lsn moves when this much WAL of others went by (the promise is 8 MB) …
 IDLE_STEP_BYTES = 2**20
 # … or when it moved at all and this much time passed; not at every keepalive.
@@ -86,6 +86,14 @@ class Progress:
     in_flight_bytes: int = 0
     waiting_bytes: int = 0
     decoder_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Frames on their way to the decoder."""
+
+    frames: Frames
+    joined: bytes
 
 
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
@@ -120,7 +128,7 @@ class Session:
         self._flushed = flushed
         self._position = flushed
         self._handed_bytes = self._consumed_bytes = 0
-        self._queue: queue.SimpleQueue[list[memoryview] | Specs | Finish | None]
+        self._queue: queue.SimpleQueue[_Batch | Specs | Finish | None]
         self._queue = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._finished = threading.Event()
@@ -200,8 +208,7 @@ class Session:
                     reply_wanted = received.reply_wanted
             full = batch_bytes >= BATCH_BYTES
             if batch and (full or paused or now - batch_since >= BATCH_SECONDS):
-                self._handed_bytes += batch_bytes
-                self._queue.put(batch)
+                self._hand_over(batch)
                 batch, batch_bytes = [], 0
             silent = now - stream.feedback_at
             # Not reading, we don't see the server ask; so tell it often.
@@ -216,8 +223,14 @@ class Session:
                 longest = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
                 self._sleep(stream if not paused else None, longest)
         if batch:
-            self._handed_bytes += batch_bytes
-            self._queue.put(batch)
+            self._hand_over(batch)
+
+    def _hand_over(self, batch: list[memoryview]) -> None:
+        """Give a batch to the sender, joined: as an object, a small frame is thrice its size."""
+        lengths = array.array("i", map(len, batch))
+        handed = _Batch(Frames(lengths.tobytes()), b"".join(batch))
+        self._handed_bytes += len(handed.joined)
+        self._queue.put(handed)
 
     def _finish(self, stream: Stream) -> None:
         """Let the decoder stage what is complete and the registrar register it."""
@@ -255,9 +268,9 @@ class Session:
         pipe = self._decoder.pipe
         try:
             while (item := self._queue.get()) is not None:
-                if isinstance(item, list):
-                    pipe.send(Frames(array.array("i", map(len, item)).tobytes()))
-                    pipe.send_bytes(b"".join(item))
+                if isinstance(item, _Batch):
+                    pipe.send(item.frames)
+                    pipe.send_bytes(item.joined)
                 else:
                     pipe.send(item)
         except OSError:

@@ -18,7 +18,7 @@ Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.json_te
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_assets.flusher import changes
+from cdc_assets.flusher.changes import Changes
 from cdc_assets.flusher.json_text import ABSENT, NULL, TEXT, Member, escape, objects, ranges
 from cdc_assets.log.files import STAGED_SCHEMA
 from cdc_assets.postgres import pgoutput
@@ -36,7 +38,6 @@ from cdc_assets.postgres.pgoutput import (
     NEW_ROW,
     OLD_KEY,
     OLD_ROW,
-    PADDING,
     POSTGRES_EPOCH_MICROSECONDS,
     TRUNCATE,
     UPDATE,
@@ -48,11 +49,6 @@ from cdc_assets.postgres.pgoutput import (
 )
 
 Codes = npt.NDArray[np.int8]
-
-# So many column values are decoded at a time: the positions of one take about 100 bytes meanwhile.
-CELLS_PER_BATCH = 300_000
-# And so many bytes: a few times this much is copied; one row larger than it makes a batch alone.
-BYTES_PER_BATCH = 16 * 2**20
 
 _OPS = pa.array(["I", "U", "D", "T"], pa.string())
 _CODE = np.zeros(256, np.int8)
@@ -68,40 +64,14 @@ class DecodeSpec:
     excluded: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Changes of one relation in commit order: their messages and what surrounds them.
-
-    ``message`` holds, back to back, what follows the relation's oid in each message; change i ends
-    at ``stop[i]``. ``op``: the message's kind. ``commit_lsn`` and ``commit_time`` (microseconds
-    since 2000) are those of its Begin.
-    """
-
-    message: bytes
-    stop: Ints
-    op: Bytes
-    lsn: Ints
-    commit_lsn: Ints
-    commit_time: Ints
-    xid: Ints
-
-
-def staged(spec: DecodeSpec, relation: Relation, changes: Changes) -> Iterator[pa.Table]:
-    """The rows of ``changes`` in tables of bounded size, in order.
+def staged(spec: DecodeSpec, relation: Relation, parts: Iterable[Changes]) -> Iterator[pa.Table]:
+    """The rows of ``parts``, changes of ``relation``, in tables of bounded size, in order.
 
     Raises ReplicationProblem if a message isn't what the relation says.
     """
-    names = [column.name for column in relation.columns]
-    plan = _Plan(spec, relation, names)
-    buffer = pgoutput.bytes_of(changes.message + PADDING)
-    start = np.concatenate((np.zeros(1, np.int64), changes.stop[:-1]))
-    rows = max(1, CELLS_PER_BATCH // max(1, len(names)))
-    low, count = 0, len(start)
-    while low < count:
-        fits = int(np.searchsorted(changes.stop, start[low] + BYTES_PER_BATCH, side="right"))
-        high = min(max(fits, low + 1), low + rows, count)
-        yield plan.rows(buffer, start[low:high], changes, slice(low, high))
-        low = high
+    plan = _Plan(spec, relation, [column.name for column in relation.columns])
+    for batch in changes.batches(parts, len(relation.columns)):
+        yield plan.rows(batch)
 
 
 def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
@@ -134,13 +104,15 @@ class _Plan:
             told = relation.replica_identity != "f"
             self.key = [i for i, c in enumerate(relation.columns) if told and c.is_key]
 
-    def rows(self, buffer: Bytes, start: Ints, changes: Changes, part: slice) -> pa.Table:
-        """One batch: read the tuples, pick the rows to be staged, write them."""
-        tuples, new, old = self._tuples(buffer, start, changes.stop[part])
+    def rows(self, batch: Changes) -> pa.Table:
+        """One padded batch: read the tuples, pick the rows to be staged, write them."""
+        buffer = batch.message
+        start = np.concatenate((np.zeros(1, np.int64), batch.stop[:-1]))
+        tuples, new, old = self._tuples(buffer, start, batch.stop)
         width = len(self.names)
         raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
         filled = _fill(tuples, new, old)
-        op = _CODE[changes.op[part]]
+        op = _CODE[batch.op]
         split = self._splits(raw, width, op, new, old, tuples, filled)
         # A change that splits is staged twice: first what goes, then what comes.
         row = (
@@ -163,10 +135,10 @@ class _Plan:
         data = objects(len(row), values, members)
         return _table(
             code,
-            changes.lsn[part][row],
-            changes.commit_lsn[part][row],
-            changes.commit_time[part][row],
-            changes.xid[part][row],
+            batch.lsn[row],
+            batch.commit_lsn[row],
+            batch.commit_time[row],
+            batch.xid[row],
             self._unchanged_names(unchanged, len(row)),
             data,
         )

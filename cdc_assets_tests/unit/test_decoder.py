@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_assets.errors import ReplicationProblem
-from cdc_assets.flusher import staged_rows
+from cdc_assets.flusher import changes, staged_rows
 from cdc_assets.flusher.decoder import Decoder, Pending
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.postgres.names import TableId
@@ -249,7 +249,7 @@ def test_a_value_of_100_megabytes() -> None:
 
 
 def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_rows, "CELLS_PER_BATCH", 20)
+    monkeypatch.setattr(changes, "CELLS_PER_BATCH", 20)
     ours = decoder({1: Spec(("id",))})
     feed(
         ours,

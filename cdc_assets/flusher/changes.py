@@ -1,0 +1,101 @@
+"""Undecoded changes: columns of what surrounds them over one buffer of their messages.
+
+They are cut and joined here, never read: cutting copies no message, joining copies each once. What
+is in a message is ``staged_rows``' to know; which transaction is open, ``decoder``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdc_assets.postgres import pgoutput
+from cdc_assets.postgres.pgoutput import PADDING, Bytes, Ints
+
+# So many column values are decoded at a time: the positions of one take about 100 bytes meanwhile.
+CELLS_PER_BATCH = 150_000
+# And so many bytes: a few times this much is copied; one row larger than it makes a batch alone.
+BYTES_PER_BATCH = 16 * 2**20
+
+_PADDING = pgoutput.bytes_of(PADDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes in commit order: their messages and what surrounds them.
+
+    ``message`` holds, back to back, what follows the relation's oid in each message; change i ends
+    at ``stop[i]``. ``op``: the message's kind. ``commit_lsn`` and ``commit_time`` (microseconds
+    since 2000) are those of its Begin.
+    """
+
+    message: Bytes
+    stop: Ints
+    op: Bytes
+    lsn: Ints
+    commit_lsn: Ints
+    commit_time: Ints
+    xid: Ints
+
+    def part(self, low: int, high: int) -> Changes:
+        """The changes ``low`` to ``high`` (excluded), without a copy of their messages."""
+        begin = int(self.stop[low - 1]) if low else 0
+        return Changes(
+            self.message[begin : int(self.stop[high - 1])],
+            self.stop[low:high] - begin,
+            self.op[low:high],
+            self.lsn[low:high],
+            self.commit_lsn[low:high],
+            self.commit_time[low:high],
+            self.xid[low:high],
+        )
+
+
+def batches(parts: Iterable[Changes], columns: int) -> Iterator[Changes]:
+    """``parts``, all with so many columns, in order, as batches of bounded size to be decoded.
+
+    The messages of each are followed by PADDING.
+    """
+    most = max(1, CELLS_PER_BATCH // max(1, columns))
+    batch: list[Changes] = []
+    rows = size = 0
+    for part in (piece for whole in parts for piece in _pieces(whole, most)):
+        if batch and (rows + len(part.stop) > most or size + len(part.message) > BYTES_PER_BATCH):
+            yield _joined(batch)
+            batch, rows, size = [], 0, 0
+        batch.append(part)
+        rows += len(part.stop)
+        size += len(part.message)
+    if batch:
+        yield _joined(batch)
+
+
+def _pieces(changes: Changes, rows: int) -> Iterator[Changes]:
+    """``changes`` cut into pieces of at most so many rows and BYTES_PER_BATCH, or of one row."""
+    low, count = 0, len(changes.stop)
+    if count <= rows and len(changes.message) <= BYTES_PER_BATCH:
+        yield changes
+        return
+    while low < count:
+        begin = int(changes.stop[low - 1]) if low else 0
+        fits = int(np.searchsorted(changes.stop, begin + BYTES_PER_BATCH, side="right"))
+        high = min(max(fits, low + 1), low + rows, count)
+        yield changes.part(low, high)
+        low = high
+
+
+def _joined(parts: list[Changes]) -> Changes:
+    """All of them as one; its messages are followed by PADDING."""
+    sizes = np.array([len(part.message) for part in parts])
+    shift = np.cumsum(sizes) - sizes
+    return Changes(
+        message=np.concatenate([*(part.message for part in parts), _PADDING]),
+        stop=np.concatenate([p.stop + s for p, s in zip(parts, shift.tolist(), strict=True)]),
+        op=np.concatenate([part.op for part in parts]),
+        lsn=np.concatenate([part.lsn for part in parts]),
+        commit_lsn=np.concatenate([part.commit_lsn for part in parts]),
+        commit_time=np.concatenate([part.commit_time for part in parts]),
+        xid=np.concatenate([part.xid for part in parts]),
+    )

@@ -1,0 +1,332 @@
+"""``python -m cdc_assets_tests.benchmarks.bench_flusher``: our flusher against pg_recvlogical.
+
+The same backlog (60 % insert, 30 % update, 10 % delete, in transactions of 1,000 changes) waits in
+identical slots, copies of one that stands before it. It is read by turns: by ``pg_recvlogical``
+(pgoutput, protocol 1) into a file, and by a flusher, a process of its own that stages on local disk
+and registers. Prints one JSON line. ``ratio`` is the flusher's changes a second over
+``pg_recvlogical``'s, of medians; both are timed from the connection to the last acknowledgement,
+so the start of the decoding process is in it, while the receiver's imports and its look at the
+catalog stand beside it, in ``startup_seconds``. CPU is that of all processes of the flusher;
+memory is the sum of their peaks (VmHWM), which counts shared pages more than once.
+
+The cost a change is measured again for other numbers of tables, and for a smaller backlog.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc_assets.config import parse_config
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.flusher import main as flusher
+from cdc_assets.flusher.receiver import Progress, Session
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.admission import admit
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import current_lsn
+
+TRANSACTION_CHANGES = 1_000
+# Of how many tables a transaction is, where there are so many.
+TRANSACTION_TABLES = 100
+SAMPLE_SECONDS = 0.05
+
+_TABLE = """
+    create table {} (
+        id bigint primary key, quantity int, note text, price numeric(12, 2), at timestamptz,
+        payload jsonb)
+"""
+
+# 60 % insert, 30 % update, 10 % delete; a text of 40 bytes, a JSON object of 60.
+_FILL = """
+    create procedure fill(transactions int, tables int, together int) language plpgsql as $$
+    declare
+        share int := 1000 / together;
+        name text;
+        base bigint;
+    begin
+        for number in 0 .. transactions - 1 loop
+            for place in 0 .. together - 1 loop
+                name := 't' || (number * together + place) % tables;
+                base := number::bigint * 1000;
+                execute format('insert into %I select $1 + g, g,'
+                    ' md5(($1 + g)::text) || ''12345678'', mod(g * 37, 100000) / 100.0,'
+                    ' clock_timestamp(), jsonb_build_object(''kind'', ''order'','
+                    ' ''customer'', ''c'' || $1 + g, ''token'', left(md5((g - $1)::text), 16))'
+                    ' from generate_series(1, $2 * 6 / 10) g', name) using base, share;
+                execute format('update %I set quantity = quantity + 1, note = reverse(note)'
+                    ' where id > $1 and id <= $1 + $2 * 3 / 10', name) using base, share;
+                execute format('delete from %I'
+                    ' where id > $1 + $2 * 3 / 10 and id <= $1 + $2 * 4 / 10', name)
+                    using base, share;
+            end loop;
+            commit;
+        end loop;
+    end $$
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one reader took for the whole backlog; sizes in bytes."""
+
+    seconds: float
+    rows: int = 0
+    startup_seconds: float = 0.0
+    receiver_cpu_seconds: float = 0.0
+    decoder_cpu_seconds: float = 0.0
+    peak_memory: int = 0
+
+    @property
+    def cpu_seconds(self) -> float:
+        return self.receiver_cpu_seconds + self.decoder_cpu_seconds
+
+
+class PeakMemory:
+    """Watches the peaks (VmHWM) of a process and its children until it ends."""
+
+    def __init__(self, pid: int) -> None:
+        self._peaks: dict[int, int] = {}
+        self._over = threading.Event()
+        self._root = psutil.Process(pid)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            with suppress(psutil.NoSuchProcess):
+                for process in (self._root, *self._root.children(recursive=True)):
+                    self._peaks[process.pid] = peak_bytes(process.pid)
+
+    def close(self) -> int:
+        self._over.set()
+        self._thread.join()
+        return sum(self._peaks.values())
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that the process had at any time; raises psutil.NoSuchProcess."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    raise psutil.NoSuchProcess(pid)  # a zombie has no memory
+
+
+def _flush(settings: dict[str, object], until: Lsn) -> Reading:
+    """The flusher as a process of its own."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", __spec__.name, "--flush", json.dumps(settings), str(until)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "CDC_ASSETS_LOG_LEVEL": os.environ.get("CDC_ASSETS_LOG_LEVEL", "ERROR")},
+    )
+    watch = PeakMemory(child.pid)
+    said, _ = child.communicate()
+    peak = watch.close()
+    if child.returncode:
+        raise SystemExit(child.returncode)
+    return Reading(**json.loads(said) | {"peak_memory": peak})
+
+
+def _flush_here(settings: dict[str, object], until: Lsn) -> None:
+    """What that process does; it prints its Reading."""
+    config = parse_config(settings, "bench")
+    progress = Progress()
+    with Pipeline.open(config) as pipeline:
+        start = admit(pipeline)
+        startup = time.time() - psutil.Process().create_time()
+        cpu, began = time.process_time(), time.perf_counter()
+        Session(pipeline, start, progress, stop=threading.Event(), until=until).run()
+        seconds, receiver = time.perf_counter() - began, time.process_time() - cpu
+    decoder = resource.getrusage(resource.RUSAGE_CHILDREN)
+    reading = Reading(
+        seconds, progress.rows, startup, receiver, decoder.ru_utime + decoder.ru_stime
+    )
+    print(json.dumps(asdict(reading)))  # noqa: T201
+
+
+def _recvlogical(program: str, dsn: str, slot: str, until: Lsn, file: Path) -> Reading:
+    given = {k: str(v) for k, v in conninfo_to_dict(dsn).items()}
+    began = time.perf_counter()
+    subprocess.run(
+        [
+            program, "--start", "--slot", slot, "--file", str(file), "--endpos", str(until),
+            "--option", "proto_version=1", "--option", "publication_names=cdc_bench",
+            "--no-loop", "--host", given["host"], "--port", given["port"],
+            "--username", given["user"], "--dbname", given["dbname"],
+        ],
+        check=True,
+        env={**os.environ, "PGPASSWORD": given.get("password", "")},
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    file.unlink()
+    return Reading(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Changes that wait in the slot ``cdc_bench`` of a database of their own."""
+
+    server: EmbeddedPostgres
+    folder: Path
+    dsn: str
+    connection: psycopg.Connection[Any]
+    changes: int
+    settings: dict[str, object]
+    start: Lsn
+    end: Lsn
+
+    @classmethod
+    def make(cls, server: EmbeddedPostgres, folder: Path, changes: int, tables: int) -> Backlog:
+        name = f"bench_{changes}_{tables}"
+        with psycopg.connect(server.start(), autocommit=True) as admin:
+            admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        dsn = psycopg.conninfo.make_conninfo(server.start(), dbname=name)
+        connection = psycopg.connect(dsn, autocommit=True)
+        names = [f"t{number}" for number in range(tables)]
+        for table in names:
+            connection.execute(sql.SQL(_TABLE).format(sql.Identifier(table)))
+        settings: dict[str, object] = {
+            "name": "bench",
+            "slot": name,
+            "publication": "cdc_bench",
+            "postgres": {"dsn": dsn},
+            "tables": [{"name": f"public.{table}"} for table in names],
+            "staging": {"uri": (folder / "staging").as_uri()},
+            "snapshot": {"mode": "never"},
+        }
+        start = flusher.run(parse_config(settings, "bench"), until=current_lsn(connection)).flushed
+        assert start is not None
+        connection.execute(_FILL.encode())
+        connection.execute("set synchronous_commit = off")
+        connection.execute(
+            "call fill(%s, %s, %s)",
+            (changes // TRANSACTION_CHANGES, tables, min(tables, TRANSACTION_TABLES)),
+        )
+        connection.execute("checkpoint")
+        end = current_lsn(connection)
+        return cls(server, folder, dsn, connection, changes, settings, start, end)
+
+    def read(self, rounds: int) -> tuple[list[Reading], list[Reading]]:
+        """Theirs and ours, by turns; each reads a copy of the slot."""
+        theirs, ours = list[Reading](), list[Reading]()
+        program = self.server.program("pg_recvlogical")
+        for number in range(rounds):
+            for slot in (f"theirs_{number}", f"ours_{number}"):
+                self.connection.execute(
+                    "select pg_copy_logical_replication_slot(%s, %s)",
+                    (self.settings["slot"], slot),
+                )
+                if slot.startswith("theirs"):
+                    file = self.folder / "received"
+                    theirs.append(_recvlogical(str(program), self.dsn, slot, self.end, file))
+                else:
+                    self.connection.execute(
+                        "update _pg2iceberg.flushed_lsn set lsn = %s", (str(self.start),)
+                    )
+                    ours.append(_flush(self.settings | {"slot": slot}, self.end))
+                    assert ours[-1].rows == self.changes, ours[-1]
+                self.connection.execute("select pg_drop_replication_slot(%s)", (slot,))
+        return theirs, ours
+
+    def close(self) -> None:
+        self.connection.execute("select pg_drop_replication_slot(%s)", (self.settings["slot"],))
+        self.connection.close()
+
+
+def _measure(
+    server: EmbeddedPostgres, folder: Path, changes: int, tables: int, rounds: int
+) -> dict[str, object]:
+    backlog = Backlog.make(server, folder, changes, tables)
+    try:
+        theirs, ours = backlog.read(rounds)
+    finally:
+        backlog.close()
+
+    def median(values: Sequence[float]) -> float:
+        return statistics.median(values)
+
+    base, wall = median([r.seconds for r in theirs]), median([r.seconds for r in ours])
+    micro = 1e6 / changes
+    return {
+        "changes": changes,
+        "tables": tables,
+        "rounds": rounds,
+        "pg_recvlogical_seconds": [round(r.seconds, 2) for r in theirs],
+        "flusher_seconds": [round(r.seconds, 2) for r in ours],
+        "pg_recvlogical_changes_per_second": round(changes / base),
+        "flusher_changes_per_second": round(changes / wall),
+        "ratio": round(base / wall, 3),
+        "cpu_us_per_change": round(median([r.cpu_seconds for r in ours]) * micro, 2),
+        "receiver_cpu_us_per_change": round(
+            median([r.receiver_cpu_seconds for r in ours]) * micro, 2
+        ),
+        "decoder_cpu_us_per_change": round(
+            median([r.decoder_cpu_seconds for r in ours]) * micro, 2
+        ),
+        "startup_seconds": round(median([r.startup_seconds for r in ours]), 2),
+        "peak_memory_mb": round(max(r.peak_memory for r in ours) / 1e6),
+    }
+
+
+_COST = (
+    "changes",
+    "tables",
+    "pg_recvlogical_changes_per_second",
+    "flusher_changes_per_second",
+    "ratio",
+    "cpu_us_per_change",
+    "peak_memory_mb",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tables", type=int, nargs="*", default=[100, 1000])
+    parser.add_argument("--smaller", type=int, default=4, help="1: no second backlog")
+    parser.add_argument("--flush", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.flush:
+        settings, until = options.flush
+        _flush_here(json.loads(settings), Lsn.parse(until))
+        return
+    with tempfile.TemporaryDirectory(prefix="bench_flusher-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        with EmbeddedPostgres(folder / "postgres", settings={"max_wal_size": "8GB"}) as server:
+
+            def cost(changes: int, tables: int) -> dict[str, object]:
+                found = _measure(server, folder, changes, tables, 1)
+                return {key: found[key] for key in _COST}
+
+            found = _measure(server, folder, options.changes, 1, options.rounds)
+            found["by_tables"] = [cost(options.changes, tables) for tables in options.tables]
+            if options.smaller > 1:
+                found["by_backlog"] = [cost(options.changes // options.smaller, 1)]
+    print(json.dumps(found))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
