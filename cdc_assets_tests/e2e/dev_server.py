@@ -85,8 +85,11 @@ class DevServer:
 
 
 @contextmanager
-def dev_server(folder: Path) -> Iterator[DevServer]:
-    """Start it in the repository's root with homes of its own; whatever is left is killed."""
+def dev_server(folder: Path, *arguments: str) -> Iterator[DevServer]:
+    """Start it in the repository's root with homes of its own; whatever is left is killed.
+
+    ``arguments`` come behind those that say where it listens.
+    """
     home, dagster_home = folder / "home", folder / "home" / "dagster"
     dagster_home.mkdir(parents=True)
     home.chmod(0o755)
@@ -97,7 +100,10 @@ def dev_server(folder: Path) -> Iterator[DevServer]:
     environment = os.environ | {"CDC_ASSETS_HOME": str(home), "DAGSTER_HOME": str(dagster_home)}
     with (home / "dev.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)],
+            [
+                *(sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)),
+                *arguments,
+            ],
             cwd=ROOT,
             env=environment,
             stdout=log,

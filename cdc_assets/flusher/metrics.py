@@ -1,0 +1,157 @@
+"""The flusher's Prometheus endpoint: off by default, on loopback unless told otherwise.
+
+The names and units follow Prometheus's conventions; every metric carries the source's name. The
+numbers are read when somebody scrapes: nothing is kept twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from cdc_assets.config import MetricsConfig
+from cdc_assets.flusher.receiver import STATES, Progress
+from cdc_assets.flusher.report import FLUSH_BOUNDS, OPERATIONS, Probe
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "cdc_assets_flusher_"
+# As pg_replication_slots has it.
+_WAL_STATUSES = ("reserved", "extended", "unreserved", "lost")
+
+
+class FlusherCollector(Collector):
+    """Turns ``progress`` and the last ``probe`` into metrics when it is asked."""
+
+    def __init__(self, source: str, progress: Progress, probe: Probe) -> None:
+        self._source = source
+        self._progress = progress
+        self._probe = probe
+
+    def collect(self) -> Iterator[Metric]:
+        progress, probe, now = self._progress, self._probe, time.monotonic()
+        yield self._states("state", "What it does now.", STATES, progress.state)
+        yield self._gauge("received_lsn", "The last LSN that arrived.", int(progress.received))
+        yield self._gauge("staged_lsn", "All below it is in the log.", int(progress.flushed))
+        yield self._gauge(
+            "acknowledged_lsn", "All below it the server may forget.", int(progress.acknowledged)
+        )
+        yield self._gauge(
+            "lag_bytes", "WAL that isn't in the log yet.", probe.lag_bytes(progress.flushed)
+        )
+        yield self._gauge(
+            "lag_seconds",
+            "How long ago the log was level with the source.",
+            probe.lag_seconds(now, progress.flushed),
+        )
+        yield self._gauge("retained_wal_bytes", "WAL that the slot keeps.", probe.retained_bytes)
+        yield self._states("wal_status", "Of the slot.", _WAL_STATUSES, probe.wal_status)
+        yield self._counter("reconnects", "Streams begun anew.", progress.reconnects)
+        yield self._counter(
+            "staging_retries", "Tries to store a file that failed.", progress.staging_retries
+        )
+        yield from self._by_table()
+        yield self._durations()
+
+    def _by_table(self) -> Iterator[Metric]:
+        changes = CounterMetricFamily(
+            f"{_PREFIX}changes",
+            "Changes that are in the log.",
+            labels=("source", "table", "operation"),
+        )
+        staged = CounterMetricFamily(
+            f"{_PREFIX}staged_bytes", "Bytes of staged files.", labels=("source", "table")
+        )
+        for (table, operation), count in sorted(self._progress.changes.items()):
+            changes.add_metric((self._source, table, OPERATIONS[operation]), count)
+        for table, size in sorted(self._progress.bytes_by_table.items()):
+            staged.add_metric((self._source, table), size)
+        yield changes
+        yield staged
+
+    def _durations(self) -> Metric:
+        durations = self._progress.durations
+        buckets, below = list[tuple[str, float]](), 0
+        for bound, count in zip((*FLUSH_BOUNDS, float("inf")), durations.counts, strict=True):
+            below += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), below))
+        family = HistogramMetricFamily(
+            f"{_PREFIX}flush_seconds", "From staging to registration.", labels=("source",)
+        )
+        family.add_metric((self._source,), buckets, durations.total_seconds)
+        return family
+
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"{_PREFIX}{name}", documentation, labels=("source",))
+        family.add_metric((self._source,), value)
+        return family
+
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"{_PREFIX}{name}", documentation, labels=("source",))
+        family.add_metric((self._source,), value)
+        return family
+
+    def _states(
+        self, name: str, documentation: str, known: tuple[str, ...], current: str | None
+    ) -> Metric:
+        family = StateSetMetricFamily(f"{_PREFIX}{name}", documentation, labels=("source",))
+        family.add_metric((self._source,), {state: state == current for state in known})
+        return family
+
+
+class MetricsServer:
+    """Serves the collector's numbers where ``config`` says; nothing if it has no port.
+
+    A port that is taken (by a flusher that is just ending, or that waits for its turn) is logged
+    and tried again: nobody's WAL piles up for want of a graph.
+    """
+
+    def __init__(self, config: MetricsConfig, collector: FlusherCollector) -> None:
+        self._config = config
+        self._collector = collector
+        self._stack = ExitStack()
+        self._serving = self._said = False
+
+    def ensure(self) -> None:
+        """Begin to serve, unless it does, or can't."""
+        if self._serving or self._config.port is None:
+            return
+        registry = CollectorRegistry()
+        registry.register(self._collector)
+        address = f"{self._config.host}:{self._config.port}"
+        try:
+            server, thread = start_http_server(
+                self._config.port, addr=self._config.host, registry=registry
+            )
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                logger.warning(
+                    "metrics can't be served at %s (%s); trying again. Set metrics.port or"
+                    " metrics.host to another one if it isn't another flusher's.",
+                    address,
+                    os.strerror(error.errno) if error.errno else error,
+                )
+            return
+        self._serving = True
+        self._stack.callback(thread.join, 5.0)
+        self._stack.callback(server.server_close)
+        self._stack.callback(server.shutdown)
+        logger.info("metrics are served at http://%s/metrics", address)
+
+    def close(self) -> None:
+        self._stack.close()
+        self._serving = False

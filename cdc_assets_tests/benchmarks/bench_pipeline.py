@@ -1,0 +1,389 @@
+"""``python -m cdc_assets_tests.benchmarks.bench_pipeline``: everything at once, on one machine.
+
+A source under mixed changes (60 % inserts, 30 % updates, 10 % deletes, by pgbench) is replicated by
+``dagster dev`` with default settings: source, flusher, Spark and Dagster share the processors. At
+each rate, then as fast as it goes, this measures how old a change is when a reader of the Iceberg
+table sees it, what is applied a second, and the processor time of every part. At the end the table
+is scanned, and a freshly written copy of it.
+
+Prints progress on stderr and one JSON line on stdout. Freshness is sampled evenly over the time in
+which changes were committed; a rate is *sustained* if the lag in its last third isn't longer than
+in its second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+from psycopg.conninfo import make_conninfo
+from rich.console import Console
+
+from cdc_assets.commands import Spark
+from cdc_assets.config import SourceConfig, home, parse_config
+from cdc_assets.embedded.demo_schema import connection_environment
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.catalog import CATALOG, open_catalog
+from cdc_assets.spark.tables import lake_state, ticked
+from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+DATABASE = "bench_pipeline"
+TABLE = TableId("public", "events")
+_START_ROWS = 1_000_000
+# How often a reader looks; what is committed between two looks is seen at the second.
+_LOOK_SECONDS = 0.2
+_PATIENCE_SECONDS = 300.0
+_SCANS = 3
+# Of a hundred changes of a transaction; one of ten has a tenth of each.
+_MIX = {"insert": 60, "update": 30, "delete": 10}
+_SCRIPT = """
+\\set at random(1, 1000000000)
+begin;
+insert into events (a, v, n, at, j)
+  select g, md5(g::text) || 'abcdefgh', (g * 7.25)::numeric(18, 2), clock_timestamp(),
+    jsonb_build_object('a', g, 'b', left(md5((g + 1)::text), 20))
+  from generate_series(:at, :at + {insert} - 1) g;
+with low as (select last_value * (:at / 1000000000.0) as id from events_id_seq)
+update events set a = a + 1, v = md5(events.a::text) || 'abcdefgh' from low
+  where events.id >= low.id and events.id < low.id + {update};
+with low as (select last_value * (1 - :at / 1000000000.0) as id from events_id_seq)
+delete from events using low where events.id >= low.id and events.id < low.id + {delete};
+commit;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One rate. Seconds, changes, bytes; percentiles of the freshness of what was seen in time."""
+
+    asked_changes_s: int | None
+    seconds: float
+    made_changes_s: int
+    applied_changes_s: int
+    freshness_p50: float
+    freshness_p95: float
+    freshness_p99: float
+    sustained: bool
+    staged_bytes_a_change: float
+    written_bytes_a_change: float
+    cpu_seconds_a_million: dict[str, float]
+
+
+@dataclass(slots=True)
+class Reader:
+    """Looks at the lake table as any reader would: when did which commit time become visible?"""
+
+    config: SourceConfig
+    steps: list[tuple[float, float]] = field(default_factory=list)
+    offset: int = 0
+    written_bytes: int = 0
+    _snapshots: set[int] = field(default_factory=set)
+
+    def look(self) -> None:
+        identifier = (self.config.namespace, self.config.lake_name(TABLE))
+        loaded = open_catalog(self.config).load_table(identifier)
+        now, state = time.time(), lake_state(loaded)
+        for snapshot in loaded.metadata.snapshots:
+            if snapshot.snapshot_id not in self._snapshots and snapshot.summary is not None:
+                self._snapshots.add(snapshot.snapshot_id)
+                self.written_bytes += int(snapshot.summary["added-files-size"] or 0)
+        if state.cursor is not None and state.cursor.commit_time is not None:
+            self.offset = state.cursor.offset
+            seen = state.cursor.commit_time.timestamp()
+            if not self.steps or seen > self.steps[-1][1]:
+                self.steps.append((now, seen))
+
+    def freshness(self, began: float, ended: float) -> list[tuple[float, float]]:
+        """``(commit time, age when seen)`` ten times a second, without what wasn't seen."""
+        found, steps = [], iter(self.steps)
+        step = next(steps, None)
+        at = began
+        while at < ended and step is not None:
+            if step[1] < at:
+                step = next(steps, None)
+                continue
+            found.append((at, step[0] - at))
+            at += 0.1
+        return found
+
+
+@contextmanager
+def _looking(reader: Reader) -> Iterator[None]:
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            reader.look()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _part(command: Sequence[str]) -> str:
+    """Which part of the whole a process is."""
+    line = " ".join(command)
+    for word, part in (
+        ("flusher", "flusher"),
+        ("python_daemon", "spark_python"),
+        ("java", "spark"),
+        ("spark.server", "spark"),
+        ("pgbench", "pgbench"),
+        ("postgres", "postgres"),
+        ("dagster", "dagster"),
+        ("multiprocessing", "dagster"),
+    ):
+        if word in line:
+            return part
+    return "other"
+
+
+class Processors:
+    """Processor seconds by part, of this process's descendants and of the database's."""
+
+    def __init__(self) -> None:
+        self._first: dict[psutil.Process, float] = {}
+        self._last: dict[psutil.Process, float] = {}
+        self._parts: dict[psutil.Process, str] = {}
+
+    def look(self) -> None:
+        first = not self._last
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                self._parts[process] = (
+                    _part(process.cmdline()) if process not in self._parts else self._parts[process]
+                )
+                self._last[process] = times.user + times.system
+        if first:
+            self._first = dict(self._last)
+
+    def seconds(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for process, last in self._last.items():
+            part = self._parts[process]
+            found[part] = found.get(part, 0.0) + last - self._first.get(process, 0.0)
+        return found
+
+
+def _source(postgres: EmbeddedPostgres, server_dsn: str) -> str:
+    dsn = make_conninfo(server_dsn, dbname=DATABASE)
+    with psycopg.connect(server_dsn, autocommit=True) as server:
+        server.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where database = %s",
+            (DATABASE,),
+        )
+        server.execute(f"drop database if exists {DATABASE} with (force)".encode())
+        server.execute(f"create database {DATABASE}".encode())
+    with psycopg.connect(dsn, autocommit=True) as source:
+        source.execute(
+            "create table events (id bigint generated always as identity primary key, a bigint,"
+            " v text, n numeric(18, 2), at timestamptz, j jsonb)"
+        )
+        source.execute(
+            "insert into events (a, v, n, at, j) select g, md5(g::text) || 'abcdefgh',"
+            " (g * 7.25)::numeric(18, 2), now(), jsonb_build_object('a', g)"
+            f" from generate_series(1, {_START_ROWS}) g".encode()
+        )
+        source.execute("vacuum analyze events")
+    return dsn
+
+
+def _definitions(config: SourceConfig) -> Path:
+    path = home() / "definitions.py"
+    path.write_text(
+        "import json\n"
+        "from cdc_assets.build import build_defs\n"
+        "from cdc_assets.config import parse_config\n"
+        f"defs = build_defs(parse_config(json.loads({config.dump()!r}), 'bench'))\n"
+    )
+    return path
+
+
+def _made(source: psycopg.Connection[Any]) -> int:
+    """Changes that committed so far, as the log will have them."""
+    row = source.execute(
+        "select n_tup_ins + n_tup_upd + n_tup_del from pg_stat_user_tables"
+        " where relid = 'events'::regclass"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _staged(source: psycopg.Connection[Any]) -> int:
+    row = source.execute("select coalesce(sum(byte_size), 0) from _pg2iceberg.log_index").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _phase(
+    postgres: EmbeddedPostgres,
+    dsn: str,
+    reader: Reader,
+    rate: int | None,
+    seconds: float,
+) -> Phase:
+    size = 10 if rate is not None and rate <= 10_000 else 100
+    script = home() / "changes.sql"
+    script.write_text(_SCRIPT.format(**{k: v * size // 100 for k, v in _MIX.items()}))
+    command = [
+        str(postgres.program("pgbench")), "--no-vacuum", "--client", "2", "--file", str(script),
+        "--time", str(round(seconds)), *(("--rate", f"{rate / size:g}") if rate else ()),
+    ]  # fmt: skip
+    processors = Processors()
+    with psycopg.connect(dsn, autocommit=True) as source:
+        made, staged = _made(source), _staged(source)
+        written, applied = reader.written_bytes, reader.offset
+        began = time.time()
+        pgbench = subprocess.Popen(
+            command,
+            env=connection_environment(dsn),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while pgbench.poll() is None:
+            processors.look()
+            time.sleep(1.0)
+        ended, last_applied = time.time(), reader.offset
+        if pgbench.returncode:
+            raise RuntimeError(f"pgbench ended with {pgbench.returncode}")
+        time.sleep(1.5)  # the statistics of the last transactions
+        changes = max(1, _made(source) - made)
+        # Until all of it is visible: what waits at the end is the oldest, and counts.
+        deadline = time.time() + _PATIENCE_SECONDS
+        while time.time() < deadline and (not reader.steps or reader.steps[-1][1] < ended - 1.0):
+            processors.look()
+            time.sleep(0.5)
+        staged_bytes, written_bytes = _staged(source) - staged, reader.written_bytes - written
+    ages = reader.freshness(began, min(ended, reader.steps[-1][1]))
+    values = sorted(age for _, age in ages)
+    third = (ended - began) / 3
+    second = [age for at, age in ages if began + third <= at < began + 2 * third]
+    last = [age for at, age in ages if at >= began + 2 * third]
+
+    def percentile(share: float) -> float:
+        return round(values[min(len(values) - 1, int(share * len(values)))], 2)
+
+    phase = Phase(
+        rate,
+        round(ended - began, 1),
+        round(changes / (ended - began)),
+        round((last_applied - applied) / (ended - began)),
+        percentile(0.5),
+        percentile(0.95),
+        percentile(0.99),
+        statistics.median(last) <= 1.25 * statistics.median(second) + 1.0,
+        round(staged_bytes / changes, 1),
+        round(written_bytes / changes, 1),
+        {part: round(s / changes * 1e6, 1) for part, s in processors.seconds().items()},
+    )
+    stderr.print(f"{rate or 'as fast as it goes'}: {asdict(phase)}")
+    return phase
+
+
+def _scans(config: SourceConfig) -> dict[str, object]:
+    """Seconds to read every column of the table, and of a copy written in one go."""
+    name = f"{CATALOG}.{ticked(config.namespace)}.{ticked(config.lake_name(TABLE))}"
+    copy = f"{CATALOG}.{ticked(config.namespace)}.fresh"
+    with Spark(config).session() as session:
+        session.sql(f"create or replace table {copy} using iceberg as select * from {name}")
+
+        def scan(table: str) -> float:
+            began = time.perf_counter()
+            session.sql(f"select sum(hash(*)) from {table}").collect()
+            return time.perf_counter() - began
+
+        taken = [(scan(name), scan(copy)) for _ in range(_SCANS + 1)][1:]
+        files = session.sql(f"select count(*) from {name}.files").collect()[0][0]
+        session.sql(f"drop table {copy} purge")
+    return {
+        "files": int(files),
+        "scan_seconds": round(statistics.median(a for a, _ in taken), 3),
+        "fresh_scan_seconds": round(statistics.median(b for _, b in taken), 3),
+        "ratio": round(statistics.median(a / b for a, b in taken), 3),
+    }
+
+
+def _copied(config: SourceConfig, server: DevServer) -> None:
+    def done() -> bool:
+        with Pipeline.open(config) as pipeline:
+            row = pipeline.store.table(TABLE)
+            return row is not None and row.state == "streaming"
+
+    server.until("the copy", lambda: _quiet(done), _PATIENCE_SECONDS)
+
+
+def _quiet(look: Any) -> bool:
+    """False while the databases aren't ready to be asked."""
+    try:
+        return bool(look())
+    except psycopg.Error:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rates", type=int, nargs="*", default=[1_000, 10_000])
+    parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
+    parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    with workplace(options.cache.absolute(), stderr.print) as postgres:
+        server_dsn = postgres.dsn()
+        assert server_dsn is not None
+        dsn = _source(postgres, server_dsn)
+        config = parse_config(
+            {"name": "bench", "postgres": {"dsn": dsn}, "tables": [{"name": str(TABLE)}]}, "bench"
+        )
+        definitions = _definitions(config)
+        folder = home() / "dev"
+        with dev_server(folder, "-f", str(definitions)) as server:
+            os.environ["CDC_ASSETS_HOME"] = str(server.home)
+            config = parse_config(json.loads(config.dump()), "bench")
+            stderr.print("dagster dev has been started; waiting for the copy")
+            _copied(config, server)
+            reader = Reader(config)
+            with _looking(reader):
+                phases = [
+                    _phase(postgres, dsn, reader, rate, options.seconds)
+                    for rate in [*options.rates, None]
+                ]
+            scans = _scans(config)
+        shutil.rmtree(folder, ignore_errors=True)
+    print(  # noqa: T201
+        json.dumps(
+            {
+                "phases": [asdict(phase) for phase in phases],
+                "scan": scans,
+                "cpus": os.cpu_count(),
+                "load": round(load, 2),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
