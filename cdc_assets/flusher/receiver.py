@@ -29,9 +29,10 @@ import select
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
-from cdc_assets.errors import ReplicationProblem
+from cdc_assets.errors import ReplicationProblem, first_line
 from cdc_assets.flusher.decoder_process import (
     Consumed,
     DecoderProcess,
@@ -39,6 +40,7 @@ from cdc_assets.flusher.decoder_process import (
     Finish,
     Flushed,
     Frames,
+    Retrying,
     Settings,
     Specs,
 )
@@ -68,16 +70,27 @@ IDLE_STEP_SECONDS = 10.0
 HEARTBEAT_SECONDS = 2.0
 # How often a run that ends at an LSN asks an idle server how far it has read.
 ASK_SECONDS = 0.25
-# How often the server hears of us while we don't read what it says.
-PAUSED_FEEDBACK_SECONDS = 1.0
+# How often the server hears of us while we don't read what it says: a quarter of the shortest
+# wal_sender_timeout that anybody sets.
+PAUSED_FEEDBACK_SECONDS = 0.25
 # Of the 30 seconds an orderly stop may take, those for staging and registering what is complete.
 FINISH_SECONDS = 12.0
 
 
 @dataclass(slots=True)
 class Progress:
-    """What was done so far, over all sessions of a run; written by sessions, read by anybody."""
+    """What was done so far, over all sessions of a run; written by sessions, read by anybody.
 
+    ``state`` says what is done or waited for now: starting, streaming, retrying staging (a file
+    can't be stored), reconnecting (a connection was lost); ``since`` when it began. ``last_error``
+    stays when its state is over.
+    """
+
+    state: str = "starting"
+    since: datetime = field(default_factory=lambda: datetime.now(UTC))
+    last_error: str | None = None
+    sessions: int = 0
+    staging_retries: int = 0
     flushed: Lsn = Lsn.ZERO
     rows: int = 0
     files: int = 0
@@ -86,6 +99,18 @@ class Progress:
     in_flight_bytes: int = 0
     waiting_bytes: int = 0
     decoder_pid: int | None = None
+
+    @property
+    def reconnects(self) -> int:
+        """How often the stream was begun anew."""
+        return max(0, self.sessions - 1)
+
+    def enter(self, state: str, error: BaseException | str | None = None) -> None:
+        """Note a change of state, and what caused it."""
+        if error is not None:
+            self.last_error = error if isinstance(error, str) else first_line(error)
+        if state != self.state:
+            self.state, self.since = state, datetime.now(UTC)
 
 
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
@@ -125,6 +150,7 @@ class Session:
         self._failure: BaseException | None = None
         self._finished = threading.Event()
         self._specs_at = self._advanced_at = time.monotonic()
+        self._rows: list[TableRow] = []
         self._specs: Mapping[int, DecodeSpec] = {}
         self._settings = Settings(
             config.name,
@@ -141,7 +167,7 @@ class Session:
         """Raises StreamLost or psycopg.OperationalError (worth a new session), or CdcError."""
         config = self._pipeline.config
         rows = self._store.tables()
-        self._specs = staging_specs(rows)
+        self._rows, self._specs = rows, staging_specs(rows)
         self._progress.flushed = self._flushed
         stream = Stream.start(
             self._pipeline.source_dsn, config.name, config.slot, config.publication, self._flushed
@@ -157,7 +183,8 @@ class Session:
                 threading.Thread(target=self._register, name="registrar", daemon=True),
             ]
             self._queue.put(Specs(self._specs))
-            self._store.mark_followed(rows)
+            self._progress.sessions += 1
+            self._progress.enter("streaming")
             for thread in threads:
                 thread.start()
             try:
@@ -214,6 +241,8 @@ class Session:
                 time.sleep(GATHER_SECONDS)
             elif not full:
                 longest = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
+                if paused:
+                    longest = PAUSED_FEEDBACK_SECONDS
                 self._sleep(stream if not paused else None, longest)
         if batch:
             self._handed_bytes += batch_bytes
@@ -231,7 +260,7 @@ class Session:
                     FINISH_SECONDS,
                 )
                 return
-            if time.monotonic() - stream.feedback_at >= 1.0:
+            if time.monotonic() - stream.feedback_at >= PAUSED_FEEDBACK_SECONDS:
                 stream.acknowledge(self._flushed)
         self._check()
 
@@ -267,6 +296,7 @@ class Session:
 
     def _register(self) -> None:
         try:
+            self._store.mark_followed(self._rows)
             while not self._finished.is_set():
                 if self._decoder.pipe.poll(HEARTBEAT_SECONDS):
                     self._take(self._decoder.pipe.recv())
@@ -280,6 +310,11 @@ class Session:
         self._wake()
 
     def _take(self, reply: object) -> None:
+        if isinstance(reply, Retrying):
+            self._progress.staging_retries += 1
+            self._progress.enter("retrying staging", reply.reason)
+            return
+        self._progress.enter("streaming")
         if isinstance(reply, Consumed):
             self._consumed_bytes += reply.byte_size
             self._progress.waiting_bytes = reply.waiting_bytes
