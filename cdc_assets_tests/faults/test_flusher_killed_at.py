@@ -95,9 +95,9 @@ def test_every_step_hundreds_of_times(source: Bench) -> None:
             config.slot,
         )
         source.flush(config)
-        with writing(source, seed=seed + number, pause=0.02):
+        with writing(source, seed=seed + number, pause=0.1):
             for step in chance.sample(STEPS, len(STEPS)):
-                _run_until_killed(source, step, _passes(chance, step, 40), "public.t")
+                _run_until_killed(source, step, _passes(chance, step, 12), "public.t")
                 kills[step] += 1
         source.flush(config)
         found = check(source)
