@@ -238,6 +238,13 @@ class SparkConfig(_Section):
         return value
 
 
+class MetricsConfig(_Section):
+    """The flusher's Prometheus endpoint; there is none without a port."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    host: str = "127.0.0.1"
+
+
 class SourceConfig(_Section):
     """One source database and the lake it is replicated into."""
 
@@ -252,6 +259,7 @@ class SourceConfig(_Section):
     lake: LakeConfig = LakeConfig()
     s3: S3Config = S3Config()
     spark: SparkConfig = SparkConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @model_validator(mode="before")
     @classmethod

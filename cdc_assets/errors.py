@@ -49,6 +49,10 @@ class SlotBusy(ReplicationProblem):
     """Slot creation waits for transactions that don't end."""
 
 
+class StagingProblem(CdcError):
+    """The staging place can't be written, and waiting won't help: somebody has to correct it."""
+
+
 class CoordinationError(CdcError):
     """The coordination schema is missing, newer than this program, or unusable through a pooler."""
 

@@ -5,6 +5,7 @@ Servers are started at first use and live for the session; databases are made fo
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import signal
@@ -21,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets_tests.s3_support import KEYS, ObjectStore, object_store
 
 NewDatabase = Callable[[], str]
 """Makes an empty database and returns its DSN; it is dropped, slots first, after the test."""
@@ -28,6 +30,9 @@ NewDatabase = Callable[[], str]
 # Tests make and drop whole databases; their data needn't survive a power cut.
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
+
+# Nobody's real keys are used, and every process that is started finds these.
+os.environ |= KEYS
 
 # A shell's background job hands down signals to be ignored, and every process we start inherits
 # that: none of them could be told to end.
@@ -102,6 +107,13 @@ def any_postgres_dsn(any_postgres: EmbeddedPostgres) -> Iterator[NewDatabase]:
     """A factory of empty databases on each version in turn."""
     with _databases(any_postgres) as new:
         yield new
+
+
+@pytest.fixture
+def s3() -> Iterator[ObjectStore]:
+    """An S3-protocol server with an empty bucket, whose faults are the test's to choose."""
+    with object_store() as store:
+        yield store
 
 
 @pytest.fixture(scope="session")

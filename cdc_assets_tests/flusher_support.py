@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,10 @@ import pyarrow.parquet as pq
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config import S3Config, SourceConfig, parse_config
 from cdc_assets.flusher.main import FlushResult, run
+from cdc_assets.flusher.report import Progress
+from cdc_assets.log.files import Storage
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
@@ -41,18 +43,22 @@ class Bench:
     folder: Path
     connection: psycopg.Connection[Any]
     log_dsn: str | None = None
+    s3: dict[str, object] | None = None
+    """Staging is on this object store (the configuration's ``s3``), in ``s3://bucket``."""
 
     def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         cursor = self.connection.execute(statement.encode(), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
     def settings(self, *tables: str, **staging: object) -> dict[str, object]:
+        place = "s3://bucket/staging" if self.s3 else (self.folder / "staging").as_uri()
         return {
             "name": self.name,
             "postgres": {"dsn": self.dsn},
             "tables": [{"name": table} for table in tables],
-            "staging": {"uri": (self.folder / "staging").as_uri(), **staging},
+            "staging": {"uri": place, **staging},
             "snapshot": {"mode": "never"},
+            "s3": self.s3 or {},
             "state": {"postgres_url": self.log_dsn},
         }
 
@@ -99,21 +105,29 @@ class Bench:
             )[0][0]
         )
 
+    def uris(self, table: str) -> list[tuple[int, int, str]]:
+        """``(start_offset, end_offset, URI)`` of each registered file."""
+        return [
+            (int(a), int(b), str(uri))
+            for a, b, uri in self.ask_log(
+                "select start_offset, end_offset, path from _pg2iceberg.log_index"
+                " where table_name = %s order by start_offset",
+                table,
+            )
+        ]
+
     def entries(self, table: str) -> list[tuple[int, int, Path]]:
         """``(start_offset, end_offset, file)`` of each registered file."""
-        rows = self.ask_log(
-            "select start_offset, end_offset, path from _pg2iceberg.log_index"
-            " where table_name = %s order by start_offset",
-            table,
-        )
-        return [(a, b, Path(unquote(urlparse(path).path))) for a, b, path in rows]
+        return [(a, b, Path(unquote(urlparse(uri).path))) for a, b, uri in self.uris(table)]
 
     def log(self, table: str) -> list[Row]:
         """All rows of the table's log; checks that the offsets have neither gap nor overlap."""
         rows, end = list[Row](), None
-        for start, stop, path in self.entries(table):
+        storage = Storage.of(S3Config.model_validate(self.s3 or {}))
+        for start, stop, uri in self.uris(table):
             assert start == (end if end is not None else start)
-            found = parse_staged(0, pq.read_table(path).to_pylist())
+            filesystem, path = storage.locate(uri)
+            found = parse_staged(0, pq.read_table(path, filesystem=filesystem).to_pylist())
             assert len(found) == stop - start
             rows, end = rows + found, stop
         return rows
@@ -162,20 +176,20 @@ def _drop(admin: psycopg.Connection[Any], name: str) -> None:
 
 
 @contextmanager
-def flushing(config: SourceConfig) -> Iterator[threading.Thread]:
+def flushing(config: SourceConfig) -> Iterator[Progress]:
     """A flusher in a thread of this process for the length of the block; its errors are raised."""
-    stop, errors = threading.Event(), list[Exception]()
+    stop, errors, progress = threading.Event(), list[Exception](), Progress()
 
     def work() -> None:
         try:
-            run(config, stop=stop)
+            run(config, stop=stop, progress=progress)
         except Exception as error:  # noqa: BLE001 - raised again by the test's own thread
             errors.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield thread
+        yield progress
     finally:
         stop.set()
         thread.join(30)
@@ -184,15 +198,21 @@ def flushing(config: SourceConfig) -> Iterator[threading.Thread]:
         raise errors[0]
 
 
-def start_flusher(config_file: Path) -> subprocess.Popen[bytes]:
-    """The supervised child, as its supervisor starts it."""
+def start_flusher(
+    config_file: Path, *module: str, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """The supervised child, as its supervisor starts it; or another ``module`` with arguments."""
     with (config_file.parent / "flusher.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "cdc_assets.flusher.main", "--config", str(config_file)],
+            [
+                *(sys.executable, "-m"),
+                *(module or ("cdc_assets.flusher.main",)),
+                *("--config", str(config_file)),
+            ],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, "CDC_ASSETS_LOG_LEVEL": "DEBUG"},
+            env={**os.environ, "CDC_ASSETS_LOG_LEVEL": "DEBUG", **(environment or {})},
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import psycopg
 
 from cdc_assets.errors import CdcError, SlotBusy, SourceMismatch
-from cdc_assets.flusher.receiver import Progress
+from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.turn import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
@@ -111,8 +111,9 @@ class Health:
             rate = (self._progress.rows - rows) / (now - at)
             rows, at = self._progress.rows, now
             logger.info(
-                "flushed up to %s: %.0f rows/s, %d rows in %d files (%.1f MB) so far, %s,"
+                "%s; flushed up to %s: %.0f rows/s, %d rows in %d files (%.1f MB) so far, %s,"
                 " %.1f MB waiting, %.1f MB under way to the decoder",
+                self._state(),
                 self._progress.flushed,
                 rate,
                 rows,
@@ -122,6 +123,12 @@ class Health:
                 self._progress.waiting_bytes / 1e6,
                 self._progress.in_flight_bytes / 1e6,
             )
+
+    def _state(self) -> str:
+        progress = self._progress
+        if progress.state == "streaming":
+            return progress.state
+        return f"{progress.state} since {progress.since:%H:%M:%S} UTC ({progress.last_error})"
 
     def _lag(self) -> str:
         try:

@@ -5,25 +5,27 @@ so the receiver pipes raw frames to this process and only ever waits for sockets
 
 The conversation, over one duplex pipe: the receiver sends :class:`Frames` (each followed by the
 joined bytes), :class:`Specs`, :class:`Finish`; this process answers :class:`Consumed` after each
-batch, :class:`Flushed` in the order of the log, or :class:`Failed` once, and then it ends. It
-never decides what is safe: ``Flushed`` says "these files exist, and once they are registered
-everything below ``position`` is"; registering and acknowledging is the receiver's (invariants 1
-and 2).
+batch, :class:`Flushed` in the order of the log, :class:`Retrying` whenever a file can't be stored
+and will be tried again, or :class:`Failed` once, and then it ends. It never decides what is safe:
+``Flushed`` says "these files exist, and once they are registered everything below ``position``
+is"; registering and acknowledging is the receiver's (invariants 1 and 2).
 
 Invariant 3: rows of an open transaction that outgrow ``flush_bytes`` are staged in parts as they
 arrive. Everything committed is reported before the first part is staged, so the parts stand in
 commit order; they are reported at the commit, or never.
 
-It ends when the pipe does: it can't outlive the receiver.
+It ends when the pipe does, whatever it waits for: it can't outlive the receiver.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -99,6 +101,13 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
+class Retrying:
+    """A staged file couldn't be stored for ``reason``. Any other answer says that it now is."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The decoder can't go on; ``trace`` is its traceback."""
 
@@ -106,7 +115,7 @@ class Failed:
     trace: str
 
 
-Reply = Consumed | Flushed | Failed
+Reply = Consumed | Flushed | Retrying | Failed
 
 
 @dataclass(slots=True)
@@ -148,8 +157,7 @@ class _Worker:
         blob = self.pipe.recv_bytes()
         commits = self.decoder.commit_end
         self.decoder.feed(blob, np.frombuffer(command.lengths, np.int32))
-        waiting = self.decoder.committed_bytes + self.decoder.open_bytes
-        self.pipe.send(Consumed(len(blob), waiting))
+        self.say_consumed(len(blob))
         committed = self.decoder.commit_end != commits
         if self.decoder.committed_bytes >= self.settings.flush_bytes or (committed and self.parts):
             self.flush()
@@ -159,6 +167,11 @@ class _Worker:
             if self.decoder.position > self.reported:
                 self.flush()
             self.parts += self.staging.write(self.decoder.take_open())
+            self.say_consumed(0)
+
+    def say_consumed(self, byte_size: int) -> None:
+        waiting = self.decoder.committed_bytes + self.decoder.open_bytes
+        self.pipe.send(Consumed(byte_size, waiting))
 
     def flush(self, *, final: bool = False) -> None:
         """Stage and report all that is committed."""
@@ -194,7 +207,12 @@ def _commit_time(microseconds: int | None) -> datetime | None:
 def serve(pipe: Connection) -> int:
     """The process's life; the exit code. Errors are reported to the receiver, never swallowed."""
     settings: Settings = pipe.recv()
-    staging = Staging(settings.staging_uri, settings.source, settings.storage)
+    staging = Staging(
+        settings.staging_uri,
+        settings.source,
+        settings.storage,
+        on_trouble=lambda reason: pipe.send(Retrying(reason)),  # the loop waits and sends nothing
+    )
     try:
         _Worker(pipe, settings, staging).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -246,10 +264,20 @@ class DecoderProcess:
         self.pipe.close()
 
 
+def _end_with_receiver(pipe: Connection) -> None:
+    """End this process, in the midst of an upload too, once the other end of the pipe is closed."""
+    hung_up = select.poll()
+    hung_up.register(pipe.fileno(), 0)  # nothing but the hang-up
+    hung_up.poll()
+    os._exit(1)
+
+
 def main() -> None:
     """Serve the pipe whose descriptor is the only argument."""
     # Ctrl-C and a group's SIGTERM are the receiver's to handle: it still wants what is complete.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO"))
-    sys.exit(serve(Connection(int(sys.argv[1]))))
+    pipe = Connection(int(sys.argv[1]))
+    threading.Thread(target=_end_with_receiver, args=(pipe,), daemon=True).start()
+    sys.exit(serve(pipe))

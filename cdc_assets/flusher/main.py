@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import random
 import sys
 import threading
 import time
@@ -26,9 +27,12 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_e
 from cdc_assets.config import SourceConfig, config_from_environment, load_config
 from cdc_assets.errors import CdcError, ConfigurationError, SourceMismatch
 from cdc_assets.flusher.companions import Health, PinKeeper
-from cdc_assets.flusher.receiver import Progress, Session
+from cdc_assets.flusher.receiver import Session
+from cdc_assets.flusher.report import Progress
+from cdc_assets.flusher.staging import check_place
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
 from cdc_assets.flusher.turn import Heart, active_process
+from cdc_assets.log.files import Storage
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
@@ -65,29 +69,45 @@ class FlushResult:
 
 
 def run(
-    config: SourceConfig, *, until: Lsn | None = None, stop: threading.Event | None = None
+    config: SourceConfig,
+    *,
+    until: Lsn | None = None,
+    stop: threading.Event | None = None,
+    progress: Progress | None = None,
 ) -> FlushResult:
     """Stream and stage until everything that committed up to ``until`` is in the log, or ``stop``.
 
-    It survives the loss of its connections, once it has streamed. Raises SourceMismatch,
-    ReplicationProblem, PreflightError, CoordinationError, EnvironmentProblem, or
+    ``progress`` is kept true meanwhile, for a caller that shows it.
+
+    It survives the loss of its connections, once it has streamed, and waits for a staging place
+    that fails. Raises SourceMismatch, ReplicationProblem, PreflightError, CoordinationError,
+    EnvironmentProblem, StagingProblem (at once, if nobody can write there), or
     psycopg.OperationalError when a database can't be reached to begin with.
     """
-    return _Flusher(config, until, stop or threading.Event()).run()
+    return _Flusher(config, until, stop or threading.Event(), progress or Progress()).run()
 
 
 class _Flusher:
-    def __init__(self, config: SourceConfig, until: Lsn | None, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        config: SourceConfig,
+        until: Lsn | None,
+        stop: threading.Event,
+        progress: Progress,
+    ) -> None:
         self._config = config
         self._until = until
         self._stop = stop
-        self._progress = Progress()
+        self._progress = progress
         self._keeper: PinKeeper | None = None
         self._heart = Heart(config)
         self._streamed = False
         self._failures = 0
 
     def run(self) -> FlushResult:
+        config = self._config
+        if config.snapshot.mode != "snapshot_only":  # which stages nothing
+            check_place(config.staging_uri, config.name, Storage.of(config.s3))
         self._heart.start()
         try:
             for attempt in Retrying(
@@ -103,6 +123,7 @@ class _Flusher:
         finally:
             self._drop_keeper()
             self._heart.close()
+            self._progress.enter("stopped")
         done = self._progress
         reached = self._until is not None and done.flushed >= self._until
         return FlushResult(
@@ -159,6 +180,7 @@ class _Flusher:
                     who[0] if who else "just ending",
                 )
                 said = True
+                self._progress.enter("waiting")
             self._streamed = True  # whatever happens now, waiting goes on
             flushed = pipeline.store.flushed_lsn()
             if self._until is not None and flushed is not None and flushed >= self._until:
@@ -201,11 +223,13 @@ class _Flusher:
         if isinstance(error, SlotInUse):
             return LOCK_SECONDS
         self._failures += 1
-        return min(FIRST_WAIT_SECONDS * 2.0 ** min(self._failures - 1, 16), LONGEST_WAIT_SECONDS)
+        cap = min(FIRST_WAIT_SECONDS * 2.0 ** min(self._failures - 1, 16), LONGEST_WAIT_SECONDS)
+        return random.uniform(cap / 2, cap)  # noqa: S311 - not all flushers at once
 
     def _say(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         waits = state.next_action.sleep if state.next_action is not None else 0.0
+        self._progress.enter("reconnecting", error)
         logger.warning("%s Trying again in %.1f s.", error, waits)
 
 

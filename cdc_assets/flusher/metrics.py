@@ -23,8 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from cdc_assets.config import MetricsConfig
-from cdc_assets.flusher.receiver import STATES, Progress
-from cdc_assets.flusher.report import FLUSH_BOUNDS, OPERATIONS, Probe
+from cdc_assets.flusher.report import FLUSH_BOUNDS, OPERATIONS, STATES, Probe, Progress
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ import select
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.decoder_process import (
@@ -39,9 +38,11 @@ from cdc_assets.flusher.decoder_process import (
     Finish,
     Flushed,
     Frames,
+    Retrying,
     Settings,
     Specs,
 )
+from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream
 from cdc_assets.log.files import Storage
@@ -68,32 +69,11 @@ IDLE_STEP_SECONDS = 10.0
 HEARTBEAT_SECONDS = 2.0
 # How often a run that ends at an LSN asks an idle server how far it has read.
 ASK_SECONDS = 0.25
-# How often the server hears of us while we don't read what it says.
-PAUSED_FEEDBACK_SECONDS = 1.0
+# How often the server hears of us while we don't read what it says: a quarter of the shortest
+# wal_sender_timeout that anybody sets.
+PAUSED_FEEDBACK_SECONDS = 0.25
 # Of the 30 seconds an orderly stop may take, those for staging and registering what is complete.
 FINISH_SECONDS = 12.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """What was done so far, over all sessions of a run; written by sessions, read by anybody."""
-
-    flushed: Lsn = Lsn.ZERO
-    rows: int = 0
-    files: int = 0
-    staged_bytes: int = 0
-    received_bytes: int = 0
-    in_flight_bytes: int = 0
-    waiting_bytes: int = 0
-    decoder_pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Frames on their way to the decoder."""
-
-    frames: Frames
-    joined: bytes
 
 
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
@@ -133,6 +113,7 @@ class Session:
         self._failure: BaseException | None = None
         self._finished = threading.Event()
         self._specs_at = self._advanced_at = time.monotonic()
+        self._rows: list[TableRow] = []
         self._specs: Mapping[int, DecodeSpec] = {}
         self._settings = Settings(
             config.name,
@@ -149,7 +130,7 @@ class Session:
         """Raises StreamLost or psycopg.OperationalError (worth a new session), or CdcError."""
         config = self._pipeline.config
         rows = self._store.tables()
-        self._specs = staging_specs(rows)
+        self._rows, self._specs = rows, staging_specs(rows)
         self._progress.flushed = self._flushed
         stream = Stream.start(
             self._pipeline.source_dsn, config.name, config.slot, config.publication, self._flushed
@@ -165,7 +146,8 @@ class Session:
                 threading.Thread(target=self._register, name="registrar", daemon=True),
             ]
             self._queue.put(Specs(self._specs))
-            self._store.mark_followed(rows)
+            self._progress.sessions += 1
+            self._progress.enter("streaming")
             for thread in threads:
                 thread.start()
             try:
@@ -221,6 +203,8 @@ class Session:
                 time.sleep(GATHER_SECONDS)
             elif not full:
                 longest = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
+                if paused:
+                    longest = PAUSED_FEEDBACK_SECONDS
                 self._sleep(stream if not paused else None, longest)
         if batch:
             self._hand_over(batch)
@@ -244,7 +228,7 @@ class Session:
                     FINISH_SECONDS,
                 )
                 return
-            if time.monotonic() - stream.feedback_at >= 1.0:
+            if time.monotonic() - stream.feedback_at >= PAUSED_FEEDBACK_SECONDS:
                 stream.acknowledge(self._flushed)
         self._check()
 
@@ -280,6 +264,7 @@ class Session:
 
     def _register(self) -> None:
         try:
+            self._store.mark_followed(self._rows)
             while not self._finished.is_set():
                 if self._decoder.pipe.poll(HEARTBEAT_SECONDS):
                     self._take(self._decoder.pipe.recv())
@@ -293,6 +278,11 @@ class Session:
         self._wake()
 
     def _take(self, reply: object) -> None:
+        if isinstance(reply, Retrying):
+            self._progress.staging_retries += 1
+            self._progress.enter("retrying staging", reply.reason)
+            return
+        self._progress.enter("streaming")
         if isinstance(reply, Consumed):
             self._consumed_bytes += reply.byte_size
             self._progress.waiting_bytes = reply.waiting_bytes

@@ -7,11 +7,13 @@ database, where any process can read it, with the server's time beside it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
+from cdc_assets.errors import first_line
 from cdc_assets.postgres.lsn import Lsn
 
 OPERATIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
@@ -37,6 +39,59 @@ class Durations:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+
+STATES = ("starting", "waiting", "streaming", "retrying staging", "reconnecting", "stopped")
+"""waiting: another flusher is active. retrying staging: a file can't be stored. reconnecting: a
+connection was lost."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What was done so far, over all sessions of a run; written by sessions, read by anybody.
+
+    ``state`` says what is done or waited for now (STATES), ``since`` when it began. ``last_error``
+    stays when its state is over. ``changes`` counts by table and ``_op``.
+    """
+
+    state: str = "starting"
+    since: datetime = field(default_factory=lambda: datetime.now(UTC))
+    last_error: str | None = None
+    sessions: int = 0
+    staging_retries: int = 0
+    received: Lsn = Lsn.ZERO
+    flushed: Lsn = Lsn.ZERO
+    acknowledged: Lsn = Lsn.ZERO
+    rows: int = 0
+    files: int = 0
+    staged_bytes: int = 0
+    received_bytes: int = 0
+    in_flight_bytes: int = 0
+    waiting_bytes: int = 0
+    decoder_pid: int | None = None
+    durations: Durations = field(default_factory=Durations)
+    changes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bytes_by_table: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def reconnects(self) -> int:
+        """How often the stream was begun anew."""
+        return max(0, self.sessions - 1)
+
+    def enter(self, state: str, error: BaseException | str | None = None) -> None:
+        """Note a change of state, and what caused it."""
+        if error is not None:
+            self.last_error = error if isinstance(error, str) else first_line(error)
+        if state != self.state:
+            self.state, self.since = state, datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Frames on their way to the decoder."""
+
+    frames: Frames
+    joined: bytes
 
 
 @dataclass(slots=True)

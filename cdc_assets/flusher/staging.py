@@ -4,19 +4,27 @@ A file that is reported here exists, whole and durable: the acknowledgement to t
 (invariant 1), and what is acknowledged is never sent again. So a local file is written under
 another name, synced, renamed, and its folder synced; an object store shows an object only when its
 upload is complete. Names are random: a restart can't meet a name again (a counter would overwrite
-live files). A file that was written but never registered is an orphan, which maintenance removes.
+live files). A file that was written but never registered is an orphan, which maintenance removes:
+whatever stands below ``<uri>/<source>/`` and isn't in ``log_index``, ``.….tmp`` included.
+
+Nothing that was received is given up because it can't be stored: storing is tried again until it
+works, and every failure is told (``on_trouble``), so that a person sees what is waited for. Only
+before anything was received a place that waiting won't mend is refused (:func:`check_place`).
 
 What does not belong: when to write (``decoder_process``), registration (``receiver``).
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +32,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
-from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_delay
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_when_event_set,
+)
 from tenacity.wait import wait_random_exponential
 
+from cdc_assets.errors import StagingProblem, first_line
 from cdc_assets.flusher.decoder import Pending
 from cdc_assets.flusher.staged_rows import invalid_text
 from cdc_assets.log.files import STAGED_SCHEMA, Storage
@@ -37,10 +52,29 @@ logger = logging.getLogger(__name__)
 
 # The key of a staged file's metadata that says which columns its rows have, with their types.
 RELATION_METADATA = b"cdc_assets.relation"
-# An object store that fails for longer ends the flusher; its supervisor starts it again.
-UPLOAD_PATIENCE_SECONDS = 60
+# Between tries to store a file: random up to this, so that many writers don't come back at once.
+LONGEST_WAIT_SECONDS = 15.0
 # Files stored at a time: storing waits for disks and networks, not for the processor.
 PARALLEL_WRITES = 8
+# What waiting doesn't mend: of a file system …
+_PERMANENT_ERRNOS = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+# … and of an object store, as the AWS SDK calls it in its messages.
+_PERMANENT_S3 = (
+    "ACCESS_DENIED",
+    "INVALID_ACCESS_KEY_ID",
+    "NO_SUCH_BUCKET",
+    "SIGNATURE_DOES_NOT_MATCH",
+)
 # These rise by little or stand still from row to row, which this encoding makes nearly free.
 _ENCODINGS = dict.fromkeys(("_lsn", "_commit_lsn", "_ts", "_xid"), "DELTA_BINARY_PACKED")
 
@@ -101,19 +135,30 @@ def encode(pending: Pending) -> tuple[pa.Buffer, int]:
 
 
 class Staging:
-    """Writes staged files of one source below ``uri`` (``file:///…`` or ``s3://bucket/prefix``)."""
+    """Writes staged files of one source below ``uri`` (``file:///…`` or ``s3://bucket/prefix``).
 
-    def __init__(self, uri: str, source: str, storage: Storage) -> None:
+    ``on_trouble`` is called, by one thread at a time, with each failure to store a file, before it
+    is waited for; what it raises ends the try.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        storage: Storage,
+        on_trouble: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._base = f"{uri.rstrip('/')}/{source}"
         self._storage = storage
-        self._filesystem, _ = storage.locate(uri)
+        self._on_trouble = on_trouble
+        self._trouble = threading.Lock()
+        self._closing = threading.Event()
         self._writers = ThreadPoolExecutor(PARALLEL_WRITES, "staging")
 
     def write(self, pendings: Iterable[Pending]) -> list[WrittenFile]:
         """One file for each, in their order; all are durable when this returns.
 
-        Raises OSError when storing fails for UPLOAD_PATIENCE_SECONDS, ReplicationProblem when a
-        message can't be decoded.
+        However long that takes. Raises ReplicationProblem when a message can't be decoded.
         """
         today = datetime.now(UTC).date().isoformat()
         written, stored = [], []
@@ -128,33 +173,76 @@ class Staging:
         return written
 
     def close(self) -> None:
+        """Give up what is being stored."""
+        self._closing.set()
         self._writers.shutdown(cancel_futures=True)
 
     def _store(self, uri: str, data: pa.Buffer) -> None:
-        _, path = self._storage.locate(uri)
-        if isinstance(self._filesystem, fs.LocalFileSystem):
-            _store_durably(Path(path), data)
-            return
         for attempt in Retrying(
             retry=retry_if_exception_type(OSError),
-            wait=wait_random_exponential(multiplier=0.2, max=10),
-            stop=stop_after_delay(UPLOAD_PATIENCE_SECONDS),
-            before_sleep=before_sleep_log(logger, logging.WARNING),
+            wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_SECONDS),
+            stop=stop_when_event_set(self._closing),
+            sleep=sleep_using_event(self._closing),
+            before_sleep=self._tell,
             reraise=True,
         ):
-            with attempt, self._filesystem.open_output_stream(path) as stream:
-                stream.write(data)
+            with attempt:
+                store(self._storage, uri, data)
+
+    def _tell(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        waits = state.next_action.sleep if state.next_action is not None else 0.0
+        said = first_line(error) if error is not None else "no reason"
+        logger.warning("a file can't be stored: %s; trying again in %.1f s", said, waits)
+        with self._trouble:
+            self._on_trouble(said)
+
+
+def check_place(uri: str, source: str, storage: Storage) -> None:
+    """Store a small file, to see whether it can be done.
+
+    Raises StagingProblem for what somebody has to correct. A place that is full or down for now is
+    only logged: the flusher waits for it, and the slot keeps what it waits with.
+    """
+    probe = f"{uri.rstrip('/')}/{source}/.writable"
+    try:
+        store(storage, probe, pa.py_buffer(b"cdc_assets can write here\n"))
+    except OSError as error:
+        said = first_line(error)
+        if error.errno in _PERMANENT_ERRNOS or any(name in said for name in _PERMANENT_S3):
+            raise StagingProblem(
+                f"the staging place {uri} can't be written: {said}.",
+                "Correct staging.uri (and s3:), or what stands in the way: the folder or the bucket"
+                " must exist and allow this process to write"
+                + ("; its keys come from AWS_… variables." if uri.startswith("s3://") else "."),
+            ) from error
+        logger.warning("the staging place %s can't be written now: %s", uri, said)
+
+
+def store(storage: Storage, uri: str, data: pa.Buffer) -> None:
+    """Write one file durably; under a name that is taken, the new content wins. Raises OSError."""
+    filesystem, path = storage.locate(uri)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        _store_durably(Path(path), data)
+        return
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(data)
 
 
 def _store_durably(path: Path, data: pa.Buffer) -> None:
     """Write a local file so that after a power cut it is there whole, or not at all."""
     _make_durably(path.parent)
-    hidden = path.with_name(f".{path.name}.tmp")
-    with hidden.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    hidden.rename(path)
+    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with hidden.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.rename(path)
+    except OSError:
+        with suppress(OSError):  # the half of a file would fill a full disk even more
+            hidden.unlink()
+        raise
     _sync(path.parent)
 
 

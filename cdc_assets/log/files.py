@@ -11,6 +11,7 @@ snapshot pinned at c exactly if its commit record begins below c, so a row is in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
@@ -29,6 +30,13 @@ STAGED_SCHEMA = pa.schema(
         pa.field("_data", pa.large_string(), nullable=False),
     ]
 )
+
+# No progress for this long (libcurl adds some 6 s), and a request to an object store has failed: a
+# hang is bounded, while a large object over a slow line isn't hurried.
+S3_CONNECT_SECONDS = 5.0
+S3_REQUEST_SECONDS = 10.0
+# Tries of one request before its caller hears of the failure.
+S3_ATTEMPTS = 2
 
 # The member of `_data` that carries the old key of a key change: no Postgres identifier is empty.
 OLD_KEY = ""
@@ -50,11 +58,24 @@ class Storage:
         """The pyarrow filesystem of a ``file://`` or ``s3://`` URI, and the path in it."""
         parsed = urlparse(uri)
         if parsed.scheme == "s3":
-            options: dict[str, object] = {"force_virtual_addressing": False}
-            if self.endpoint:
-                options["endpoint_override"] = self.endpoint
-                options["force_virtual_addressing"] = not self.path_style
-            if self.region:
-                options["region"] = self.region
-            return fs.S3FileSystem(**options), unquote(parsed.netloc + parsed.path)
+            return _object_store(self), unquote(parsed.netloc + parsed.path)
         return fs.LocalFileSystem(), unquote(parsed.path)
+
+
+@lru_cache(maxsize=16)
+def _object_store(storage: Storage) -> fs.FileSystem:
+    """One client a process and place, so that its connections are used again."""
+    options: dict[str, object] = {}
+    if storage.endpoint:
+        options["endpoint_override"] = storage.endpoint
+        options["force_virtual_addressing"] = not storage.path_style
+    if storage.region:
+        options["region"] = storage.region
+    return fs.S3FileSystem(
+        connect_timeout=S3_CONNECT_SECONDS,
+        request_timeout=S3_REQUEST_SECONDS,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=S3_ATTEMPTS),
+        # An object of less than a part (10 MB) is one request instead of three.
+        allow_delayed_open=True,
+        **options,
+    )

@@ -20,6 +20,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.log.files import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
 from cdc_assets.pipeline import coordination_dsn
 from cdc_assets.postgres.connect import NO_TIMEOUTS
 
@@ -109,8 +110,12 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
         properties["pool_pre_ping"] = "true"  # idle connections end: by time-outs, by restarts
     elif config.lake.catalog.uri is not None:
         properties["uri"] = config.lake.catalog.uri.get_secret_value()
+    if config.warehouse.startswith("s3://"):
+        properties["s3.connect-timeout"] = str(S3_CONNECT_SECONDS)
+        properties["s3.request-timeout"] = str(S3_REQUEST_SECONDS)
     if config.s3.endpoint:
         properties["s3.endpoint"] = config.s3.endpoint
+        properties["s3.force-virtual-addressing"] = str(not config.s3.path_style).lower()
     if config.s3.region:
         properties["s3.region"] = config.s3.region
     for key, variable in (

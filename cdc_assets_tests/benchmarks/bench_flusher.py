@@ -38,7 +38,8 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_assets.config import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import main as flusher
-from cdc_assets.flusher.receiver import Progress, Session
+from cdc_assets.flusher.receiver import Session
+from cdc_assets.flusher.report import Progress
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn

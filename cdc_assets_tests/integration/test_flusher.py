@@ -18,6 +18,7 @@ import pytest
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem, SourceMismatch
 from cdc_assets.flusher.main import run
+from cdc_assets.flusher.stream import Received, Stream
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests import pgoutput_reference as reference
@@ -322,17 +323,24 @@ def test_a_waiting_table_is_pinned_while_the_others_flow(source: Bench) -> None:
 # --- ends and new beginnings ---
 
 
-def test_a_decoder_that_fails_ends_the_run_with_its_words(source: Bench) -> None:
+def test_a_decoder_that_fails_ends_the_run_with_its_words(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     simple(source)
     config = source.config("public.t")
     source.flush(config)
-    staging = source.folder / "staging" / source.name
-    staging.parent.mkdir(exist_ok=True)
-    staging.write_text("a file where a folder has to be")
     source.execute("insert into t values (1, 'x')")
-    with pytest.raises(ReplicationProblem, match=r"NotADirectory|FileExists"):
-        source.flush(config)
-    staging.unlink()
+    real = Stream.receive
+
+    def broken(self: Stream, limit_bytes: int) -> Received:
+        received = real(self, limit_bytes)
+        received.frames = [memoryview(b"what is this?") for _ in received.frames]
+        return received
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "receive", broken)
+        with pytest.raises(ReplicationProblem, match=r"the decoder failed: .*broken"):
+            source.flush(config)
     source.flush(config)
     assert len(source.log("public.t")) == 1
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
-from pyarrow import fs
 
+from cdc_assets.config import S3Config
+from cdc_assets.errors import StagingProblem
 from cdc_assets.flusher.decoder import Decoder, Pending
 from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.staging import Staging, folder_name
+from cdc_assets.flusher.staging import Staging, check_place, folder_name
 from cdc_assets.log.files import Storage
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
+from cdc_assets_tests.s3_support import Fault, ObjectStore, cut, hang, lost_answer, status
 
 TABLE = TableId("public", 'My/"odd" tåble')
 
@@ -34,33 +34,109 @@ def pending(rows: int) -> list[Pending]:
     return decoder.take_committed()
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    storage = Storage(f"http://127.0.0.1:{port}", "us-east-1", path_style=True)
-    filesystem = fs.S3FileSystem(
-        endpoint_override=storage.endpoint, region="us-east-1", allow_bucket_creation=True
-    )
-    filesystem.create_dir("bucket")
-    yield storage
-    server.stop()
+def storage_of(store: ObjectStore) -> Storage:
+    return Storage.of(S3Config.model_validate(store.settings))
 
 
-def test_an_object_store(s3: Storage) -> None:
-    staging = Staging("s3://bucket/prefix", "shop", s3)
+def test_an_object_store(s3: ObjectStore) -> None:
+    storage = storage_of(s3)
+    staging = Staging("s3://bucket/prefix", "shop", storage)
     (file,) = staging.write(pending(1000))
     staging.close()
+    assert s3.requests == {"PUT": 1}  # a small file is one request
     assert file.path.startswith(f"s3://bucket/prefix/shop/{folder_name(TABLE)}/")
-    filesystem, path = s3.locate(file.path)
+    filesystem, path = storage.locate(file.path)
     table = pq.read_table(path, filesystem=filesystem)
     assert (table.num_rows, file.row_count) == (1000, 1000)
     assert filesystem.get_file_info(path).size == file.byte_size
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(500, "InternalError"),
+        status(503, "SlowDown"),
+        status(403, "RequestTimeTooSkewed"),
+        cut,
+        lost_answer,
+        hang(1),
+    ],
+    ids=["500", "503", "403", "cut", "lost answer", "hang"],
+)
+def test_a_failing_object_store_is_waited_for(s3: ObjectStore, fault: Fault) -> None:
+    troubles: list[str] = []
+
+    def trouble(reason: str) -> None:
+        troubles.append(reason)
+        if len(troubles) == 3:
+            s3.fault = None
+
+    storage = storage_of(s3)
+    staging = Staging("s3://bucket/prefix", "shop", storage, trouble)
+    s3.fault = fault
+    (file,) = staging.write(pending(100))
+    staging.close()
+    assert len(troubles) >= 3
+    assert all("AWS Error" in text for text in troubles)
+    filesystem, path = storage.locate(file.path)
+    assert pq.read_table(path, filesystem=filesystem).num_rows == 100
+
+
+def test_files_are_uploaded_in_parallel(s3: ObjectStore) -> None:
+    together = threading.Barrier(4)  # which none passes alone
+
+    def meet(_: object) -> bool:
+        together.wait(30)
+        return False
+
+    staging = Staging("s3://bucket/prefix", "shop", storage_of(s3))
+    s3.fault = meet
+    assert len(staging.write(p for _ in range(4) for p in pending(10))) == 4
+    staging.close()
+
+
+def test_closing_ends_a_wait(s3: ObjectStore) -> None:
+    s3.fault = status(503, "SlowDown")
+    told = threading.Event()
+    staging = Staging("s3://bucket/prefix", "shop", storage_of(s3), lambda _: told.set())
+    errors = list[OSError]()
+
+    def write() -> None:
+        try:
+            staging.write(pending(1))
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert told.wait(30)
+    staging.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert errors
+
+
+@pytest.mark.parametrize("wrong", ["no bucket", "denied"])
+def test_an_object_store_that_waiting_does_not_mend(s3: ObjectStore, wrong: str) -> None:
+    uri = "s3://nobucket/x" if wrong == "no bucket" else "s3://bucket/x"
+    s3.fault = status(403, "AccessDenied") if wrong == "denied" else None
+    with pytest.raises(StagingProblem, match=r"can't be written.*staging\.uri.*AWS_"):
+        check_place(uri, "shop", storage_of(s3))
+    s3.fault = None
+    check_place("s3://bucket/x", "shop", storage_of(s3))
+
+
+def test_an_object_store_that_is_down_is_no_mistake(s3: ObjectStore) -> None:
+    s3.fault = status(503, "SlowDown")
+    check_place("s3://bucket/x", "shop", storage_of(s3))
+    check_place("s3://bucket/x", "shop", Storage("http://127.0.0.1:1", "us-east-1", True))
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for below in ("file", "file/folder"):
+        with pytest.raises(StagingProblem, match=r"can't be written.*staging\.uri"):
+            check_place((tmp_path / below).as_uri(), "shop", Storage())
 
 
 def test_a_folder_whose_name_needs_escapes(tmp_path: Path) -> None:

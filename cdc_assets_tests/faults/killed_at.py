@@ -1,0 +1,152 @@
+"""A flusher that kills itself (SIGKILL) when it passes a named step for the n-th time.
+
+``python -m cdc_assets_tests.faults.killed_at STEP N --config FILE`` is the real flusher otherwise:
+what is there is wrapped from here, so that production code knows nothing of it. Steps of the
+decoder happen in the decoder process, which this module starts as itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from cdc_assets.flusher import decoder_process, main, receiver, staging
+from cdc_assets.flusher.decoder import Decoder
+from cdc_assets.flusher.decoder_process import DecoderProcess
+from cdc_assets.flusher.staging import Staging
+from cdc_assets.flusher.stream import Stream
+from cdc_assets.log.store import LogStore
+from cdc_assets.postgres import pins
+from cdc_assets.postgres.pins import Pins
+
+Wrap = Callable[[Callable[[], None]], None]
+"""Installs a step: calls what it is given whenever the step is passed."""
+
+
+def before(owner: Any, name: str) -> Wrap:
+    return _around(owner, name, first=True)
+
+
+def after(owner: Any, name: str) -> Wrap:
+    return _around(owner, name, first=False)
+
+
+def _around(owner: Any, name: str, *, first: bool) -> Wrap:
+    def install(passed: Callable[[], None]) -> None:
+        real = getattr(owner, name)
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if first:
+                passed()
+                return real(*args, **options)
+            result = real(*args, **options)
+            passed()
+            return result
+
+        setattr(owner, name, wrapped)
+
+    return install
+
+
+class _Socket:
+    """A libpq connection that tells when something is about to be sent."""
+
+    def __init__(self, connection: Any, passed: Callable[[], None]) -> None:
+        self.__dict__.update(_real=connection, _passed=passed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real, name, value)
+
+    def flush(self) -> Any:
+        self._passed()
+        return self._real.flush()
+
+
+def _unsent(passed: Callable[[], None]) -> None:
+    real = Stream.__init__
+
+    def init(self: Stream, connection: Any) -> None:
+        real(self, cast(Any, _Socket(connection, passed)))
+
+    setattr(Stream, "__init__", init)  # noqa: B010 - mypy knows what a method is
+
+
+RECEIVER: dict[str, Wrap] = {
+    "a decoder is started": after(DecoderProcess, "__init__"),
+    "a batch is half handed over": before(Connection, "send_bytes"),
+    "before registration": before(LogStore, "register"),
+    "during registration": before(LogStore, "_move_flushed"),
+    "between registration and acknowledgement": after(LogStore, "register"),
+    "before acknowledgement": before(Stream, "acknowledge"),
+    "during acknowledgement": _unsent,
+    "after acknowledgement": after(Stream, "acknowledge"),
+}
+DECODER: dict[str, Wrap] = {
+    "before a batch is taken in": before(Decoder, "feed"),
+    "after a batch is taken in": after(Decoder, "feed"),
+    "during rotation": after(Decoder, "take_committed"),
+    "during rotation of a part": after(Decoder, "take_open"),
+    "before upload": before(staging, "store"),
+    "during upload: not synced": before(os, "fsync"),
+    "during upload: not renamed": before(Path, "rename"),
+    "after upload": after(staging, "store"),
+    "all uploaded, not reported": after(Staging, "write"),
+    "before an answer": before(Connection, "send"),
+}
+PINS: dict[str, Wrap] = {
+    "before the slot of a pin": before(pins, "create_slot"),
+    "between slot and pin": before(Pins, "_pin"),
+    "during the pin": before(pins, "plan_copy"),
+    "between pin and holder": before(pins, "hold"),
+    "after the pin": after(Pins, "_pin"),
+}
+
+
+def _arm(step: Wrap, passes: int) -> None:
+    left = [passes]
+
+    def passed() -> None:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    step(passed)
+
+
+class _Popen(subprocess.Popen[bytes]):
+    """Starts the decoder as this module."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        super().__init__([*command[:2], __spec__.name, *sys.argv[1:3], command[-1]], **options)
+
+
+def run(arguments: list[str]) -> int:
+    name, passes, *rest = arguments
+    if rest[0] != "--config":
+        _arm(DECODER[name], int(passes))
+        sys.argv = ["decoder", *rest]
+        decoder_process.main()
+        return 0
+    if name in DECODER:
+        ours = SimpleNamespace(
+            Popen=_Popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+        )
+        vars(decoder_process)["subprocess"] = ours
+    else:
+        _arm({**RECEIVER, **PINS}[name], int(passes))
+    receiver.BATCH_BYTES = 10_000  # ordinary transactions arrive in parts
+    return main.main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""Staging and the lake on an object store: copied, followed, merged, compared, as on a disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.server import SparkServer
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.lake_support import lake
+from cdc_assets_tests.s3_support import ObjectStore
+
+SETUP = """
+create table orders (id int primary key, note text, doc text);
+alter table orders alter doc set storage external;
+insert into orders select g, 'n' || g, repeat('doc' || g, 1000) from generate_series(1, 500) g;
+create table parted (id int primary key, day date);
+insert into parted select g, date '2026-01-01' + g % 3 from generate_series(1, 50) g;
+"""
+
+
+@pytest.mark.spark
+def test_a_source_whose_every_file_is_on_an_object_store(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path, s3: ObjectStore
+) -> None:
+    settings = {
+        "s3": s3.settings,
+        "staging": {"uri": "s3://bucket/staging"},
+        "lake": {"catalog": {"warehouse": "s3://bucket/warehouse"}},
+    }
+    tables = ["orders", {"name": "parted", "partition_by": ["day"]}]
+    with lake(postgres_dsn(), spark_server.ensure(), SETUP, *tables, **settings) as source:
+        source.pin()
+        source.copy()
+        source.execute("update orders set note = 'changed' where id <= 100")
+        source.execute("delete from orders where id > 450")
+        source.execute("insert into orders values (1000, null, repeat('new', 1000))")
+        source.execute("update parted set day = day + 1 where id < 10")
+        source.flush()
+        source.drain_all()
+        for found in source.verify():
+            assert found.equal, found
+        assert len(source.rows(TableId("public", "orders"))) == 451
+        # Nothing of it is anywhere else.
+        loaded = source.lake_table(TableId("public", "orders")).load()
+        assert loaded is not None
+        assert loaded.metadata_location.startswith("s3://bucket/warehouse/")
+        entries = source.pipeline.store.entries(TableId("public", "orders"), 0)
+        assert entries
+        assert all(entry.path.startswith("s3://bucket/staging/src/") for entry in entries)
+    assert not list(tmp_home.rglob("*.parquet"))

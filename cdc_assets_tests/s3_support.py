@@ -1,0 +1,188 @@
+"""An S3-protocol server on loopback with a proxy in front that fails as object stores do."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from moto.server import ThreadedMotoServer
+from pyarrow import fs
+
+REGION = "us-east-1"
+# Headers of one connection, which the proxy writes itself.
+_OURS = {"expect", "connection", "transfer-encoding", "content-length"}
+# Any do: the server checks none. `conftest` puts them into every process's environment.
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
+Fault = Callable[["_Handler"], bool]
+"""Deals with a request instead of the server: True if it did, False to let it pass."""
+
+
+def status(code: int, name: str) -> Fault:
+    """An error answer, as S3 words it."""
+
+    def answer(handler: _Handler) -> bool:
+        body = f"<Error><Code>{name}</Code><Message>injected</Message></Error>".encode()
+        handler.send_response(code)
+        handler.send_header("Content-Type", "application/xml")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        return True
+
+    return answer
+
+
+def cut(handler: _Handler) -> bool:
+    """Hang up without a word."""
+    handler.close_connection = True
+    return True
+
+
+def lost_answer(handler: _Handler) -> bool:
+    """Do what was asked, then hang up: the caller can't know that it is done."""
+    handler.forward(answer=False)
+    handler.close_connection = True
+    return True
+
+
+def hang(seconds: float) -> Fault:
+    """Say nothing for so long (or until the proxy ends), then hang up."""
+
+    def wait(handler: _Handler) -> bool:
+        handler.store.ending.wait(seconds)
+        handler.close_connection = True
+        return True
+
+    return wait
+
+
+@dataclass(slots=True)
+class ObjectStore:
+    """``faults`` is asked for each request that writes; ``requests`` counts them by method."""
+
+    moto_port: int
+    fault: Fault | None = None
+    requests: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    ending: threading.Event = field(default_factory=threading.Event)
+    port: int = 0
+    proxy: _Proxy | None = None
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The configuration's ``s3``."""
+        return {
+            "endpoint": f"http://127.0.0.1:{self.port}",
+            "region": REGION,
+            "path_style": True,
+        }
+
+    def up(self) -> None:
+        """Listen, on the same port as before."""
+        handler = type("Handler", (_Handler,), {"store": self})
+        self.proxy = _Proxy(("127.0.0.1", self.port), handler)
+        self.port = self.proxy.server_address[1]
+        threading.Thread(target=self.proxy.serve_forever, args=(0.05,), daemon=True).start()
+
+    def down(self) -> None:
+        """Refuse connections; those that are open are closed after their next request."""
+        if self.proxy is not None:
+            self.proxy.shutdown()
+            self.proxy.server_close()
+            self.proxy = None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    store: ObjectStore
+    body: bytes
+
+    def _serve(self) -> None:
+        self.body = self._read()
+        self.store.requests[self.command] += 1
+        if self.store.proxy is None:
+            self.close_connection = True
+            return
+        fault = self.store.fault
+        if fault is not None and self.command in ("PUT", "POST") and fault(self):
+            self.store.failed += 1
+            return
+        self.forward()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
+
+    def _read(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        chunks = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return b"".join(chunks)
+
+    def forward(self, *, answer: bool = True) -> None:
+        server = http.client.HTTPConnection("127.0.0.1", self.store.moto_port, timeout=60)
+        try:
+            server.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in _OURS:
+                    server.putheader(name, value)
+            server.putheader("Content-Length", str(len(self.body)))
+            server.endheaders(self.body)
+            reply = server.getresponse()
+            content = reply.read()
+        finally:
+            server.close()
+        if not answer:
+            return
+        self.send_response_only(reply.status)
+        for name, value in reply.getheaders():
+            if name.lower() not in _OURS:
+                self.send_header(name, value)
+        length = reply.getheader("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        return
+
+
+class _Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        return  # a client that was killed
+
+
+@contextmanager
+def object_store() -> Iterator[ObjectStore]:
+    """A server with an empty bucket ``bucket``, reached through the proxy."""
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    try:
+        _, moto_port = moto.get_host_and_port()
+        store = ObjectStore(moto_port)
+        store.up()
+        try:
+            fs.S3FileSystem(
+                endpoint_override=f"http://127.0.0.1:{moto_port}",
+                region=REGION,
+                allow_bucket_creation=True,
+            ).create_dir("bucket")
+            yield store
+        finally:
+            store.ending.set()
+            store.down()
+    finally:
+        moto.stop()
