@@ -146,7 +146,7 @@ def _reconnect(source: Bench) -> None:
     source.connection = psycopg.connect(source.dsn, autocommit=True)
 
 
-@pytest.mark.parametrize("log", ["beside", "inside"])
+@pytest.mark.parametrize("log", ["inside", pytest.param("beside", marks=pytest.mark.soak)])
 def test_a_promoted_standby_goes_on_without_loss(
     tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase, log: str
 ) -> None:
@@ -186,6 +186,7 @@ def test_a_promoted_standby_goes_on_without_loss(
         source.connection.close()
 
 
+@pytest.mark.soak  # what it meets is a slot that is gone, which has a test of its own
 def test_a_standby_without_the_slot_is_named(
     tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
 ) -> None:
