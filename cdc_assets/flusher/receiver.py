@@ -29,6 +29,7 @@ import select
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.decoder_process import (
@@ -74,6 +75,14 @@ ASK_SECONDS = 0.25
 PAUSED_FEEDBACK_SECONDS = 0.25
 # Of the 30 seconds an orderly stop may take, those for staging and registering what is complete.
 FINISH_SECONDS = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Frames on their way to the decoder."""
+
+    frames: Frames
+    joined: bytes
 
 
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:

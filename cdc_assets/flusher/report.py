@@ -86,14 +86,6 @@ class Progress:
             self.state, self.since = state, datetime.now(UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Frames on their way to the decoder."""
-
-    frames: Frames
-    joined: bytes
-
-
 @dataclass(slots=True)
 class Probe:
     """What the source said last, and so how long ago the log was level with it."""

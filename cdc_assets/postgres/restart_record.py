@@ -227,12 +227,13 @@ def compare_slot(
             "Start the flusher, or raise max_slot_wal_keep_size, at once.",
         )
     if slot.two_phase:
+        # The server then sends PREPARE instead of rows at COMMIT, whatever the stream asks for.
         yield Finding(
             "slot_two_phase",
-            "info",
-            f"the slot {name} was made with two_phase: prepared transactions are followed from"
-            " their COMMIT PREPARED on all the same.",
-            "",
+            "error",
+            f"the slot {name} was made with two_phase: prepared transactions come in a form that"
+            " isn't followed.",
+            way_out,
         )
     if flushed is None:
         yield Finding(

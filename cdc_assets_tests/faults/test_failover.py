@@ -1,0 +1,255 @@
+"""A primary dies and its standby is promoted: the flusher goes on, or says why it can't."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc_assets.embedded.binaries import own, server_user, usable_data
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.errors import SourceMismatch
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
+
+FAST = {"fsync": "off", "full_page_writes": "off"}
+
+
+@dataclass(slots=True)
+class Pair:
+    """A primary and its standby; ``dsn`` leads to whichever takes writes."""
+
+    primary: EmbeddedPostgres
+    standby: EmbeddedPostgres
+    standby_dsn: str
+    dsn: str
+
+    def kill_primary(self) -> None:
+        """As a power cut would: nothing is sent any more."""
+        os.kill(
+            int((_data(self.primary) / "postmaster.pid").read_text().split()[0]), signal.SIGKILL
+        )
+        wait_for(lambda: self.primary.dsn() is None)
+
+    def promote(self) -> None:
+        with psycopg.connect(self.standby_dsn, autocommit=True) as connection:
+            connection.execute("select pg_promote(true, 60)")
+
+    def ask_standby(self, statement: str) -> list[tuple[object, ...]]:
+        with psycopg.connect(self.standby_dsn, autocommit=True) as connection:
+            return connection.execute(statement.encode()).fetchall()
+
+
+def _data(server: EmbeddedPostgres) -> Path:
+    return usable_data(server.directory, server_user())
+
+
+def _standby_of(primary: EmbeddedPostgres, folder: Path, **settings: str) -> EmbeddedPostgres:
+    """A copy of the running primary that follows it through the physical slot ``standby``."""
+    dsn = primary.start()
+    folder.mkdir(mode=0o755)
+    password = str(conninfo_to_dict(dsn)["password"])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]  # another one is taken if this isn't free any more
+    state = {"port": port, "password": password, "pid": None}
+    (folder / "server.json").write_text(json.dumps(state))
+    made = EmbeddedPostgres(
+        folder,
+        primary.version,
+        settings={
+            **FAST,
+            "primary_conninfo": dsn,
+            "primary_slot_name": "standby",
+            "hot_standby_feedback": "on",
+            "sync_replication_slots": "on",
+            "wal_retrieve_retry_interval": "200ms",
+            **settings,
+        },
+    )
+    data = _data(made)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select pg_create_physical_replication_slot('standby', true)")
+    subprocess.run(
+        [
+            primary.program("pg_basebackup"),
+            *("--dbname", dsn, "--pgdata", data, "--slot", "standby", "--checkpoint", "fast"),
+            "--no-sync",
+        ],
+        check=True,
+        timeout=120,
+    )
+    (data / "standby.signal").touch()
+    for path in [data, *data.rglob("*")]:
+        own(path, server_user())
+    return made
+
+
+@contextmanager
+def _pair(home: Path, standby: dict[str, str], primary: dict[str, str]) -> Iterator[Pair]:
+    first = EmbeddedPostgres(home / "primary", settings={**FAST, **primary})
+    second: EmbeddedPostgres | None = None
+    try:
+        first.start()
+        second = _standby_of(first, home / "standby", **standby)
+        dsns = [conninfo_to_dict(first.start()), conninfo_to_dict(second.start())]
+        both = make_conninfo(
+            first.start(),
+            host=",".join(str(dsn["host"]) for dsn in dsns),
+            port=",".join(str(dsn["port"]) for dsn in dsns),
+            target_session_attrs="read-write",
+        )
+        yield Pair(first, second, second.start(), both)
+    finally:
+        for server in filter(None, (second, first)):
+            server.remove()
+
+
+@contextmanager
+def _writing(dsn: str) -> Iterator[list[int]]:
+    """A client that inserts rising numbers, and goes on after a failover."""
+    stop, number = threading.Event(), [0]
+
+    def work() -> None:
+        while not stop.is_set():
+            with suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as connection:
+                while not stop.wait(0.005):
+                    number[0] += 1  # one whose fate isn't known isn't tried again
+                    connection.execute("insert into t values (%s)", (number[0],))
+            stop.wait(0.1)
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    try:
+        yield number
+    finally:
+        stop.set()
+        writer.join()
+
+
+def _logged(source: Bench) -> list[int]:
+    return [int(row.data["id"] or 0) for row in source.log("public.t")]
+
+
+def _reconnect(source: Bench) -> None:
+    source.connection.close()
+    source.connection = psycopg.connect(source.dsn, autocommit=True)
+
+
+@pytest.mark.parametrize("log", ["inside", pytest.param("beside", marks=pytest.mark.soak)])
+def test_a_promoted_standby_goes_on_without_loss(
+    tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase, log: str
+) -> None:
+    # The log inside the source has to be on the standby as soon as it is committed.
+    primary = {"synchronized_standby_slots": "standby"}
+    if log == "inside":
+        primary["synchronous_standby_names"] = "*"
+    log_dsn = postgres_dsn() if log == "beside" else None
+    promoted = {"synchronous_standby_names": "", "synchronized_standby_slots": ""}
+    with (
+        _pair(tmp_home, promoted, primary) as pair,
+        bench(pair.dsn, "failing", tmp_path, log_dsn) as source,
+    ):
+        source.execute("create table t (id int primary key)")
+        config = source.config("public.t", flush_interval="50ms")
+        source.flush(config)
+        with flushing(config):
+            with _writing(source.dsn) as number:
+                wait_for(lambda: len(_logged(source)) > 50)
+                synced = (
+                    "select 1 from pg_replication_slots where slot_name = 'cdc_failing'"
+                    " and synced and not temporary and invalidation_reason is null"
+                )
+                wait_for(lambda: pair.ask_standby(synced), 120)
+                before = len(_logged(source))
+                wait_for(lambda: len(_logged(source)) > before + 50)
+                pair.kill_primary()
+                pair.promote()
+                _reconnect(source)
+                at_promotion = number[0]
+                wait_for(lambda: number[0] > at_promotion + 50)
+            (last,) = source.execute("select max(id) from t")[0]
+            wait_for(lambda: last in _logged(source), 120)
+        found = _logged(source)
+        assert found == [n for (n,) in source.execute("select id from t order by id")]
+        assert found[-1] > at_promotion
+        source.connection.close()
+
+
+@pytest.mark.soak  # what it meets is a slot that is gone, which has a test of its own
+def test_a_standby_without_the_slot_is_named(
+    tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
+) -> None:
+    with (
+        _pair(tmp_home, {"sync_replication_slots": "off"}, {}) as pair,
+        bench(pair.dsn, "failing", tmp_path, postgres_dsn()) as source,
+    ):
+        source.execute("create table t (id int primary key)")
+        config = source.config("public.t")
+        source.flush(config)
+        source.execute("insert into t values (1)")
+        source.flush(config)
+        end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
+        wait_for(lambda: pair.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        pair.kill_primary()
+        pair.promote()
+        _reconnect(source)
+        with pytest.raises(SourceMismatch) as caught:
+            source.flush(config)
+        assert caught.value.codes == ("slot_gone",)
+        source.resync(config)
+        source.execute("insert into t values (2)")
+        source.flush(config)
+        assert _logged(source) == [2]
+        source.connection.close()
+
+
+def test_a_standby_that_lacks_what_the_log_has_is_named(
+    tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
+) -> None:
+    """The slot is there and would stream; but the log is of a future that didn't happen."""
+    with (
+        _pair(tmp_home, {}, {}) as pair,
+        bench(pair.dsn, "failing", tmp_path, postgres_dsn()) as source,
+    ):
+        source.execute("create table t (id int primary key)")
+        config = source.config("public.t")
+        source.flush(config)
+        synced = "select 1 from pg_replication_slots where synced and not temporary"
+
+        def is_synced() -> list[tuple[object, ...]]:
+            source.execute("select pg_log_standby_snapshot()")
+            source.flush(config)
+            return pair.ask_standby(synced)
+
+        wait_for(is_synced, 120)
+        pair.standby.stop()
+        source.execute("insert into t select generate_series(1, 20000)")
+        source.flush(config)
+        assert len(_logged(source)) == 20000
+        pair.kill_primary()
+        pair.standby_dsn = pair.standby.start()
+        pair.promote()
+        _reconnect(source)
+        with pytest.raises(SourceMismatch) as caught:
+            source.flush(config)
+        assert caught.value.codes == ("source_behind_log", "timeline_diverged")
+        source.execute("insert into t select generate_series(1, 50000)")  # past the old end
+        with pytest.raises(SourceMismatch) as caught:
+            source.flush(config)
+        assert caught.value.codes == ("timeline_diverged",)
+        source.resync(config)
+        source.execute("insert into t values (0)")
+        source.flush(config)
+        assert _logged(source) == [0]
+        source.connection.close()
