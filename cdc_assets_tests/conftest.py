@@ -26,7 +26,12 @@ NewDatabase = Callable[[], str]
 """Makes an empty database and returns its DSN; it is dropped, slots first, after the test."""
 
 # Tests make and drop whole databases; their data needn't survive a power cut.
-_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_prepared_transactions": "10",
+}
 
 
 # A shell's background job hands down signals to be ignored, and every process we start inherits
