@@ -110,13 +110,14 @@ def test_every_message(source: Bench) -> None:
     # a transaction in two phases is an ordinary one at its commit
     source.execute("begin; insert into parent values (90); prepare transaction 'kept'")
     source.execute("begin; insert into whole values (90, 'no'); prepare transaction 'lost'")
-    source.execute("insert into parent values (91); rollback prepared 'lost'")
+    source.execute("insert into parent values (91)")
+    source.execute("rollback prepared 'lost'")
     source.execute("commit prepared 'kept'")
     source.flush(config)
 
     sent = beside.frames(source)
     assert beside.kinds(sent) == set("BCORYIUDT")
-    assert beside.assert_log_is_what_was_sent(source, keys, sent) > 40
+    assert beside.assert_log_is_what_was_sent(source, keys, sent) > 30
     parents = [row.data["id"] for row in source.log("public.parent") if row.op == "I"]
     assert parents == [str(i) for i in (1, 2, 1, 50, 60, 61, 80, 83, 84, 91, 90)]
     assert [r.op for r in source.log("public.child")] == ["I", "I", "T", "I"]
