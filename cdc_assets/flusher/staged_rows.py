@@ -128,6 +128,7 @@ class _Plan:
                 code[gone + 1] = _CODE[INSERT]
         deleted = code == _CODE[DELETE]
         values = escape(raw)
+        del raw  # of a large value there are copies enough
         members, unchanged = self._members(tuples, filled, tuple_of, deleted)
         if unchanged is not None and split.any():
             values, member = self._old_key(values, width, old, row, code, unchanged, split)
