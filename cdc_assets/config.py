@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -141,7 +143,7 @@ class TableConfig(_Section):
             raise ValueError(f"{value} isn't available yet; use mirror")
         return value
 
-    @property
+    @cached_property
     def id(self) -> TableId:
         return TableId.parse(self.name)
 
@@ -317,8 +319,13 @@ class SourceConfig(_Section):
 
     def lake_name(self, table: TableId) -> str:
         """The table's name in the lake: its own, with the schema in front where two would meet."""
-        alike = [t.id for t in self.tables if t.id.name.lower() == table.name.lower()]
-        return f"{table.schema}_{table.name}" if len(alike) > 1 else table.name
+        alike = self._names[table.name.lower()]
+        return f"{table.schema}_{table.name}" if alike > 1 else table.name
+
+    @cached_property
+    def _names(self) -> Counter[str]:
+        """How many tables have a name, whatever its case: thousands ask."""
+        return Counter(t.id.name.lower() for t in self.tables)
 
     def table(self, name: str | TableId) -> TableConfig:
         """The configured table of that SQL name; raises ConfigurationError if there is none."""

@@ -28,7 +28,12 @@ NewDatabase = Callable[[], str]
 """Makes an empty database and returns its DSN; it is dropped, slots first, after the test."""
 
 # Tests make and drop whole databases; their data needn't survive a power cut.
-_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_prepared_transactions": "10",
+}
 
 
 # Nobody's real keys are used, and every process that is started finds these.

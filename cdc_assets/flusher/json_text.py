@@ -25,6 +25,8 @@ ABSENT, TEXT, NULL = 0, 1, 2
 _ESCAPES = [json.dumps(chr(code))[1:-1].encode() for code in range(32)] + [rb"\"", rb"\\"]
 _ESCAPE_OF = np.zeros(256, np.int64)
 _ESCAPE_OF[:32], _ESCAPE_OF[ord('"')], _ESCAPE_OF[ord("\\")] = np.arange(32), 32, 33
+# A mask is as large as what it is of, and there are three.
+_PIECE_BYTES = 2**19
 _GROWTH = np.array([len(escape) - 1 for escape in _ESCAPES], np.int64)
 
 
@@ -64,10 +66,7 @@ def escape(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     offsets, data = parts_of(values)
     begin, end = int(offsets[0]), int(offsets[-1])
     data = data[begin:end]
-    special = data < 32
-    special |= data == ord('"')
-    special |= data == ord("\\")
-    found = np.flatnonzero(special)
+    found = _special(data)
     if len(found) == 0:
         return values
     # Elements: gap, special, gap, special, … gap; then the escapes. Take the gaps and the escapes.
@@ -82,6 +81,18 @@ def escape(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     grown = np.concatenate(([0], np.cumsum(_GROWTH[code])))
     moved = offsets - begin
     return binary_array(moved + grown[np.searchsorted(found, moved)], escaped)
+
+
+def _special(data: Bytes) -> Ints:
+    """Where the characters are that have to be escaped; by pieces that fit the caches."""
+    found = [np.empty(0, np.int64)]
+    for low in range(0, len(data), _PIECE_BYTES):
+        piece = data[low : low + _PIECE_BYTES]
+        special = piece < 32
+        special |= piece == ord('"')
+        special |= piece == ord("\\")
+        found.append(np.flatnonzero(special) + low)
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class _Batch:
     """Frames on their way to the decoder."""
 
     frames: Frames
-    joined: bytes
+    joined: bytes | memoryview
 
 
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
@@ -220,10 +220,12 @@ class Session:
 
     def _hand_over(self, batch: list[memoryview]) -> None:
         """Give a batch to the sender, joined: as an object, a small frame is thrice its size."""
-        lengths = array.array("i", map(len, batch))
-        handed = _Batch(Frames(lengths.tobytes()), b"".join(batch))
-        self._handed_bytes += len(handed.joined)
-        self._queue.put(handed)
+        alone = len(batch) > 1 and len(batch[-1]) >= BATCH_BYTES  # a huge value isn't copied
+        for frames in (batch[:-1], batch[-1:]) if alone else (batch,):
+            lengths = array.array("i", map(len, frames))
+            joined = frames[0] if len(frames) == 1 else b"".join(frames)
+            self._handed_bytes += len(joined)
+            self._queue.put(_Batch(Frames(lengths.tobytes()), joined))
 
     def _finish(self, stream: Stream) -> None:
         """Let the decoder stage what is complete and the registrar register it."""

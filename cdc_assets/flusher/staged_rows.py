@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,6 @@ from cdc_assets.postgres.pgoutput import (
 
 Codes = npt.NDArray[np.int8]
 
-_OPS = pa.array(["I", "U", "D", "T"], pa.string())
 _CODE = np.zeros(256, np.int8)
 _CODE[[INSERT, UPDATE, DELETE, TRUNCATE]] = [0, 1, 2, 3]
 
@@ -128,6 +128,7 @@ class _Plan:
                 code[gone + 1] = _CODE[INSERT]
         deleted = code == _CODE[DELETE]
         values = escape(raw)
+        del raw  # of a large value there are copies enough
         members, unchanged = self._members(tuples, filled, tuple_of, deleted)
         if unchanged is not None and split.any():
             values, member = self._old_key(values, width, old, row, code, unchanged, split)
@@ -312,6 +313,12 @@ def _fill(tuples: Tuples, new: Ints, old: Ints) -> Mask | None:
     return filled
 
 
+@cache
+def _ops() -> pa.StringArray:
+    """Not made at import: it has pyarrow import pandas, which the receiver needs no 35 MB of."""
+    return pa.array(["I", "U", "D", "T"], pa.string())
+
+
 def _table(
     code: Codes,
     lsn: Ints,
@@ -332,7 +339,7 @@ def _table(
         text = pa.array(repaired, pa.large_string())
     return pa.Table.from_arrays(
         [
-            pa.DictionaryArray.from_arrays(pa.array(code, pa.int8()), _OPS),
+            pa.DictionaryArray.from_arrays(pa.array(code, pa.int8()), _ops()),
             pa.array(lsn),
             pa.array(commit_lsn),
             pa.array(commit_time + POSTGRES_EPOCH_MICROSECONDS, pa.timestamp("us", "UTC")),

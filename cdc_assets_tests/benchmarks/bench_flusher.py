@@ -25,7 +25,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,11 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
+from cdc_assets_tests.peak_memory import PeakMemory
 
 TRANSACTION_CHANGES = 1_000
 # Of how many tables a transaction is, where there are so many.
 TRANSACTION_TABLES = 100
-SAMPLE_SECONDS = 0.05
 
 _TABLE = """
     create table {} (
@@ -101,39 +100,6 @@ class Reading:
         return self.receiver_cpu_seconds + self.decoder_cpu_seconds
 
 
-class PeakMemory:
-    """Watches the peaks (VmHWM) of a process and its children until it ends."""
-
-    def __init__(self, pid: int) -> None:
-        self._peaks: dict[int, int] = {}
-        self._over = threading.Event()
-        self._root = psutil.Process(pid)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.wait(SAMPLE_SECONDS):
-            with suppress(psutil.NoSuchProcess):
-                for process in (self._root, *self._root.children(recursive=True)):
-                    self._peaks[process.pid] = peak_bytes(process.pid)
-
-    def close(self) -> int:
-        self._over.set()
-        self._thread.join()
-        return sum(self._peaks.values())
-
-
-def peak_bytes(pid: int) -> int:
-    """The most memory that the process had at any time; raises psutil.NoSuchProcess."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    raise psutil.NoSuchProcess(pid)  # a zombie has no memory
-
-
 def _flush(settings: dict[str, object], until: Lsn) -> Reading:
     """The flusher as a process of its own."""
     child = subprocess.Popen(
@@ -143,7 +109,7 @@ def _flush(settings: dict[str, object], until: Lsn) -> Reading:
     )
     watch = PeakMemory(child.pid)
     said, _ = child.communicate()
-    peak = watch.close()
+    peak = sum(watch.close())
     if child.returncode:
         raise SystemExit(child.returncode)
     return Reading(**json.loads(said) | {"peak_memory": peak})

@@ -196,36 +196,6 @@ def test_invariant_3_commit_order_in_whole_transactions(source: Bench) -> None:
     assert len(source.entries("public.t")) > 4  # it was staged in parts
 
 
-def test_a_large_transaction_in_bounded_memory(source: Bench) -> None:
-    source.execute("create table t (id int primary key, v text)")
-    file = source.config_file("public.t", flush_bytes="8MB")
-    source.flush(source.config("public.t"))
-    child = start_flusher(file)
-    peak, over = dict[str, int](), threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.05):
-            mine = psutil.Process(child.pid)
-            for role, process in [("receiver", mine), *(("decoder", c) for c in mine.children())]:
-                peak[role] = max(peak.get(role, 0), process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        # 500,000 rows of about 250 bytes: 125 MB of frames in one transaction.
-        source.execute("insert into t select g, repeat('x', 200) from generate_series(1, 500000) g")
-        written = current_lsn(source.connection)
-        wait_for(lambda: source.flushed() >= written, 120)
-    finally:
-        over.set()
-        watcher.join()
-        child.terminate()
-        child.wait(30)
-    assert sum(b - a for a, b, _ in source.entries("public.t")) == 500_000
-    assert peak["decoder"] < 400e6, peak
-    assert peak["receiver"] < 300e6, peak
-
-
 # --- the slot ---
 
 
