@@ -363,8 +363,22 @@ def status_command(ctx: click.Context, as_json: bool) -> None:
             if slot["exists"]
             else "doesn't exist yet"
         )
-        + f"; flusher {'active' if found.flusher['active'] else 'not running'}"
+        + f"; flusher {found.flusher['state']}"
     )
+    told = found.flusher
+    if "changes" in told:
+        age = f"{told['told_seconds_ago']:.0f} s ago"
+        click.echo(
+            f"  received {told['received_lsn']}, staged {told['staged_lsn']}, acknowledged"
+            f" {told['acknowledged_lsn']}; {told['lag_bytes']:,} B and {told['lag_seconds']:.1f} s"
+            f" behind; flushes take {told['flush_seconds_mean']:.3f} s; {told['reconnects']}"
+            f" reconnects, {told['staging_retries']} retries of staging (told {age})"
+        )
+        for name, counts in told["changes"].items():
+            listed = ", ".join(f"{count:,} {operation}s" for operation, count in counts.items())
+            click.echo(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
+        if told["last_error"]:
+            click.echo(f"  last error: {told['last_error']}")
 
 
 @cli.command()

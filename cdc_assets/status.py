@@ -10,11 +10,14 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from cdc_assets.log.store import GROUP
+from cdc_assets.log.store import GROUP, LogStore
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import slot_status
+from cdc_assets.postgres.replication import current_position, slot_status
 from cdc_assets.spark.catalog import shown
+
+# A flusher that has the turn tells every few seconds how it is.
+SILENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     config, store = pipeline.config, pipeline.store
     with pipeline.connect_source("status") as source:
         slot = slot_status(source, config.slot)
-        row = source.execute(
-            "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
-            " else pg_current_wal_lsn() end::text"
-        ).fetchone()
-        current = Lsn.parse(str(row[0])) if row else Lsn.ZERO
+        current = current_position(source)
     flushed_row = store.connection.execute(
         "select lsn::text, extract(epoch from now() - updated_at)::float8, commit_time"
         " from flushed_lsn where source = %s",
@@ -158,13 +157,30 @@ def collect(pipeline: Pipeline) -> SourceStatus:
             "retained_bytes": slot.retained_bytes if slot else 0,
             "wal_status": slot.wal_status if slot else None,
         },
-        {
-            "active": store.is_locked(f"flusher:{config.name}"),
-            "flushed_lsn": str(flushed) if flushed else None,
-            "flushed_seconds_ago": flushed_age,
-        },
+        _flusher(store, flushed, flushed_age, current),
         {"catalog": shown(config)},
     )
+
+
+def _flusher(
+    store: LogStore, flushed: Lsn | None, flushed_age: float | None, current: Lsn
+) -> dict[str, Any]:
+    """The flusher as the log shows it, and as it told itself if one is active; else its last words.
+
+    ``state`` is down when none is active, and silent when the active one has stopped telling.
+    """
+    active = store.is_locked(f"flusher:{store.source}")
+    told, age = store.flusher_report() or ({}, None)
+    state = told.get("state") if active and age is not None and age < SILENT_SECONDS else None
+    return {
+        **told,
+        "active": active,
+        "state": state or ("silent" if active else "down"),
+        "flushed_lsn": str(flushed) if flushed else None,
+        "flushed_seconds_ago": flushed_age,
+        "lag_bytes": max(0, current - flushed) if flushed else None,
+        "told_seconds_ago": age,
+    }
 
 
 def _applied(

@@ -26,7 +26,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_e
 
 from cdc_assets.config import SourceConfig, config_from_environment, load_config
 from cdc_assets.errors import CdcError, ConfigurationError, SourceMismatch
-from cdc_assets.flusher.companions import Health, PinKeeper
+from cdc_assets.flusher.health import Health
+from cdc_assets.flusher.pin_keeper import PinKeeper
 from cdc_assets.flusher.receiver import Session
 from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.staging import check_place
@@ -101,6 +102,7 @@ class _Flusher:
         self._progress = progress
         self._keeper: PinKeeper | None = None
         self._heart = Heart(config)
+        self._health = Health(config, progress)
         self._streamed = False
         self._failures = 0
 
@@ -109,6 +111,7 @@ class _Flusher:
         if config.snapshot.mode != "snapshot_only":  # which stages nothing
             check_place(config.staging_uri, config.name, Storage.of(config.s3))
         self._heart.start()
+        self._health.start()
         try:
             for attempt in Retrying(
                 retry=retry_if_exception(self._worth_another),
@@ -124,6 +127,7 @@ class _Flusher:
             self._drop_keeper()
             self._heart.close()
             self._progress.enter("stopped")
+            self._health.close()
         done = self._progress
         reached = self._until is not None and done.flushed >= self._until
         return FlushResult(
@@ -149,13 +153,8 @@ class _Flusher:
                     return
                 flushed = admit(pipeline)
                 self._progress.flushed = flushed
-                health = Health(pipeline, self._progress)
-                health.start()
-                try:
-                    logger.info("streaming from %s", flushed)
-                    self._session(pipeline, flushed)
-                finally:
-                    health.close()
+                logger.info("streaming from %s", flushed)
+                self._session(pipeline, flushed)
         finally:
             self._heart.give_up(session)
             if time.monotonic() - began >= HEALTHY_SECONDS:

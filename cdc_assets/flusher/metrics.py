@@ -74,9 +74,9 @@ class FlusherCollector(Collector):
         staged = CounterMetricFamily(
             f"{_PREFIX}staged_bytes", "Bytes of staged files.", labels=("source", "table")
         )
-        for (table, operation), count in sorted(self._progress.changes.items()):
+        for (table, operation), count in sorted(self._progress.changes.copy().items()):
             changes.add_metric((self._source, table, OPERATIONS[operation]), count)
-        for table, size in sorted(self._progress.bytes_by_table.items()):
+        for table, size in sorted(self._progress.bytes_by_table.copy().items()):
             staged.add_metric((self._source, table), size)
         yield changes
         yield staged

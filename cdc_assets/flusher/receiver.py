@@ -196,6 +196,8 @@ class Session:
                     batch += received.frames
                     batch_bytes += received.byte_size
                     self._progress.received_bytes += received.byte_size
+                    # Where the frame's record begins, or a keepalive stands.
+                    self._progress.received = Lsn(int.from_bytes(received.frames[-1][1:9]))
                     reply_wanted = received.reply_wanted
             full = batch_bytes >= BATCH_BYTES
             if batch and (full or paused or now - batch_since >= BATCH_SECONDS):
@@ -207,7 +209,7 @@ class Session:
             ask = self._until is not None and silent >= ASK_SECONDS
             if reply_wanted or ask or told != self._flushed or silent >= patience:
                 told = self._flushed
-                stream.acknowledge(told, reply=ask)
+                self._acknowledge(stream, told, reply=ask)
             if flowing and not full:
                 time.sleep(GATHER_SECONDS)
             elif not full:
@@ -240,8 +242,12 @@ class Session:
                 )
                 return
             if time.monotonic() - stream.feedback_at >= PAUSED_FEEDBACK_SECONDS:
-                stream.acknowledge(self._flushed)
+                self._acknowledge(stream, self._flushed)
         self._check()
+
+    def _acknowledge(self, stream: Stream, flushed: Lsn, *, reply: bool = False) -> None:
+        stream.acknowledge(flushed, reply=reply)
+        self._progress.acknowledged = flushed
 
     def _sleep(self, stream: Stream | None, seconds: float) -> None:
         """Until there is something to read, the registrar has news, or the time is over."""
@@ -328,14 +334,11 @@ class Session:
             return
         began = time.monotonic()
         self._store.register(files, position, commit_time)
-        rows = sum(file.row_count for file in files)
-        self._progress.rows += rows
-        self._progress.files += len(files)
-        self._progress.staged_bytes += sum(file.byte_size for file in files)
+        self._progress.count(flushed.files, flushed.seconds + time.monotonic() - began)
         self._registered(position)
         logger.debug(
             "registered %d rows in %d files up to %s: staged in %.3f s, registered in %.3f s",
-            rows,
+            sum(file.row_count for file in files),
             len(files),
             position,
             flushed.seconds,

@@ -8,13 +8,14 @@ database, where any process can read it, with the server's time beside it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from cdc_assets.errors import first_line
-from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.flusher.staging import WrittenFile
+from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
 
 OPERATIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 
@@ -78,6 +79,18 @@ class Progress:
         """How often the stream was begun anew."""
         return max(0, self.sessions - 1)
 
+    def count(self, files: Iterable[WrittenFile], seconds: float) -> None:
+        """Note a flush that is in the log; it took ``seconds`` to stage and to register."""
+        for file in files:
+            name = str(file.table)
+            self.rows += file.row_count
+            self.files += 1
+            self.staged_bytes += file.byte_size
+            self.bytes_by_table[name] += file.byte_size
+            for operation, count in file.operations.items():
+                self.changes[name, operation] += count
+        self.durations.add(seconds)
+
     def enter(self, state: str, error: BaseException | str | None = None) -> None:
         """Note a change of state, and what caused it."""
         if error is not None:
@@ -98,10 +111,11 @@ class Probe:
     def saw(self, now: float, current: Lsn) -> None:
         """The source's WAL ended at ``current`` at ``now`` (monotonic seconds)."""
         self.current = current
-        self._seen.append((now, current))
+        self._seen.append((now, Lsn(max(0, current.value - PAGE_HEADER_BYTES))))
 
     def lag_bytes(self, flushed: Lsn) -> int:
-        return max(0, self.current - flushed)
+        behind = self.current - flushed
+        return behind if behind > PAGE_HEADER_BYTES else 0
 
     def lag_seconds(self, now: float, flushed: Lsn) -> float:
         """Age of the oldest position seen that isn't flushed; 0 when all that was seen is."""
@@ -138,3 +152,47 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        """For a person: the same in words."""
+        doing = self.state
+        if self.state not in ("streaming", "stopped"):
+            doing += f" since {self.since} ({self.last_error})"
+        rows = sum(sum(counts.values()) for counts in self.changes.values())
+        megabytes = sum(self.bytes.values()) / 1e6
+        return (
+            f"{doing}: everything below {self.staged_lsn} is in the log,"
+            f" {self.lag_bytes / 1e6:,.1f} MB and {self.lag_seconds:.1f} s behind the source;"
+            f" {rows:,} changes of {len(self.changes)} tables, {megabytes:,.1f} MB, in {self.flushes:,} flushes of {self.flush_seconds_mean:.3f} s;"
+            f" {self.reconnects} reconnects; the slot keeps {self.retained_bytes / 1e6:,.1f} MB of"
+            f" WAL ({self.wal_status or 'no slot'})"
+        )
+
+
+def report(process: str, progress: Progress, probe: Probe, now: float) -> Report:
+    """What is true at ``now`` (monotonic seconds)."""
+    durations, flushed = progress.durations, progress.flushed
+    changes: dict[str, dict[str, int]] = {}
+    for (table, operation), count in sorted(progress.changes.copy().items()):
+        changes.setdefault(table, {})[OPERATIONS[operation]] = count
+    return Report(
+        process,
+        progress.state,
+        progress.since.isoformat(timespec="seconds"),
+        progress.last_error,
+        str(progress.received),
+        str(flushed),
+        str(progress.acknowledged),
+        probe.lag_bytes(flushed),
+        round(probe.lag_seconds(now, flushed), 3),
+        probe.retained_bytes,
+        probe.wal_status,
+        progress.reconnects,
+        progress.staging_retries,
+        durations.count,
+        round(durations.total_seconds / max(1, durations.count), 4),
+        round(durations.last_seconds, 4),
+        changes,
+        dict(progress.bytes_by_table.copy()),
+    )

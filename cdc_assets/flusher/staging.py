@@ -22,7 +22,8 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 from tenacity import (
@@ -85,8 +87,13 @@ class WrittenFile:
 
     table: TableId
     path: str
-    row_count: int
     byte_size: int
+    operations: Mapping[str, int]
+    """How many rows there are of each ``_op``."""
+
+    @property
+    def row_count(self) -> int:
+        return sum(self.operations.values())
 
 
 def folder_name(table: TableId) -> str:
@@ -103,13 +110,13 @@ def _describe(relation: Relation) -> bytes:
     return json.dumps({"oid": relation.oid, "columns": columns}, ensure_ascii=False).encode()
 
 
-def encode(pending: Pending) -> tuple[pa.Buffer, int]:
-    """Decode and write Parquet into memory: its bytes, and how many rows it has.
+def encode(pending: Pending) -> tuple[pa.Buffer, Counter[str]]:
+    """Decode and write Parquet into memory: its bytes, and how many rows it has of each ``_op``.
 
     Row groups are the decoder's batches, so no reader meets a huge one. Raises ReplicationProblem.
     """
     sink = pa.BufferOutputStream()
-    rows = invalid = 0
+    operations, invalid = Counter[str](), 0
     with pq.ParquetWriter(
         sink,
         STAGED_SCHEMA,
@@ -121,7 +128,8 @@ def encode(pending: Pending) -> tuple[pa.Buffer, int]:
         store_schema=False,  # plain strings for every reader, not Arrow's dictionary type
     ) as writer:
         for table in pending.tables():
-            rows += table.num_rows
+            for found in pc.value_counts(table["_op"]).to_pylist():
+                operations[found["values"]] += found["counts"]
             invalid += invalid_text(table)
             writer.write_table(table.cast(STAGED_SCHEMA), row_group_size=table.num_rows)
         writer.add_key_value_metadata({RELATION_METADATA: _describe(pending.relation)})
@@ -131,7 +139,7 @@ def encode(pending: Pending) -> tuple[pa.Buffer, int]:
             pending.spec.table,
             invalid,
         )
-    return sink.getvalue(), rows
+    return sink.getvalue(), operations
 
 
 class Staging:
@@ -163,11 +171,11 @@ class Staging:
         today = datetime.now(UTC).date().isoformat()
         written, stored = [], []
         for pending in pendings:
-            data, rows = encode(pending)
+            data, operations = encode(pending)
             table = pending.spec.table
             path = f"{self._base}/{folder_name(table)}/{today}/{uuid.uuid4().hex}.parquet"
             stored.append(self._writers.submit(self._store, path, data))
-            written.append(WrittenFile(table, path, rows, data.size))
+            written.append(WrittenFile(table, path, data.size, operations))
         for future in stored:
             future.result()
         return written

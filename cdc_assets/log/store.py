@@ -498,6 +498,15 @@ class LogStore:
         ).fetchall()
         return [Backlog(TableId.parse(n), int(r), int(b), at) for n, r, b, at in rows]
 
+    def flusher_report(self) -> tuple[dict[str, Any], float] | None:
+        """What the flusher that has the turn, or had it last, told, and how many seconds ago."""
+        row = self.connection.execute(
+            "select report, extract(epoch from clock_timestamp() - reported_at)::float8"
+            " from flusher_reports where source = %s",
+            (self.source,),
+        ).fetchone()
+        return (dict(row[0]), float(row[1])) if row else None
+
     def server_now(self) -> datetime:
         """The coordination server's clock, the only one that lags are measured with."""
         row = self.connection.execute("select clock_timestamp()").fetchone()

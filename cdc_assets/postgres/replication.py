@@ -382,6 +382,16 @@ def current_lsn(connection: Connection) -> Lsn:
     return Lsn.parse(str(row[0]))
 
 
+def current_position(connection: Connection) -> Lsn:
+    """Where the server's WAL ends now; on a standby, how far it has replayed."""
+    row = connection.execute(
+        "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+        " else pg_current_wal_lsn() end::text"
+    ).fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0]))
+
+
 def system_identifier(connection: Connection) -> str:
     """The cluster's identity; a restored copy keeps it, another cluster never has it."""
     row = connection.execute("select system_identifier from pg_control_system()").fetchone()

@@ -125,14 +125,27 @@ def _events(
 
 def sentence(status: Status, found: SourceStatus) -> str:
     """What the flusher is doing, for the tick's line in the UI."""
-    flushed, ago = found.flusher["flushed_lsn"], found.flusher["flushed_seconds_ago"]
-    if flushed is None:
-        doing = "is preparing slot and publication"
+    told, slot = found.flusher, found.slot
+    if told["flushed_lsn"] is None:
+        parts = [f"The flusher (pid {status.pid}) is preparing slot and publication"]
     else:
-        doing = f"has staged everything below {flushed}, {ago:.0f} s ago"
-    parts = [f"The flusher (pid {status.pid}) {doing}"]
-    if found.slot["exists"]:
-        parts.append(f"the slot keeps {found.slot['retained_bytes'] / 1e6:,.1f} MB of WAL")
+        parts = [f"The flusher (pid {status.pid}) is {told['state']}"]
+        if told["state"] not in ("streaming", "down") and told.get("last_error"):
+            parts.append(f"the last error was: {told['last_error']}")
+        parts.append(
+            f"has staged everything below {told['flushed_lsn']},"
+            f" {told['flushed_seconds_ago']:.0f} s ago, {told['lag_bytes'] / 1e6:,.1f} MB behind"
+            + (f" and {told['lag_seconds']:.1f} s" if "lag_seconds" in told else "")
+        )
+    if told.get("changes"):
+        changes = sum(sum(counts.values()) for counts in told["changes"].values())
+        parts.append(
+            f"{changes:,} changes of {len(told['changes'])} tables since its start, flushes take"
+            f" {told['flush_seconds_mean']:.2f} s, {told['reconnects']} reconnects"
+        )
+    if slot["exists"]:
+        kept = f"the slot keeps {slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
+        parts.append(f"{kept} ({slot['wal_status']})")
     if status.failures:
         parts.append(f"it was started again after ending {status.failures} times in a row")
     parked = [table.name for table in found.tables if table.state == "parked"]

@@ -20,7 +20,7 @@ from cdc_assets.assets.lake import report_seconds
 from cdc_assets.assets.metadata import STANDING
 from cdc_assets.assets.names import TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
-from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
 from cdc_assets.sensors.runs import PastRun, active_runs, past_runs, wait_seconds
 from cdc_assets.sensors.services import spark_address
 from cdc_assets.sensors.sessions import (
@@ -30,10 +30,6 @@ from cdc_assets.sensors.sessions import (
     waiting_sentence,
 )
 from cdc_assets.status import SourceStatus, TableStatus, collect
-
-# At the start of a page the current position is past the page's header, which no reader ever
-# reaches on an idle server. A header is 24 or 40 bytes; any transaction is longer.
-_PAGE_HEADER_BYTES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +90,7 @@ def source_end(found: SourceStatus) -> Lsn | None:
 
 def reaches(flushed: str | None, end: Lsn | None) -> bool:
     """Whether the log holds everything that committed before the WAL ended at ``end``."""
-    return (
-        flushed is not None and end is not None and end - Lsn.parse(flushed) <= _PAGE_HEADER_BYTES
-    )
+    return flushed is not None and end is not None and end - Lsn.parse(flushed) <= PAGE_HEADER_BYTES
 
 
 # Where the source's WAL ended at the last tick, by source.

@@ -13,7 +13,7 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.embedded.binaries import server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.flusher import companions
+from cdc_assets.flusher import pin_keeper
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.preflight import preflight
 from cdc_assets_tests.conftest import NewDatabase
@@ -67,8 +67,8 @@ def fill(source: Bench, megabytes: int) -> None:
 def test_an_older_state_of_the_server_is_restored(
     source: Bench, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(companions, "REVIEW_SECONDS", 0.2)
-    monkeypatch.setattr(companions, "PIN_SECONDS", 0.2)
+    monkeypatch.setattr(pin_keeper, "REVIEW_SECONDS", 0.2)
+    monkeypatch.setattr(pin_keeper, "PIN_SECONDS", 0.2)
     config = source.config("public.t", flush_interval="50ms")
     source.execute("insert into t values (1, 'in the backup')")
     source.flush(config)

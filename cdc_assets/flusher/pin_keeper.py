@@ -1,7 +1,6 @@
-"""What goes on beside the stream, in threads with connections of their own: pins and health.
+"""What makes pins beside the stream, in a thread with connections of its own.
 
-Neither may ever hold up the stream: a pin waits for every running transaction of the source, a
-probe for a server that is busy.
+It may never hold up the stream: a pin waits for every running transaction of the source.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ from collections.abc import Callable
 import psycopg
 
 from cdc_assets.errors import CdcError, SlotBusy, SourceMismatch
-from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.turn import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import slot_status
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +25,6 @@ PIN_SECONDS = 2.0
 PIN_LONGEST_SECONDS = 30.0
 # How long the log of a table that somebody drops, or takes out of the publication, looks whole.
 REVIEW_SECONDS = 10.0
-# A line for a person who watches; also what a probe of the source costs.
-HEALTH_SECONDS = 10.0
-# A probe that takes longer tells nothing new; its line goes without it.
-_PROBE_TIMEOUT = "5s"
 # A pin can wait minutes for other people's transactions; the end of the flusher can't.
 _JOIN_SECONDS = 3.0
 
@@ -85,61 +78,3 @@ class PinKeeper:
                 if self._pins is not None and isinstance(error, psycopg.Error):
                     self._pins.close()  # its connections may be gone
                     self._pins = None
-
-
-class Health:
-    """Logs a line every HEALTH_SECONDS: rate, lag, what is under way."""
-
-    def __init__(self, pipeline: Pipeline, progress: Progress) -> None:
-        self._pipeline = pipeline
-        self._progress = progress
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
-
-    def _run(self) -> None:
-        rows, at = self._progress.rows, time.monotonic()
-        while not self._stop.wait(HEALTH_SECONDS):
-            now = time.monotonic()
-            rate = (self._progress.rows - rows) / (now - at)
-            rows, at = self._progress.rows, now
-            logger.info(
-                "%s; flushed up to %s: %.0f rows/s, %d rows in %d files (%.1f MB) so far, %s,"
-                " %.1f MB waiting, %.1f MB under way to the decoder",
-                self._state(),
-                self._progress.flushed,
-                rate,
-                rows,
-                self._progress.files,
-                self._progress.staged_bytes / 1e6,
-                self._lag(),
-                self._progress.waiting_bytes / 1e6,
-                self._progress.in_flight_bytes / 1e6,
-            )
-
-    def _state(self) -> str:
-        progress = self._progress
-        if progress.state == "streaming":
-            return progress.state
-        return f"{progress.state} since {progress.since:%H:%M:%S} UTC ({progress.last_error})"
-
-    def _lag(self) -> str:
-        try:
-            with self._pipeline.connect_source("health") as connection:
-                connection.execute(f"set statement_timeout = '{_PROBE_TIMEOUT}'")
-                status = slot_status(connection, self._pipeline.config.slot)
-                row = connection.execute(
-                    "select pg_wal_lsn_diff(pg_current_wal_lsn(), %s::pg_lsn)",
-                    (str(self._progress.flushed),),
-                ).fetchone()
-        except psycopg.Error as error:
-            return f"lag unknown ({type(error).__name__})"
-        kept = f"the slot keeps {status.retained_bytes / 1e6:.1f} MB" if status else "no slot"
-        return f"{float(row[0]) / 1e6 if row else 0:.1f} MB of WAL behind, {kept}"
