@@ -42,19 +42,18 @@ class FlusherCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         progress, probe, now = self._progress, self._probe, time.monotonic()
+        level = max(progress.level, progress.flushed)
         yield self._states("state", "What it does now.", STATES, progress.state)
         yield self._gauge("received_lsn", "The last LSN that arrived.", int(progress.received))
         yield self._gauge("staged_lsn", "All below it is in the log.", int(progress.flushed))
         yield self._gauge(
             "acknowledged_lsn", "All below it the server may forget.", int(progress.acknowledged)
         )
-        yield self._gauge(
-            "lag_bytes", "WAL that isn't in the log yet.", probe.lag_bytes(progress.flushed)
-        )
+        yield self._gauge("lag_bytes", "WAL that the log doesn't show yet.", probe.lag_bytes(level))
         yield self._gauge(
             "lag_seconds",
             "How long ago the log was level with the source.",
-            probe.lag_seconds(now, progress.flushed),
+            probe.lag_seconds(now, level),
         )
         yield self._gauge("retained_wal_bytes", "WAL that the slot keeps.", probe.retained_bytes)
         yield self._states("wal_status", "Of the slot.", _WAL_STATUSES, probe.wal_status)

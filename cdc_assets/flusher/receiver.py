@@ -331,11 +331,13 @@ class Session:
             if commit_time is not None  # it never is where there are files
         ]
         if not files:
+            self._progress.level = self._position
             return
         began = time.monotonic()
         self._store.register(files, position, commit_time)
         self._progress.count(flushed.files, flushed.seconds + time.monotonic() - began)
         self._registered(position)
+        self._progress.level = self._position
         logger.debug(
             "registered %d rows in %d files up to %s: staged in %.3f s, registered in %.3f s",
             sum(file.row_count for file in files),

@@ -63,6 +63,8 @@ class Progress:
     received: Lsn = Lsn.ZERO
     flushed: Lsn = Lsn.ZERO
     acknowledged: Lsn = Lsn.ZERO
+    level: Lsn = Lsn.ZERO
+    """The log shows the source as of it: beyond ``flushed`` where nothing of ours is between."""
     rows: int = 0
     files: int = 0
     staged_bytes: int = 0
@@ -113,13 +115,13 @@ class Probe:
         self.current = current
         self._seen.append((now, Lsn(max(0, current.value - PAGE_HEADER_BYTES))))
 
-    def lag_bytes(self, flushed: Lsn) -> int:
-        behind = self.current - flushed
+    def lag_bytes(self, level: Lsn) -> int:
+        behind = self.current - level
         return behind if behind > PAGE_HEADER_BYTES else 0
 
-    def lag_seconds(self, now: float, flushed: Lsn) -> float:
-        """Age of the oldest position seen that isn't flushed; 0 when all that was seen is."""
-        while self._seen and self._seen[0][1] <= flushed:
+    def lag_seconds(self, now: float, level: Lsn) -> float:
+        """Age of the oldest position seen that the log doesn't show; 0 if it shows all."""
+        while self._seen and self._seen[0][1] <= level:
             self._seen.popleft()
         return now - self._seen[0][0] if self._seen else 0.0
 
@@ -164,7 +166,8 @@ class Report:
         return (
             f"{doing}: everything below {self.staged_lsn} is in the log,"
             f" {self.lag_bytes / 1e6:,.1f} MB and {self.lag_seconds:.1f} s behind the source;"
-            f" {rows:,} changes of {len(self.changes)} tables, {megabytes:,.1f} MB, in {self.flushes:,} flushes of {self.flush_seconds_mean:.3f} s;"
+            f" {rows:,} changes of {len(self.changes)} tables, {megabytes:,.1f} MB, in"
+            f" {self.flushes:,} flushes of {self.flush_seconds_mean:.3f} s;"
             f" {self.reconnects} reconnects; the slot keeps {self.retained_bytes / 1e6:,.1f} MB of"
             f" WAL ({self.wal_status or 'no slot'})"
         )
@@ -172,7 +175,7 @@ class Report:
 
 def report(process: str, progress: Progress, probe: Probe, now: float) -> Report:
     """What is true at ``now`` (monotonic seconds)."""
-    durations, flushed = progress.durations, progress.flushed
+    durations, level = progress.durations, max(progress.level, progress.flushed)
     changes: dict[str, dict[str, int]] = {}
     for (table, operation), count in sorted(progress.changes.copy().items()):
         changes.setdefault(table, {})[OPERATIONS[operation]] = count
@@ -182,10 +185,10 @@ def report(process: str, progress: Progress, probe: Probe, now: float) -> Report
         progress.since.isoformat(timespec="seconds"),
         progress.last_error,
         str(progress.received),
-        str(flushed),
+        str(progress.flushed),
         str(progress.acknowledged),
-        probe.lag_bytes(flushed),
-        round(probe.lag_seconds(now, flushed), 3),
+        probe.lag_bytes(level),
+        round(probe.lag_seconds(now, level), 3),
         probe.retained_bytes,
         probe.wal_status,
         progress.reconnects,
