@@ -109,8 +109,9 @@ def test_an_open_transaction_elsewhere_holds_up_restart_but_not_the_flusher(sour
     config = source.config("public.t", flush_interval="50ms")
     source.flush(config)
     with _another_database(source) as busy, flushing(config):
+        busy.execute("create table another (id int)")
         with psycopg.connect(make_conninfo(source.dsn, dbname=busy.info.dbname)) as long:
-            long.execute("insert into other values (1, 'open')")
+            long.execute("insert into another values (1)")
             began = _end(source)
             while _end(source) - began < WRITTEN_BYTES / 4:
                 _fill(busy)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cdc_assets import commands
 from cdc_assets.config import SourceConfig
-from cdc_assets.errors import TableProblem
+from cdc_assets.errors import SourceMismatch, TableProblem
 from cdc_assets.flusher.main import run
 from cdc_assets.log.progress import chunks, restart_copy
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import slot_status
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.spark.server import SparkServer
@@ -343,20 +343,21 @@ def test_before_version_14_a_table_is_one_chunk(
         assert equal(source, T)
 
 
-def test_a_lost_slot_is_healed_by_copying_every_table_anew(
+def test_a_lost_slot_is_healed_by_resync_all(
     postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
 ) -> None:
     with lake(postgres_dsn(), spark_server.ensure(), SETUP, "t", "u") as source:
         source.pin()
         source.copy()
+        source.execute("update t set v = 'in the old log' where id > 4900")
+        source.flush()
         source.execute("select pg_drop_replication_slot('cdc_src')")
         source.execute("update t set v = 'in no log' where id < 100")
-        for row in source.pipeline.store.tables():
-            restart_copy(source.pipeline.store, row)
         source.pins.close()
-        source.pins = Pins(source.pipeline)
-        source.pin()
-        source.copy()
+        with pytest.raises(SourceMismatch, match="slot_gone"):
+            source.flush()
+        with commands.Spark(source.config) as spark:
+            commands.resync(source.pipeline, spark, source.tables, lambda _: None)
         source.execute("update u set v = 'in the new log' where id < 100")
         source.flush()
         source.drain_all()

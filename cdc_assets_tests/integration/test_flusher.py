@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.errors import ReplicationProblem, SourceMismatch
+from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.main import run
 from cdc_assets.flusher.stream import Received, Stream
 from cdc_assets.postgres.lsn import Lsn
@@ -199,26 +199,6 @@ def test_invariant_3_commit_order_in_whole_transactions(source: Bench) -> None:
 # --- the slot ---
 
 
-def test_an_idle_source_keeps_its_slot_near(source: Bench) -> None:
-    simple(source)
-    source.execute("create table other (id int, v text)")
-    config = source.config("public.t")
-    source.flush(config)
-    with flushing(config):
-        for _ in range(5):
-            source.execute(
-                "insert into other select g, repeat('x', 100) from generate_series(1, 100000) g"
-            )
-        end = current_lsn(source.connection)
-        wait_for(lambda: current_lsn(source.connection) - source.confirmed() < 8_000_000, 30)
-        assert end - source.confirmed() < 8_000_000
-        updates = source.execute(
-            "select n_tup_upd from pg_stat_all_tables where relname = 'flushed_lsn'"
-        )
-    assert updates[0][0] < 200  # not one a keepalive
-    assert source.log("public.t") == []
-
-
 def test_until_ends_under_constant_writes(source: Bench) -> None:
     simple(source)
     config = source.config("public.t")
@@ -247,25 +227,6 @@ def test_until_ends_under_constant_writes(source: Bench) -> None:
     assert result.flushed >= until
     assert source.confirmed() >= until
     assert len(source.log("public.t")) >= written
-
-
-def test_a_slot_that_somebody_else_moved(source: Bench) -> None:
-    simple(source)
-    config = source.config("public.t")
-    source.flush(config)
-    source.execute("insert into t values (1, 'missed')")
-    source.execute("select pg_replication_slot_advance(%s, pg_current_wal_lsn())", config.slot)
-    with pytest.raises(SourceMismatch, match=r"slot_moved.*resync"):
-        source.flush(config)
-
-
-def test_a_slot_that_is_gone(source: Bench) -> None:
-    simple(source)
-    config = source.config("public.t")
-    source.flush(config)
-    source.execute("select pg_drop_replication_slot(%s)", config.slot)
-    with pytest.raises(SourceMismatch, match=r"slot_gone.*resync"):
-        source.flush(config)
 
 
 def test_a_waiting_table_is_pinned_while_the_others_flow(source: Bench) -> None:
@@ -357,29 +318,6 @@ def test_lost_connections_are_made_again(source: Bench, lost: str) -> None:
         wait_for(lambda: source.flushed() >= written)
     ids = [int(r.data["id"] or 0) for r in source.log("public.t")]
     assert ids == [n * 100 + g for n in range(1, 61) for g in range(1, 51)]
-
-
-def test_a_second_flusher_waits_and_takes_over(source: Bench) -> None:
-    simple(source)
-    source.flush(source.config("public.t"))
-    file = source.config_file("public.t", flush_interval="100ms")
-    first = start_flusher(file)
-    second = None
-    try:
-        source.execute("insert into t values (1, 'x')")
-        wait_for(lambda: len(source.log("public.t")) == 1)
-        second = start_flusher(file)
-        wait_for(lambda: "another flusher" in (source.folder / "flusher.log").read_text())
-        first.kill()
-        first.wait()
-        killed = time.monotonic()
-        source.execute("insert into t values (2, 'x')")
-        wait_for(lambda: len(source.log("public.t")) == 2, 30)
-        assert time.monotonic() - killed < 20
-    finally:
-        for child in filter(None, (first, second)):
-            child.kill()
-            child.wait()
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "stdin"])
