@@ -52,10 +52,11 @@ def lost_answer(handler: _Handler) -> bool:
 
 
 def hang(seconds: float) -> Fault:
-    """Say nothing for so long (or until the proxy ends), then hang up."""
+    """Say nothing for so long (or until :meth:`ObjectStore.release`), then hang up."""
 
     def wait(handler: _Handler) -> bool:
-        handler.store.ending.wait(seconds)
+        handler.store.hanging += 1
+        handler.store.released.wait(seconds)
         handler.close_connection = True
         return True
 
@@ -70,7 +71,8 @@ class ObjectStore:
     fault: Fault | None = None
     requests: Counter[str] = field(default_factory=Counter)
     failed: int = 0
-    ending: threading.Event = field(default_factory=threading.Event)
+    hanging: int = 0
+    released: threading.Event = field(default_factory=threading.Event)
     port: int = 0
     proxy: _Proxy | None = None
 
@@ -82,6 +84,10 @@ class ObjectStore:
             "region": REGION,
             "path_style": True,
         }
+
+    def release(self) -> None:
+        """End what hangs, and let nothing hang from now on."""
+        self.released.set()
 
     def up(self) -> None:
         """Listen, on the same port as before."""
@@ -182,7 +188,7 @@ def object_store() -> Iterator[ObjectStore]:
             ).create_dir("bucket")
             yield store
         finally:
-            store.ending.set()
+            store.release()
             store.down()
     finally:
         moto.stop()

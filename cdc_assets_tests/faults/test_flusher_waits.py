@@ -29,14 +29,16 @@ from cdc_assets_tests.faults.ledger import TABLE, check, writing
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
 from cdc_assets_tests.s3_support import Fault, ObjectStore, cut, hang, lost_answer, status
 
-# As short as the server allows it to be useful: it asks after half of it.
-IMPATIENT = {"fsync": "off", "wal_sender_timeout": "1s"}
+# It asks after half of it; a busy machine may well stop us for a second.
+IMPATIENT = {"fsync": "off", "wal_sender_timeout": "3s"}
+# Nobody who says nothing for so long is still connected.
+SILENCE_SECONDS = 4.0
 OPTIONS = {"flush_interval": "50ms", "flush_bytes": "100kB"}
 
 
 @pytest.fixture(scope="module")
 def impatient(public_directory: Path) -> Iterator[EmbeddedPostgres]:
-    """A server that hangs up on whoever is silent for a second."""
+    """A server that hangs up on whoever is silent for three seconds."""
     server = EmbeddedPostgres(public_directory / "impatient", settings=IMPATIENT)
     server.start()
     yield server
@@ -124,7 +126,7 @@ def test_a_disk_that_cannot_be_written_is_waited_for(
             mounted(small_disk, "-o", "remount,ro")
         source.execute("insert into t select 0, g, 'x' from generate_series(0, 9999) g")
         wait_for(lambda: progress.staging_retries > 2)
-        watch(source, progress, 1.5)
+        watch(source, progress, SILENCE_SECONDS)
         expected = "No space left" if how == "full" else "Read-only file system"
         assert progress.last_error is not None
         assert expected in progress.last_error
@@ -153,7 +155,7 @@ def test_a_disk_quota_is_waited_for_in_bounded_memory(source: Bench) -> None:
         wait_for(lambda: progress.in_flight_bytes >= IN_FLIGHT_BYTES)
         wait_for(lambda: progress.staging_retries > 2)
         assert progress.in_flight_bytes < IN_FLIGHT_BYTES + 8 * 2**20
-        watch(source, progress, 1.5)
+        watch(source, progress, SILENCE_SECONDS)
         assert progress.last_error is not None
         assert "File too large" in progress.last_error
         resource.prlimit(progress.decoder_pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -168,27 +170,39 @@ def test_a_place_that_nobody_can_write_is_refused_at_once(source: Bench, tmp_pat
     assert source.execute("select from pg_replication_slots where database = %s", source.name) == []
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [status(503, "SlowDown"), hang(2)],
-    ids=["503", "hang"],
-)
-def test_an_object_store_that_fails_is_waited_for(
-    source: Bench, s3: ObjectStore, fault: Fault
+def test_an_object_store_that_is_busy_is_waited_for(source: Bench, s3: ObjectStore) -> None:
+    source.s3 = s3.settings
+    config = source.config("public.t", **OPTIONS)
+    source.flush(config)
+    with flushing(config) as progress, one_stream(source, progress):
+        s3.fault = status(503, "SlowDown")
+        source.execute("insert into t select 0, g, 'x' from generate_series(0, 9999) g")
+        wait_for(lambda: progress.staging_retries > 2)
+        watch(source, progress, SILENCE_SECONDS)
+        assert "AWS Error" in str(progress.last_error)
+        s3.fault = None
+        caught_up(source, progress)
+    assert check(source) == 10_000
+
+
+def test_an_upload_that_hangs_for_longer_than_wal_sender_timeout(
+    source: Bench, s3: ObjectStore
 ) -> None:
     source.s3 = s3.settings
     config = source.config("public.t", **OPTIONS)
     source.flush(config)
-    with flushing(config) as progress, one_stream(source, progress), writing(source, pause=0.02):
-        wait_for(lambda: progress.files > 3)
-        s3.fault = fault
-        wait_for(lambda: progress.staging_retries)
-        watch(source, progress, 1.5)
-        assert "AWS Error" in str(progress.last_error)
+    with flushing(config) as progress, one_stream(source, progress):
+        s3.fault = hang(60)
+        source.execute("insert into t select 0, g, 'x' from generate_series(0, 9999) g")
+        wait_for(lambda: s3.hanging)
+        flushed = source.flushed()
+        time.sleep(SILENCE_SECONDS)
+        assert source.flushed() == flushed
+        assert acked_only_what_is_registered(source)
         s3.fault = None
+        s3.release()
         caught_up(source, progress)
-    source.flush(config)
-    assert check(source) > 100
+    assert check(source) == 10_000
 
 
 def test_an_object_store_that_is_gone_for_a_while(source: Bench, s3: ObjectStore) -> None:
@@ -206,6 +220,10 @@ def test_an_object_store_that_is_gone_for_a_while(source: Bench, s3: ObjectStore
     assert check(source) == 100
 
 
+def _failed_since(s3: ObjectStore, failed: int) -> bool:
+    return s3.failed > failed + 1
+
+
 def test_killed_while_the_object_store_fails(source: Bench, s3: ObjectStore) -> None:
     """Half of its requests fail in all ways; whatever is registered is there, whole."""
     chance = random.Random(7)
@@ -220,13 +238,14 @@ def test_killed_while_the_object_store_fails(source: Bench, s3: ObjectStore) -> 
     config = source.config("public.t", **OPTIONS)
     source.flush(config)
     s3.fault = lambda handler: chance.random() < 0.5 and chance.choice(ways)(handler)
-    with writing(source, pause=0.02):
+    with writing(source, pause=0.1):
         for _ in range(4):
             child = start_flusher(source.config_file("public.t", **OPTIONS))
-            time.sleep(chance.uniform(2, 4))
+            failed = s3.failed
+            wait_for(partial(_failed_since, s3, failed))
+            time.sleep(chance.uniform(0, 1))
             child.kill()
             child.wait()
-    assert s3.failed > 2
     s3.fault = None
     source.flush(config)
     assert check(source) > 100
@@ -241,7 +260,7 @@ def test_a_stop_while_staging_fails(source: Bench, s3: ObjectStore) -> None:
         wait_for(lambda: streams_since(source))
         s3.fault = hang(60)
         source.execute("insert into t select 0, g, 'x' from generate_series(0, 99) g")
-        wait_for(lambda: s3.failed or s3.requests["PUT"] > 1)
+        wait_for(lambda: s3.hanging)
         child.terminate()
         assert child.wait(30) == 0
     finally:
@@ -260,12 +279,12 @@ def test_a_coordination_database_that_is_gone_for_a_while(source: Bench, tmp_pat
         config = source.config("public.t", **OPTIONS)
         run(config, until=current_lsn(source.connection))
         with flushing(config) as progress:
-            with writing(source, pause=0.02):
+            with writing(source, pause=0.1):
                 wait_for(lambda: progress.files > 3)
                 server.stop()
                 wait_for(lambda: progress.state == "reconnecting")
                 flushed = progress.flushed
-                time.sleep(2)
+                time.sleep(1)
                 assert source.confirmed() <= flushed
                 assert progress.last_error
                 server.start()
@@ -286,7 +305,7 @@ def test_a_registration_that_hangs_costs_no_connection(source: Bench) -> None:
             blocker.execute("lock table _pg2iceberg.log_index in exclusive mode")
             source.execute("insert into t select 0, g, 'x' from generate_series(0, 99) g")
             flushed: Lsn = source.flushed()
-            time.sleep(1.5)
+            time.sleep(SILENCE_SECONDS)
             assert source.flushed() == flushed
             assert acked_only_what_is_registered(source)
             blocker.rollback()
@@ -301,7 +320,7 @@ def _reconnected(progress: Progress, times: int) -> bool:
 def test_a_walsender_that_is_terminated_again_and_again(source: Bench) -> None:
     config = source.config("public.t", **OPTIONS)
     source.flush(config)
-    with flushing(config) as progress, writing(source, pause=0.02):
+    with flushing(config) as progress, writing(source, pause=0.1):
         for number in range(1, 4):
             wait_for(lambda: source.terminate("flusher"))
             wait_for(partial(_reconnected, progress, number))
