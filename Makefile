@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak bench-flusher bench-snapshot bench-materialize lint format lock clean distclean
+.PHONY: help install java dev demo test test-fast soak bench-flusher bench-snapshot bench-materialize bench-pipeline lint format lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ test: java lint ## Lint, types and all tests
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit
 
-soak: java ## Hours of faults: kills at every step, hundreds of times (CDC_ASSETS_SOAK_SECONDS=…)
+soak: java ## What takes minutes to hours: kills, budgets, streams (CDC_ASSETS_SOAK_SECONDS=…)
 	@$(BIN)/pytest -s -m soak
 
 bench-flusher: install ## The flusher beside pg_recvlogical, as one JSON line
@@ -65,6 +65,9 @@ bench-snapshot: java ## The snapshot's time against COPY's on TPC-H, as one JSON
 
 bench-materialize: java ## The merge's time against one plain MERGE's, as one JSON line (ROUNDS=3)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_materialize --rounds $(ROUNDS)
+
+bench-pipeline: java ## Everything at once on this machine: freshness, throughput, as one JSON line
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_pipeline
 
 lint: install ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -70,8 +70,8 @@ def staged(spec: DecodeSpec, relation: Relation, parts: Iterable[Changes]) -> It
     Raises ReplicationProblem if a message isn't what the relation says.
     """
     plan = _Plan(spec, relation, [column.name for column in relation.columns])
-    for batch in changes.batches(parts, len(relation.columns)):
-        yield plan.rows(batch)
+    # Nothing holds on to a batch whose rows are written.
+    yield from map(plan.rows, changes.batches(parts, len(relation.columns)))
 
 
 def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
