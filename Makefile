@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast bench-flush bench-snapshot lint format lock clean distclean
+.PHONY: help install java dev demo test test-fast soak bench-flush bench-snapshot lint format lock clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test: java lint ## Lint, types and all tests
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit
+
+soak: java ## The tests that take minutes to hours
+	@$(BIN)/pytest -m soak
 
 bench-flush: install ## The flusher's time against pg_recvlogical's, as one JSON line
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_flush

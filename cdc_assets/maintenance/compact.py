@@ -148,7 +148,7 @@ def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) 
             if not row["rewritten_data_files_count"]:
                 raise _NothingToPublish
             _compare(session, lake, state, branch)
-            carry_on(session, lake, state, branch)
+            _carry_on(session, lake, state, branch)
     except _NothingToPublish:
         drop_abandoned(session, lake)
         return None
@@ -202,11 +202,14 @@ def _fingerprint(session: SparkSession, lake: LakeTable, target: str) -> tuple[i
     return int(row[0]), int(row[1])
 
 
-def carry_on(session: SparkSession, lake: LakeTable, state: LakeState, target: str) -> None:
-    """Commit no rows to ``target``, so that its newest snapshot names the cursor (invariant 7)."""
-    if state.cursor is not None:
-        with summary(session, cursor_properties(state.cursor)):
-            session.table(lake.sql_name).limit(0).writeTo(target).append()
+def _carry_on(session: SparkSession, lake: LakeTable, state: LakeState, branch: str) -> None:
+    """Commit no rows, so that the newest snapshot names the cursor (invariant 7).
+
+    Never on ``main``: coming late, of a run that was killed, it would take the cursor back.
+    """
+    properties = cursor_properties(state.cursor) if state.cursor is not None else {}
+    with summary(session, properties):
+        session.table(lake.sql_name).limit(0).writeTo(branch).append()
 
 
 def tidy_metadata(
@@ -231,12 +234,13 @@ def tidy_metadata(
         before = _manifests(loaded)
         if not manifests_rewritten(before):
             return 0, 0
-        state = lake.state()
         session().sql(
             f"call {CATALOG}.system.rewrite_manifests(table => {lake.procedure_name},"
             " use_caching => false)"
         )
-        carry_on(session(), lake, state, lake.sql_name)
+        state = lake.state()
+        with published(session(), lake, state) as branch:
+            _carry_on(session(), lake, state, branch)
         after = lake.load()
     return len(before), len(_manifests(after)) if after is not None else 0
 

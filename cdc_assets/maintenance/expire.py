@@ -86,8 +86,8 @@ def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[datetime]
         at = head
         while at is not None and (snapshot := by_id.get(at)) is not None:
             if at not in led_to and head == loaded.metadata.current_snapshot_id:
-                named = snapshot.summary is not None and OFFSET in snapshot.summary
-                ancestors.append((_made(snapshot.timestamp_ms), named))
+                said = snapshot.summary.additional_properties if snapshot.summary else {}
+                ancestors.append((_made(snapshot.timestamp_ms), OFFSET in said))
             led_to.add(at)
             at = snapshot.parent_snapshot_id
     others = [_made(s.timestamp_ms) for s in by_id.values() if s.snapshot_id not in led_to]

@@ -46,7 +46,7 @@ def next_slice(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice | 
     counts = Counter(file.partition for file in small)
     crowded = [file for file in small if counts[file.partition] >= wanted.min_input_files]
     if crowded:
-        number = max(wanted.min_input_files, _fitting(crowded, wanted.target_file_size))
+        number = max(2, _fitting(crowded, wanted.target_file_size))
         return _slice(crowded, number, wanted, min_file_size_bytes=small_bytes)
     hollow = [file for file in files if file.deleted > wanted.deleted_rows * file.rows]
     if hollow:

@@ -69,10 +69,10 @@ def test_a_slice_is_bounded_by_one_target_file_whatever_it_picks(sizes: list[flo
         assert len(small) < WANTED.min_input_files
         return
     number = int(found.options["max-files-to-rewrite"])
-    assert WANTED.min_input_files <= number <= SLICE_FILES
+    assert 2 <= number <= SLICE_FILES
     largest = sorted((file.bytes for file in small), reverse=True)[:number]
     assert found.bytes == sum(largest)
-    assert sum(largest) <= max(WANTED.target_file_size, 5 * 31 * MB)
+    assert sum(largest) <= WANTED.target_file_size
     # A group that Iceberg packs full exceeds the target, so that it finds it worth rewriting.
     full = int(found.options["max-file-group-size-bytes"]) - 32 * MB
     assert full >= WANTED.target_file_size
