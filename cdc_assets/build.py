@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.assets.lake import lake_assets
+from cdc_assets.assets.maintenance import maintenance_assets
 from cdc_assets.assets.names import all_tables
 from cdc_assets.assets.postgres import source_spec
 from cdc_assets.assets.snapshot import snapshot_asset
@@ -22,6 +23,7 @@ from cdc_assets.resources.sources import remember
 from cdc_assets.resources.spark import SparkConnectResource
 from cdc_assets.sensors.checks import checks_job, checks_sensor
 from cdc_assets.sensors.flusher import flusher_sensor
+from cdc_assets.sensors.maintenance import maintenance_job, maintenance_schedule
 from cdc_assets.sensors.materializer import materializer_job, materializer_sensor
 from cdc_assets.sensors.services import needed, services_sensor
 from cdc_assets.sensors.snapshot import snapshot_sensor
@@ -43,15 +45,19 @@ def build_defs(
     remember(config)
     tables = all_tables(config)
     merges, checks = materializer_job(config), checks_job(config)
+    care = maintenance_job(config)
+    schedule = maintenance_schedule(config, care)
     return dg.Definitions(
         assets=[
             *(source_spec(names) for names in tables),
             *(staged_log_spec(names) for names in tables),
             *(snapshot_asset(names) for names in tables),
             lake_assets(config),
+            maintenance_assets(config),
         ],
         asset_checks=[table_checks(config)],
-        jobs=[merges, checks],
+        jobs=[merges, checks, care],
+        schedules=[schedule] if schedule is not None else [],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources={
             f"spark_{config.name}": SparkConnectResource(source=config.name),

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -29,6 +30,7 @@ from cdc_assets.pipeline import Pipeline, coordination_dsn, selected, services, 
 from cdc_assets.postgres.connect import connect
 
 if TYPE_CHECKING:
+    from cdc_assets.maintenance.run import Maintained
     from cdc_assets.materializer.drain import Drained
     from cdc_assets.snapshot.table_copy import CopyProgress
     from cdc_assets.status import TableStatus
@@ -315,6 +317,52 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
                 for key in c.keys:
                     click.echo(f"    {key}")
     sys.exit(0 if all(c.equal for c in found) else 1)
+
+
+@cli.command()
+@_tables
+@_json
+@click.pass_context
+def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
+    """Compact tables, expire snapshots, remove orphans and staged files that nobody needs."""
+    from cdc_assets import commands
+
+    config = _config(ctx)
+    wanted = selected(config, tables)
+    done: list[Maintained] = []
+    try:
+        with _pipeline(config) as pipeline, commands.Spark(config) as spark:
+            commands.maintain(pipeline, spark, wanted, done.append)
+    finally:
+        if as_json:
+            click.echo(json.dumps([found.to_json() for found in done], indent=2))
+        elif done:
+            _show_maintained(done)
+
+
+def _show_maintained(done: list[Maintained]) -> None:
+    table = Table()
+    for name in ("table", "compacted", "snapshots", "orphans", "staged files", "now"):
+        table.add_column(name)
+    for found in done:
+        compacted, removed = found.compacted, "{0.files:,} files, {1:,.1f} MB"
+        orphans = replace(
+            found.orphans,
+            files=found.orphans.files + found.dead_copies.files + found.staged_orphans.files,
+            bytes=found.orphans.bytes + found.dead_copies.bytes + found.staged_orphans.bytes,
+        )
+        table.add_row(
+            _escaped(str(found.table)),
+            f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
+            f"{found.expired.snapshots:,} expired, "
+            + removed.format(found.expired, found.expired.bytes / 1e6),
+            removed.format(orphans, orphans.bytes / 1e6),
+            removed.format(found.staged, found.staged.bytes / 1e6),
+            _escaped(found.left_alone)
+            if found.left_alone
+            else f"{found.data_files:,} data files, {found.snapshots:,} snapshots",
+        )
+    Console().print(table)
 
 
 def _copied(row: TableStatus) -> str:

@@ -1,4 +1,4 @@
-"""What the commands do, without the command line: snapshot, materialize, sync, verify.
+"""What the commands do, without the command line: snapshot, materialize, sync, maintain, verify.
 
 Each works whether or not a flusher and other runs are active; what somebody else is doing already
 is awaited, never repeated.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Self
 
 import psycopg
@@ -32,6 +33,8 @@ from cdc_assets.errors import (
 from cdc_assets.flusher.reach import reach
 from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import TableRow
+from cdc_assets.maintenance import run as maintenance
+from cdc_assets.maintenance.run import Maintained
 from cdc_assets.materializer.drain import Drained, drain, outstanding
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
@@ -311,6 +314,24 @@ def sync(
     if problems:
         raise TablesFailed(problems)
     return done
+
+
+def maintain(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_table: Callable[[Maintained], None],
+) -> None:
+    """Compact, expire and remove what nobody needs. Raises TablesFailed naming what failed."""
+    problems: list[TableProblem] = []
+    with ExitStack() as stack:
+        opened = cache(lambda: stack.enter_context(spark.session()))
+        for done in maintenance.maintain(pipeline, opened, tables):
+            on_table(done)
+            if done.problem is not None:
+                problems.append(done.problem)
+    if problems:
+        raise TablesFailed(problems)
 
 
 def verify_tables(

@@ -247,6 +247,54 @@ class MetricsConfig(_Section):
     host: str = "127.0.0.1"
 
 
+class KeepSnapshotsConfig(_Section):
+    """Which snapshots of a lake table stay: the newest ``count``, and all younger than ``age``."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)] = 20
+    age: Duration = timedelta(hours=1)
+    """How long a query may read a snapshot. At a merge every two seconds an hour is 2 MB of
+    metadata, which each commit writes anew."""
+
+
+class MaintenanceConfig(_Section):
+    """How lake tables and the log are kept healthy."""
+
+    every: Duration | None = timedelta(minutes=30)
+    """How often the schedule runs; null: only by hand."""
+    target_file_size: Size = 128 * 10**6
+    min_input_files: Annotated[int, Field(ge=2, le=1000)] = 5
+    """So many small files of a partition are worth being rewritten into one."""
+    deleted_rows: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """A file is rewritten once more than this share of its rows is deleted."""
+    keep_snapshots: KeepSnapshotsConfig = KeepSnapshotsConfig()
+    staged_grace: Duration = timedelta(days=1)
+    """How long a staged file stays after every consumer group is past it."""
+    orphan_grace: Duration = timedelta(days=3)
+    """How old a file that nothing refers to has to be before it is removed."""
+
+    @field_validator("every")
+    @classmethod
+    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
+        minutes = value.total_seconds() / 60 if value is not None else 60
+        if minutes < 1 or not (60 % minutes == 0 or (minutes % 60 == 0 and 1440 % minutes == 0)):
+            raise ValueError("write what divides an hour or a day evenly, like 15m, 1h or 6h")
+        return value
+
+    @field_validator("target_file_size")
+    @classmethod
+    def _at_least(cls, value: int) -> int:
+        if value < 10**6:
+            raise ValueError("at least 1MB: smaller files cost more than they hold")
+        return value
+
+    @field_validator("orphan_grace")
+    @classmethod
+    def _a_day(cls, value: timedelta) -> timedelta:
+        if value < timedelta(days=1):
+            raise ValueError("at least 1d: younger files may belong to a write under way")
+        return value
+
+
 class SourceConfig(_Section):
     """One source database and the lake it is replicated into."""
 
@@ -262,6 +310,7 @@ class SourceConfig(_Section):
     s3: S3Config = S3Config()
     spark: SparkConfig = SparkConfig()
     metrics: MetricsConfig = MetricsConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -76,6 +76,10 @@ class TableAssets:
         return dg.AssetKey([self.config.namespace, _distinct(name, self.table, shared=shared)])
 
     @property
+    def maintenance(self) -> dg.AssetKey:
+        return self._path("maintenance")
+
+    @property
     def lake_table_name(self) -> str:
         """The Iceberg table as a person writes it."""
         return f"{self.config.namespace}.{self.config.lake_name(self.table)}"

@@ -167,6 +167,18 @@ class LogStore:
             "select pg_advisory_lock(hashtextextended(%s, 0))", (self._lock_key(name),)
         )
 
+    def lock_within(self, name: str, seconds: float) -> bool:
+        """Wait for the session lock ``name``, in turn with others; False if it takes longer."""
+        try:
+            with self.connection.transaction():
+                self.connection.execute(
+                    "select set_config('lock_timeout', %s, true)", (str(round(seconds * 1000)),)
+                )
+                self.lock(name)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        return True
+
     def unlock(self, name: str) -> None:
         self.connection.execute(
             "select pg_advisory_unlock(hashtextextended(%s, 0))", (self._lock_key(name),)

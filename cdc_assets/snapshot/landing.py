@@ -44,7 +44,7 @@ from cdc_assets.spark.tables import (
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = "__copy_"
+SUFFIX = "__copy_"
 # A power cut leaves some broken files; more than that is something else.
 _GIVE_UPS = 100
 
@@ -69,7 +69,7 @@ class Landing:
         """
         loaded = self._ours(self.lake)
         shadow = LakeTable(
-            self._config, self.lake.table, self._row, suffix=f"{_SUFFIX}{self._row.epoch}"
+            self._config, self.lake.table, self._row, suffix=f"{SUFFIX}{self._row.epoch}"
         )
         if self._complete(loaded):
             self._target = self.lake
@@ -203,7 +203,7 @@ class Landing:
         """Remove what copies of this epoch and those before it landed in."""
         catalog = open_catalog(self._config)
         for epoch in range(1, self._row.epoch + 1):
-            shadow = LakeTable(self._config, self.lake.table, self._row, suffix=f"{_SUFFIX}{epoch}")
+            shadow = LakeTable(self._config, self.lake.table, self._row, suffix=f"{SUFFIX}{epoch}")
             loaded = shadow.load()
             if loaded is not None and COPYING in loaded.properties:
                 catalog.purge_table(shadow.identifier)

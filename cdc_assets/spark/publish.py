@@ -20,7 +20,7 @@ from cdc_assets.errors import Fenced
 from cdc_assets.spark.catalog import CATALOG
 from cdc_assets.spark.tables import LakeState, LakeTable
 
-_PREFIX = "cdc_"
+PREFIX = "cdc_"
 
 
 @contextmanager
@@ -30,8 +30,8 @@ def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Itera
     The caller holds the table's writer lock. If the block raises, readers see nothing of it. Raises
     Fenced when somebody else moved ``main`` meanwhile.
     """
-    _drop_abandoned(session, lake)
-    branch = f"{_PREFIX}{uuid.uuid4().hex}"
+    drop_abandoned(session, lake)
+    branch = f"{PREFIX}{uuid.uuid4().hex}"
     session.sql(
         f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
     )
@@ -44,11 +44,14 @@ def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Itera
         raise Fenced(f"{lake.row.table}: the lake table didn't move; another writer is at it.")
 
 
-def _drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
-    """Remove the branches of writers that died; the lock says that none of them is alive."""
+def drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
+    """Remove the branches of writers that died.
+
+    The caller holds the table's writer lock, which says that none of them is alive.
+    """
     loaded = lake.load()
     if loaded is None:
         return
     for name in loaded.metadata.refs:
-        if name.startswith(_PREFIX):
+        if name.startswith(PREFIX):
             session.sql(f"alter table {lake.sql_name} drop branch if exists {name}")

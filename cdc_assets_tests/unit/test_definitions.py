@@ -37,7 +37,7 @@ def _config(*tables: str, **more: object) -> SourceConfig:
     )
 
 
-def test_a_table_is_four_assets_with_lineage_from_source_to_lake() -> None:
+def test_a_table_is_four_assets_with_lineage_from_source_to_lake_and_one_of_its_care() -> None:
     graph = build_defs(_config('public."Mixed Case.Table"')).resolve_asset_graph()
     lineage = {
         key.to_user_string(): sorted(p.to_user_string() for p in graph.get(key).parent_keys)
@@ -51,6 +51,7 @@ def test_a_table_is_four_assets_with_lineage_from_source_to_lake() -> None:
             "snapshot/src/public/Mixed_Case_Table",
             "staged_log/src/public/Mixed_Case_Table",
         ],
+        "maintenance/src/public/Mixed_Case_Table": ["src/Mixed_Case_Table"],
     }
 
 
@@ -70,9 +71,29 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     for sensor in defs.sensors or ():
         assert isinstance(sensor, dg.SensorDefinition)
         assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+    (schedule,) = defs.schedules or ()
+    assert isinstance(schedule, dg.ScheduleDefinition)
+    assert (schedule.name, schedule.cron_schedule) == ("maintenance_shop", "*/30 * * * *")
+    assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
     checked = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
     assert {("shop/orders", "primary_key_unique"), ("shop/orders", "replication_lag")} <= checked
     assert len(checked) == 2 * len(lake)
+
+
+@pytest.mark.parametrize(
+    ("every", "cron"),
+    [
+        ("20m", ["*/20 * * * *"]),
+        ("1h", ["7 * * * *"]),
+        ("6h", ["7 */6 * * *"]),
+        ("1d", ["7 3 * * *"]),
+        (None, []),
+    ],
+)
+def test_maintenance_comes_as_often_as_it_is_configured(every: object, cron: list[str]) -> None:
+    defs = build_defs(_config("public.t", maintenance={"every": every}))
+    found = [s.cron_schedule for s in defs.schedules or () if isinstance(s, dg.ScheduleDefinition)]
+    assert found == cron
 
 
 def test_partitions_kinds_policies_and_tables_names() -> None:
@@ -130,7 +151,7 @@ def test_keys_are_unique_and_legal_for_any_names(tables: set[tuple[str, str]]) -
         key
         for t in ids
         for n in [TableAssets(config, t)]
-        for key in (n.source, n.snapshot, n.staged_log, n.lake)
+        for key in (n.source, n.snapshot, n.staged_log, n.lake, n.maintenance)
     ]
     assert len(set(keys)) == len(keys)
     for key in keys:

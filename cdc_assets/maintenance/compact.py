@@ -1,0 +1,265 @@
+"""Compaction: small files become large ones, deletion vectors are applied, in bounded slices.
+
+Keeps invariants 7 and 9, and never loses the race with the merge. A compaction beside a writer that
+moves ``main`` every few seconds has to throw its work away every time, for days (a well-known
+pain); and one that moved ``main`` under a merge would cost the merge its work. So a slice holds
+the table's writer lock, as a merge does: nobody moves ``main`` meanwhile, and neither can fail
+because of the other. What bounds the wait is the slice: about one target file, some seconds. The
+lock is asked for in turn with others, so a busy table's merges can't keep compaction out; after a
+slice it steps aside until a merge that was turned away has had its turn. A merge thus waits for one
+slice at most, and a cycle is what it waits.
+
+A slice is written on a branch (``spark.publish``) and compared with ``main`` there: the rows must
+be as many, by Iceberg's own counts, and in tables of up to CHECKED_ROWS their keys the same.
+Then a commit of no rows carries the cursor on and ``main`` moves, in one step. Wrong rows are never
+seen; a slice that dies leaves a branch that the next writer drops, and files that are orphans.
+
+Which files are rewritten is Iceberg's planner's choice within the options of ``plan``. It
+rewrites whole partitions' files only with each other, drops the deletion vectors of the files that
+it rewrote and no others, and sorts by the table's sort order if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.log.store import LogStore
+from cdc_assets.maintenance.files import live_files
+from cdc_assets.maintenance.plan import Slice, manifests_rewritten, next_slice
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.catalog import CATALOG
+from cdc_assets.spark.publish import PREFIX, drop_abandoned, published
+from cdc_assets.spark.session import summary
+from cdc_assets.spark.tables import LakeState, LakeTable, cursor_properties, listed, ticked
+
+logger = logging.getLogger(__name__)
+
+# A merge's turn takes 20 seconds, a comparison's or a copy's last step longer.
+LOCK_SECONDS = 120.0
+# A run that found the lock taken looks again within 5 seconds.
+STEP_ASIDE_SECONDS = 8.0
+_LOOK_SECONDS = 0.1
+# A scan of so many keys takes half a second; beyond, Iceberg's counts have to do.
+CHECKED_ROWS = 10_000_000
+# Table properties that bound what every commit writes anew.
+_LIMITS = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What was rewritten. ``applied_deletes`` counts deletion vectors that are gone."""
+
+    slices: int = 0
+    rewritten_files: int = 0
+    rewritten_bytes: int = 0
+    added_files: int = 0
+    applied_deletes: int = 0
+    manifests_before: int = 0
+    manifests_after: int = 0
+
+
+NOT_COMPACTED = Compacted()
+
+
+class Busy(Exception):
+    """Somebody else writes the table and doesn't come to an end."""
+
+
+class _NothingToPublish(Exception):
+    """Leaves a branch unpublished."""
+
+
+@contextmanager
+def writing(store: LogStore, table: TableId) -> Iterator[None]:
+    """Hold the table's writer lock. Raises Busy."""
+    lock = f"write:{table}"
+    if not store.lock_within(lock, LOCK_SECONDS):
+        raise Busy
+    try:
+        yield
+    finally:
+        store.unlock(lock)
+
+
+def step_aside(store: LogStore, table: TableId) -> None:
+    """Let a merge that was turned away have its turn, if anything waits to be merged."""
+    deadline = time.monotonic() + STEP_ASIDE_SECONDS
+    while time.monotonic() < deadline and not store.is_locked(f"write:{table}"):
+        if not any(b.rows for b in store.backlogs() if b.table == table):
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def compact(
+    store: LogStore,
+    lake: LakeTable,
+    session: Callable[[], SparkSession],
+    *,
+    until: float,
+) -> Compacted:
+    """Rewrite what needs it, slice by slice, until it is well or ``time.monotonic()`` is ``until``.
+
+    Asks for a session only if there is something to do. Raises Busy, TableProblem (the check
+    failed; nothing was published), or what Spark raises.
+    """
+    done = NOT_COMPACTED
+    while _due(lake) is not None and time.monotonic() < until:
+        with writing(store, lake.row.table):
+            # Merges went on since, and only now they don't.
+            due = _due(lake)
+            found = _slice(session(), lake, due, done) if due is not None else None
+        if found is None:
+            break
+        done = found
+        step_aside(store, lake.row.table)
+    return done
+
+
+def _due(lake: LakeTable) -> Slice | None:
+    loaded = lake.load()
+    current = loaded.current_snapshot() if loaded is not None else None
+    if loaded is None or current is None:
+        return None
+    return next_slice(live_files(loaded, current), lake.config.maintenance)
+
+
+def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) -> Compacted | None:
+    """Rewrite one slice and publish it; None if Iceberg's planner found nothing in it."""
+    state, began = lake.state(), time.monotonic()
+    loaded = lake.load()
+    assert loaded is not None  # the lock is ours, and it was there
+    try:
+        with published(session, lake, state) as branch:
+            options = ", ".join(f"'{k}', '{v}'" for k, v in due.options.items())
+            row = session.sql(
+                f"call {CATALOG}.system.rewrite_data_files(table => {lake.procedure_name},"
+                f" branch => '{branch.removeprefix(lake.branch(''))}', {_strategy(loaded)},"
+                f" options => map({options}))"
+            ).first()
+            assert row is not None
+            if not row["rewritten_data_files_count"]:
+                raise _NothingToPublish
+            _compare(session, lake, state, branch)
+            _carry_on(session, lake, state, branch)
+    except _NothingToPublish:
+        drop_abandoned(session, lake)
+        return None
+    logger.info(
+        "%s: %d files (%.1f MB) rewritten as %d in %.1f s",
+        lake.row.table,
+        row["rewritten_data_files_count"],
+        row["rewritten_bytes_count"] / 1e6,
+        row["added_data_files_count"],
+        time.monotonic() - began,
+    )
+    return Compacted(
+        done.slices + 1,
+        done.rewritten_files + row["rewritten_data_files_count"],
+        done.rewritten_bytes + row["rewritten_bytes_count"],
+        done.added_files + row["added_data_files_count"],
+        done.applied_deletes + row["removed_delete_files_count"],
+    )
+
+
+def _strategy(loaded: Table) -> str:
+    return f"strategy => '{'binpack' if loaded.sort_order().is_unsorted else 'sort'}'"
+
+
+def _compare(session: SparkSession, lake: LakeTable, state: LakeState, branch: str) -> None:
+    """Raise TableProblem unless ``branch`` has the rows of ``main``."""
+    loaded = lake.load()
+    name = branch.removeprefix(lake.branch(""))
+    snapshot = loaded.snapshot_by_name(name) if loaded is not None else None
+    totals = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+    rows = int(totals.get("total-records", 0)) - int(totals.get("total-position-deletes", 0))
+    same = rows == state.total_rows
+    if same and rows <= CHECKED_ROWS:
+        same = _fingerprint(session, lake, branch) == _fingerprint(session, lake, lake.sql_name)
+    if not same:
+        raise TableProblem(
+            lake.row.table,
+            f"compaction would have changed its rows ({state.total_rows:,} before, {rows:,} after)"
+            " and was given up; readers see none of it",
+            "Please report it; set maintenance.every: null until it is mended.",
+        )
+
+
+def _fingerprint(session: SparkSession, lake: LakeTable, target: str) -> tuple[int, int]:
+    """The number of rows, and a sum over their keys (of all columns where there is no key)."""
+    columns = ", ".join(ticked(c.name) for c in lake.key or lake.columns)
+    row = session.sql(
+        f"select count(*), coalesce(sum(xxhash64({columns}) % 1000000007), 0) from {target}"
+    ).first()
+    assert row is not None
+    return int(row[0]), int(row[1])
+
+
+def _carry_on(session: SparkSession, lake: LakeTable, state: LakeState, branch: str) -> None:
+    """Commit no rows, so that the newest snapshot names the cursor (invariant 7).
+
+    Never on ``main``: coming late, of a run that was killed, it would take the cursor back.
+    """
+    properties = cursor_properties(state.cursor) if state.cursor is not None else {}
+    with summary(session, properties):
+        session.table(lake.sql_name).limit(0).writeTo(branch).append()
+
+
+def tidy_metadata(
+    store: LogStore, lake: LakeTable, session: Callable[[], SparkSession]
+) -> tuple[int, int]:
+    """Limits on metadata files, branches of dead writers, manifests.
+
+    Returns how many manifests there were and are, (0, 0) if they were left as they are. Raises
+    Busy.
+    """
+    if not _untidy(lake):
+        return 0, 0
+    with writing(store, lake.row.table):
+        loaded = lake.load()
+        if loaded is None:
+            return 0, 0
+        wanted = {key: lake.properties()[key] for key in _LIMITS}
+        if any(loaded.properties.get(key) != value for key, value in wanted.items()):
+            session().sql(f"alter table {lake.sql_name} set tblproperties ({listed(wanted)})")
+        if any(name.startswith(PREFIX) for name in loaded.metadata.refs):
+            drop_abandoned(session(), lake)
+        before = _manifests(loaded)
+        if not manifests_rewritten(before):
+            return 0, 0
+        session().sql(
+            f"call {CATALOG}.system.rewrite_manifests(table => {lake.procedure_name},"
+            " use_caching => false)"
+        )
+        state = lake.state()
+        with published(session(), lake, state) as branch:
+            _carry_on(session(), lake, state, branch)
+        after = lake.load()
+    return len(before), len(_manifests(after)) if after is not None else 0
+
+
+def _untidy(lake: LakeTable) -> bool:
+    """Whether there is anything to do; a branch may be a living writer's, which the lock tells."""
+    loaded = lake.load()
+    if loaded is None:
+        return False
+    wanted = lake.properties()
+    return (
+        any(loaded.properties.get(key) != wanted[key] for key in _LIMITS)
+        or any(name.startswith(PREFIX) for name in loaded.metadata.refs)
+        or manifests_rewritten(_manifests(loaded))
+    )
+
+
+def _manifests(loaded: Table) -> list[int]:
+    current = loaded.current_snapshot()
+    if current is None:
+        return []
+    return [manifest.manifest_length for manifest in current.manifests(loaded.io)]

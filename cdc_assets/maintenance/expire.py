@@ -1,0 +1,185 @@
+"""Removing from the lake what no reader needs any more: snapshots, orphans, copies that died.
+
+Expiry takes no writer lock, and may: it changes no row and moves no branch. Iceberg commits it by
+compare-and-swap, beside merges, and deletes afterwards only what none of the remaining snapshots
+has; a merge under way holds its branch, which is a reference like ``main``. What it keeps is
+decided in ``plan``: above all the newest snapshot that names the cursor.
+
+Orphans are files below the table's location that no snapshot and no metadata ever named: of writers
+that died, and of workers whose copy was given up. Nothing tells these from files of a write under
+way but their age, so they get a grace of a day at least, and a table that isn't copied completely
+is left alone altogether: its workers' files wait for their commit for as long as the copy takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pyarrow import fs
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from cdc_assets.log.files import Storage
+from cdc_assets.log.store import LogStore
+from cdc_assets.maintenance.compact import Busy, writing
+from cdc_assets.maintenance.files import locate, stored
+from cdc_assets.maintenance.plan import expiry
+from cdc_assets.snapshot.landing import SUFFIX
+from cdc_assets.spark.catalog import CATALOG, open_catalog
+from cdc_assets.spark.tables import COPYING, OFFSET, LakeTable
+
+logger = logging.getLogger(__name__)
+
+# States of a table in which no copy of it is under way, or may be resumed.
+SETTLED = ("streaming", "copied")
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Files that are gone; of ``snapshots`` where it is expiry that removed them."""
+
+    files: int = 0
+    bytes: int = 0
+    snapshots: int = 0
+
+
+NOTHING = Removed()
+
+
+def expire_snapshots(
+    lake: LakeTable, session: Callable[[], SparkSession], now: datetime
+) -> Removed:
+    """Expire what the configuration doesn't keep; asks for a session only if there is any."""
+    loaded = lake.load()
+    wanted = expiry(*_history(loaded), lake.config.maintenance, now) if loaded is not None else None
+    if loaded is None or wanted is None:
+        return NOTHING
+    storage = Storage.of(lake.config.s3)
+    before = stored(storage, loaded.location())
+    row = (
+        session()
+        .sql(
+            f"call {CATALOG}.system.expire_snapshots(table => {lake.procedure_name},"
+            f" older_than => {_timestamp(wanted.older_than)}, retain_last => {wanted.retain_last},"
+            " stream_results => true)"
+        )
+        .first()
+    )
+    assert row is not None
+    # What merges add meanwhile makes it look like less, never like more.
+    freed = before.bytes - stored(storage, loaded.location()).bytes
+    return Removed(sum(int(count or 0) for count in row), max(0, freed), wanted.snapshots)
+
+
+def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[datetime]]:
+    """``main``'s snapshots, the newest first, and those that nothing leads to."""
+    by_id = {s.snapshot_id: s for s in loaded.metadata.snapshots}
+    led_to: set[int] = set()
+    ancestors = []
+    heads = [ref.snapshot_id for name, ref in loaded.metadata.refs.items() if name != "main"]
+    for head in [loaded.metadata.current_snapshot_id, *heads]:
+        at = head
+        while at is not None and (snapshot := by_id.get(at)) is not None:
+            if at not in led_to and head == loaded.metadata.current_snapshot_id:
+                said = snapshot.summary.additional_properties if snapshot.summary else {}
+                ancestors.append((_made(snapshot.timestamp_ms), OFFSET in said))
+            led_to.add(at)
+            at = snapshot.parent_snapshot_id
+    others = [_made(s.timestamp_ms) for s in by_id.values() if s.snapshot_id not in led_to]
+    return ancestors, others
+
+
+def _made(timestamp_ms: int) -> datetime:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+
+
+def _timestamp(at: datetime) -> str:
+    return f"timestamp '{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f} UTC'"
+
+
+def remove_orphans(
+    store: LogStore, lake: LakeTable, session: Callable[[], SparkSession], now: datetime
+) -> Removed:
+    """Remove the files below the table's location that nothing ever named, and old enough."""
+    loaded = lake.load()
+    if loaded is None or lake.row.state not in SETTLED:
+        return NOTHING
+    older_than = now - lake.config.maintenance.orphan_grace
+    # Hadoop has no file system for s3://; the catalog's own lists by prefix.
+    by_prefix = str(loaded.location().startswith("s3://")).lower()
+    rows = (
+        session()
+        .sql(
+            f"call {CATALOG}.system.remove_orphan_files(table => {lake.procedure_name},"
+            f" older_than => {_timestamp(older_than)}, dry_run => true,"
+            f" prefix_listing => {by_prefix})"
+        )
+        .collect()
+    )
+    row = store.table(lake.row.table)
+    if row is None or (row.epoch, row.state) != (lake.row.epoch, lake.row.state):
+        return NOTHING  # a copy of it began while we looked
+    return _delete(Storage.of(lake.config.s3), [str(row[0]) for row in rows])
+
+
+def _delete(storage: Storage, uris: Iterable[str]) -> Removed:
+    """Delete files, telling how much they held; one that is gone already doesn't count."""
+    files = size = 0
+    for uri in uris:
+        filesystem, path = locate(storage, uri)
+        info = filesystem.get_file_info(path)
+        if info.is_file:
+            filesystem.delete_file(path)
+            files, size = files + 1, size + (info.size or 0)
+    return Removed(files, size)
+
+
+def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed:
+    """Drop what copies that were given up landed in, and what their workers left behind."""
+    storage, gone = Storage.of(lake.config.s3), NOTHING
+    oldest = now - lake.config.maintenance.orphan_grace
+    # A table that is complete needs the target of no copy any more, its own included.
+    last = lake.row.epoch if lake.row.state in SETTLED else lake.row.epoch - 1
+    for epoch in range(1, last + 1):
+        shadow = LakeTable(lake.config, lake.table, lake.row, suffix=f"{SUFFIX}{epoch}")
+        loaded = shadow.load()
+        if loaded is not None and COPYING not in loaded.properties:
+            continue  # somebody's own table, of an unlucky name
+        if loaded is not None:
+            with suppress(Busy), writing(store, lake.row.table):
+                gone = _sum(gone, _purge(storage, shadow, loaded))
+        if shadow.location is not None:
+            gone = _sum(gone, _remove_old(storage, shadow.location, oldest))
+    return gone
+
+
+def _purge(storage: Storage, shadow: LakeTable, loaded: Table) -> Removed:
+    before = stored(storage, loaded.location())
+    open_catalog(shadow.config).purge_table(shadow.identifier)
+    after = stored(storage, loaded.location())
+    return Removed(before.files - after.files, before.bytes - after.bytes)
+
+
+def _sum(one: Removed, other: Removed) -> Removed:
+    return Removed(one.files + other.files, one.bytes + other.bytes)
+
+
+def _remove_old(storage: Storage, location: str, oldest: datetime) -> Removed:
+    """Delete the files below ``location`` that are older, and the folders that are empty then."""
+    filesystem, path = locate(storage, location)
+    selector = fs.FileSelector(path, recursive=True, allow_not_found=True)
+    found = filesystem.get_file_info(selector)
+    old = [info for info in found if info.is_file and info.mtime < oldest]
+    for info in old:
+        filesystem.delete_file(info.path)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        folders = [Path(info.path) for info in found if not info.is_file]
+        for folder in [*sorted(folders, key=lambda f: -len(f.parts)), Path(path)]:
+            with suppress(OSError):  # not empty, or gone
+                folder.rmdir()
+    return Removed(len(old), sum(info.size for info in old))

@@ -1,0 +1,130 @@
+"""What a table needs: pure functions of its files, manifests and snapshots.
+
+Compaction is planned in *slices*: what one call of ``rewrite_data_files`` may rewrite while it
+holds the table's writer lock. Iceberg's planner picks the files; the options made here bound it to
+about one target file, which takes seconds, however large the table is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cdc_assets.config import MaintenanceConfig
+from cdc_assets.maintenance.files import LiveFile
+
+# Opening a small file costs as much as reading some hundred kilobytes: so many are a slice, too.
+SLICE_FILES = 500
+# A file of a quarter of the target is good to read, and rewriting it again wouldn't pay.
+_SMALL = 0.25
+# Iceberg merges manifests by itself only at a hundred; a reader opens each of them.
+MANY_MANIFESTS = 20
+_MANIFEST_BYTES = 8 * 2**20  # commit.manifest.target-size-bytes
+_NEVER = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One call's options for ``rewrite_data_files``; ``files`` and ``bytes`` are its bounds."""
+
+    options: Mapping[str, str]
+    files: int
+    bytes: int
+
+
+def next_slice(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice | None:
+    """What is to be rewritten next; None if the table is well.
+
+    First small files, where a partition has enough of them: most deletions are of rows that came
+    lately. Then files of which many rows are deleted, whatever their size.
+    """
+    small_bytes = int(wanted.target_file_size * _SMALL)
+    small = [file for file in files if file.bytes < small_bytes]
+    counts = Counter(file.partition for file in small)
+    crowded = [file for file in small if counts[file.partition] >= wanted.min_input_files]
+    if crowded:
+        number = max(2, _fitting(crowded, wanted.target_file_size))
+        return _slice(crowded, number, wanted, min_file_size_bytes=small_bytes)
+    hollow = [file for file in files if file.deleted > wanted.deleted_rows * file.rows]
+    if hollow:
+        number = max(1, _fitting(hollow, wanted.target_file_size))
+        return _slice(hollow, number, wanted, delete_ratio_threshold=wanted.deleted_rows)
+    return None
+
+
+def _fitting(files: Sequence[LiveFile], limit_bytes: int) -> int:
+    """How many of ``files``, whichever they are, surely have no more than ``limit_bytes``."""
+    size = number = 0
+    for file in sorted(files, key=lambda file: -file.bytes):
+        size += file.bytes
+        if size > limit_bytes:
+            break
+        number += 1
+    return min(number, SLICE_FILES)
+
+
+def _slice(
+    files: Sequence[LiveFile],
+    number: int,
+    wanted: MaintenanceConfig,
+    *,
+    min_file_size_bytes: int = 0,
+    delete_ratio_threshold: float = 1.0,
+) -> Slice:
+    largest = sorted((file.bytes for file in files), reverse=True)[:number]
+    target = wanted.target_file_size
+    options = {
+        "target-file-size-bytes": str(target),
+        "min-file-size-bytes": str(min_file_size_bytes),
+        "max-file-size-bytes": str(2**62),  # large files stay as they are
+        # A group that is full has more than the target then, which is reason enough to rewrite it.
+        "max-file-group-size-bytes": str(target * 3 // 2),
+        "min-input-files": str(wanted.min_input_files),
+        "max-files-to-rewrite": str(number),
+        "delete-file-threshold": str(_NEVER),  # version 3: one deletion vector a file at most
+        "delete-ratio-threshold": str(delete_ratio_threshold),
+    }
+    return Slice(options, min(number, len(files)), sum(largest))
+
+
+def manifests_rewritten(manifest_bytes: Sequence[int]) -> bool:
+    """Whether there are many more manifests than their content needs."""
+    needed = math.ceil(sum(manifest_bytes) / _MANIFEST_BYTES)
+    return len(manifest_bytes) > MANY_MANIFESTS and len(manifest_bytes) > 4 * needed
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Which snapshots go: those older than ``older_than`` and not of the last ``retain_last``."""
+
+    older_than: datetime
+    retain_last: int
+    snapshots: int
+
+
+def expiry(
+    ancestors: Sequence[tuple[datetime, bool]],
+    others: Sequence[datetime],
+    wanted: MaintenanceConfig,
+    now: datetime,
+) -> Expiry | None:
+    """What may be expired; None if nothing may.
+
+    ``ancestors`` of ``main``, the newest first: when each was made, and whether it names the
+    cursor. The newest that names it is kept whatever its age, with all that came after it
+    (invariant 7). ``others`` are snapshots that no branch or tag leads to.
+    """
+    cursor = next((i for i, (_, names_it) in enumerate(ancestors) if names_it), -1)
+    keep = max(wanted.keep_snapshots.count, cursor + 1)
+    older_than = now - wanted.keep_snapshots.age
+    gone = [at for at, _ in ancestors[keep:] if at < older_than]
+    gone += [at for at in others if at < older_than]
+    return Expiry(older_than, keep, len(gone)) if gone else None
+
+
+def is_due(last: datetime | None, now: datetime, every: timedelta) -> bool:
+    """Whether work that is done once in ``every`` is to be done now."""
+    return last is None or now - last >= every

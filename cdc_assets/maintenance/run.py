@@ -1,0 +1,216 @@
+"""One maintenance run: a source's tables one after the other, each step of each told apart.
+
+The order is that of who refers to what: compaction leaves old files to expiry, expiry leaves
+unnamed files to the removal of orphans; the log comes last. Every step can be the last one that a
+run lives to do, and is done again by the next. Work that somebody else's lock keeps from being done
+is left for the next run; an error of one table doesn't stop the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.log.files import Storage
+from cdc_assets.maintenance.compact import NOT_COMPACTED, Compacted, compact, tidy_metadata
+from cdc_assets.maintenance.expire import (
+    NOTHING,
+    SETTLED,
+    Removed,
+    drop_dead_copies,
+    expire_snapshots,
+    remove_orphans,
+)
+from cdc_assets.maintenance.files import Stored, live_files, stored
+from cdc_assets.maintenance.plan import is_due
+from cdc_assets.maintenance.staged import (
+    mark_passed,
+    passed_offset,
+    remove_old_rows,
+    remove_passed,
+    remove_staged_orphans,
+    settle,
+)
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.tables import LakeTable
+
+logger = logging.getLogger(__name__)
+
+# Orphans are rare, and finding them lists everything: once a day, unless somebody asks.
+ORPHANS_EVERY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What was done to one table, and how it stands after it.
+
+    ``left_alone`` says why its lake table wasn't touched, ``problem`` what went wrong.
+    """
+
+    table: TableId
+    compacted: Compacted = NOT_COMPACTED
+    expired: Removed = NOTHING
+    orphans: Removed = NOTHING
+    dead_copies: Removed = NOTHING
+    staged: Removed = NOTHING
+    staged_orphans: Removed = NOTHING
+    stored: Stored | None = None
+    data_files: int = 0
+    deleted_rows: int = 0
+    snapshots: int = 0
+    seconds: float = 0.0
+    left_alone: str | None = None
+    problem: TableProblem | None = field(default=None, compare=False)
+
+    @property
+    def removed_files(self) -> int:
+        return sum(removed.files for removed in self._removed())
+
+    @property
+    def removed_bytes(self) -> int:
+        return sum(removed.bytes for removed in self._removed())
+
+    def _removed(self) -> list[Removed]:
+        return [value for f in fields(self) if isinstance(value := getattr(self, f.name), Removed)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat: ``expired_files``, ``staged_bytes`` and so on."""
+        flat: dict[str, Any] = {"table": str(self.table)}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, Removed):
+                flat |= {f"{part.name}_files": value.files, f"{part.name}_bytes": value.bytes}
+            elif isinstance(value, Compacted):
+                flat |= {f.name: getattr(value, f.name) for f in fields(value)}
+        return {
+            **flat,
+            "expired_snapshots": self.expired.snapshots,
+            "stored_files": self.stored.files if self.stored else 0,
+            "stored_bytes": self.stored.bytes if self.stored else 0,
+            "metadata_bytes": self.stored.metadata_bytes if self.stored else 0,
+            "data_files": self.data_files,
+            "deleted_rows": self.deleted_rows,
+            "snapshots": self.snapshots,
+            "seconds": round(self.seconds, 3),
+            "left_alone": self.left_alone,
+            "problem": str(self.problem) if self.problem else None,
+        }
+
+
+def maintain(
+    pipeline: Pipeline,
+    session: Callable[[], SparkSession],
+    tables: Sequence[TableId],
+    *,
+    thorough: bool = True,
+    budget_seconds: float | None = None,
+) -> Iterator[Maintained]:
+    """Maintain ``tables``, yielding what was done to each; failures are in it, not raised.
+
+    ``session`` is asked only if there is something to do that needs Spark. Without ``thorough``
+    orphans are looked for once a day. Once ``budget_seconds`` are over no compaction begins.
+    """
+    until = time.monotonic() + budget_seconds if budget_seconds is not None else math.inf
+    settle(pipeline)
+    for table in tables:
+        yield _Table(pipeline, session, table).maintain(until, thorough=thorough)
+    remove_old_rows(pipeline.store)
+
+
+class _Table:
+    """One table's turn; what is done is kept step by step, so that an error doesn't hide it."""
+
+    def __init__(
+        self, pipeline: Pipeline, session: Callable[[], SparkSession], table: TableId
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = pipeline.store
+        self._session = session
+        self._done = Maintained(table)
+
+    def maintain(self, until: float, *, thorough: bool) -> Maintained:
+        began, table = time.monotonic(), self._done.table
+        try:
+            self._steps(until, thorough)
+        except TableProblem as problem:
+            self._note(problem=problem)
+        except (PySparkException, psycopg.Error, OSError, CdcError) as error:
+            logger.warning("maintaining %s", table, exc_info=True)
+            self._note(problem=TableProblem(table, f"its maintenance failed: {first_line(error)}"))
+        self._note(seconds=time.monotonic() - began)
+        return self._done
+
+    def _steps(self, until: float, thorough: bool) -> None:
+        store, table = self._store, self._done.table
+        row = store.table(table)
+        if row is None:
+            self._note(left_alone="it isn't registered yet")
+            return
+        config = self._pipeline.config
+        lake = LakeTable(config, config.table(table), row)
+        now = store.server_now().astimezone(UTC)
+        if row.state not in SETTLED:
+            self._note(left_alone=f"it is {row.state}")
+        elif lake.load() is not None:
+            compacted = compact(store, lake, self._session, until=until)
+            self._note(compacted=compacted)
+            before, after = tidy_metadata(store, lake, self._session)
+            self._note(compacted=replace(compacted, manifests_before=before, manifests_after=after))
+            self._note(expired=expire_snapshots(lake, self._session, now))
+            if thorough or self._orphans_due(now):
+                self._note(orphans=remove_orphans(store, lake, self._session, now))
+                store.set_meta(self._orphans_key, now.isoformat())
+        self._note(dead_copies=drop_dead_copies(store, lake, now))
+        self._look(lake)
+        self._staged(lake, now)
+
+    def _staged(self, lake: LakeTable, now: datetime) -> None:
+        """The log, in whatever state the table is."""
+        store, config = self._store, self._pipeline.config
+        # Its row is read before its cursor: a copy that ends between would only be missed.
+        mark_passed(store, lake.row, passed_offset(store, lake.row, lake.state().cursor))
+        self._note(
+            staged=remove_passed(
+                store, lake.row.table, Storage.of(config.s3), config.maintenance.staged_grace
+            )
+        )
+        settled = settle(self._pipeline)
+        self._note(
+            staged_orphans=remove_staged_orphans(self._pipeline, lake.row.table, settled, now)
+        )
+
+    def _look(self, lake: LakeTable) -> None:
+        """How the table stands now, for people."""
+        loaded = lake.load()
+        current = loaded.current_snapshot() if loaded is not None else None
+        if loaded is None or current is None:
+            return
+        files = live_files(loaded, current)
+        self._note(
+            stored=stored(Storage.of(lake.config.s3), loaded.location()),
+            data_files=len(files),
+            deleted_rows=sum(file.deleted for file in files),
+            snapshots=len(loaded.metadata.snapshots),
+        )
+
+    @property
+    def _orphans_key(self) -> str:
+        return f"maintenance.orphans:{self._done.table}"
+
+    def _orphans_due(self, now: datetime) -> bool:
+        last = self._store.meta(self._orphans_key)
+        return is_due(datetime.fromisoformat(last) if last else None, now, ORPHANS_EVERY)
+
+    def _note(self, **found: Any) -> None:
+        self._done = replace(self._done, **found)

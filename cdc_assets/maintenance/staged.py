@@ -1,0 +1,226 @@
+"""Removing staged files: those that every consumer group is past, and those nobody registered.
+
+Keeps invariant 11, staged files die last. A file goes a grace period after every group's cursor is
+past it; the lake's cursor is what the Iceberg table says, never its cache. First the entry goes
+from ``log_index``, then the file: a run that dies between leaves an orphan, never an entry without
+its file.
+
+An orphan is a file below the table's folder without an entry. A flusher stages a long transaction
+in parts and registers them at its COMMIT, perhaps days later, so age alone proves nothing. What
+does: every transaction that ran when the file was written has ended, and what had committed by then
+is registered. ``Settling`` watches for that, over as many runs as it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+from pyarrow import fs
+
+from cdc_assets.flusher.staging import folder_name
+from cdc_assets.log.files import Storage
+from cdc_assets.log.store import GROUP, Cursor, LogStore, TableRow
+from cdc_assets.maintenance.expire import NOTHING, Removed
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import current_lsn
+
+logger = logging.getLogger(__name__)
+
+# Entries a transaction; a crash after it leaves so many orphans.
+_BATCH = 1000
+# Deletions wait for an object store, not for the processor.
+_PARALLEL = 8
+_SETTLING = "maintenance.settling"
+# A pin that no table is read under any more is told apart from one that is being made by its age.
+_PIN_GRACE = timedelta(days=1)
+
+
+def passed_offset(store: LogStore, row: TableRow, lake: Cursor | None) -> int:
+    """The offset that every consumer group is past. ``lake``: the Iceberg table's own cursor.
+
+    While a table waits for a copy, no file of its log is passed: a copy decides by LSN.
+    """
+    others = store.connection.execute(
+        'select min(coalesce(m."offset", 0)) from'
+        " (select consumer_group, source, table_name from mat_cursor"
+        "  union select consumer_group, source, table_name from consumer) g"
+        " left join mat_cursor m using (consumer_group, source, table_name)"
+        " where g.source = %s and g.table_name = %s and g.consumer_group <> %s",
+        (store.source, str(row.table), GROUP),
+    ).fetchone()
+    ours = lake.offset if lake is not None and row.state in ("streaming", "parked") else 0
+    return min(ours, others[0]) if others and others[0] is not None else ours
+
+
+def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
+    """Note which entries every group is past since when; take it back where a cursor went back.
+
+    What the copy holds (``snapshot_lsn``) is needed by the lake's group only if others aren't past
+    it; with others about, their cursors alone decide.
+    """
+    alone = not store.connection.execute(
+        "select from mat_cursor where source = %s and table_name = %s and consumer_group <> %s"
+        " union all select from consumer where source = %s and table_name = %s"
+        " and consumer_group <> %s",
+        (store.source, str(row.table), GROUP) * 2,
+    ).fetchall()
+    copied = row.snapshot_lsn if alone and row.snapshot_lsn is not None else Lsn.ZERO
+    store.connection.execute(
+        "update log_index set passed_at = case when end_offset <= %(offset)s"
+        " or flushable_lsn <= %(copied)s then now() end"
+        " where source = %(source)s and table_name = %(table)s"
+        " and (passed_at is not null) <> (end_offset <= %(offset)s or flushable_lsn <= %(copied)s)",
+        {
+            "offset": offset,
+            "copied": str(copied),
+            "source": store.source,
+            "table": str(row.table),
+        },
+    )
+
+
+def remove_passed(store: LogStore, table: TableId, storage: Storage, grace: timedelta) -> Removed:
+    """Remove the files that were passed longer ago than ``grace``, their entries first."""
+    gone = NOTHING
+    while True:
+        rows = store.connection.execute(
+            "delete from log_index where (source, table_name, start_offset) in"
+            " (select source, table_name, start_offset from log_index"
+            "   where source = %s and table_name = %s and passed_at <= now() - %s"
+            "   order by start_offset limit %s)"
+            " returning path, byte_size",
+            (store.source, str(table), grace, _BATCH),
+        ).fetchall()
+        if not rows:
+            return gone
+        delete_files(storage, [storage.locate(path)[1] for path, _ in rows], of=rows[0][0])
+        gone = Removed(gone.files + len(rows), gone.bytes + sum(size for _, size in rows))
+
+
+def delete_files(storage: Storage, paths: Sequence[str], *, of: str) -> None:
+    """Delete files of the filesystem that the URI ``of`` is on; what is gone already is well."""
+    filesystem, _ = storage.locate(of)
+
+    def delete(path: str) -> None:
+        with suppress(FileNotFoundError):
+            filesystem.delete_file(path)
+
+    with ThreadPoolExecutor(_PARALLEL, "maintenance") as pool:
+        list(pool.map(delete, paths))
+
+
+def remove_staged_orphans(
+    pipeline: Pipeline, table: TableId, settled: datetime | None, now: datetime
+) -> Removed:
+    """Remove files that nobody registered nor will, older than the grace."""
+    config, storage = pipeline.config, Storage.of(pipeline.config.s3)
+    if settled is None:
+        return NOTHING
+    oldest = min(settled, now - config.maintenance.orphan_grace)
+    base = f"{pipeline.staging_uri}/{config.name}/{folder_name(table)}"
+    found = list(_files(storage, base, oldest))
+    if not found:
+        return NOTHING
+    # After the listing: what is registered meanwhile is seen.
+    registered = {
+        storage.locate(path)[1]
+        for (path,) in pipeline.store.connection.execute(
+            "select path from log_index where source = %s and table_name = %s",
+            (config.name, str(table)),
+        )
+    }
+    orphans = [info for info in found if info.path not in registered]
+    delete_files(storage, [info.path for info in orphans], of=base)
+    _remove_empty_days(storage, base, oldest)
+    return Removed(len(orphans), sum(info.size or 0 for info in orphans))
+
+
+def _files(storage: Storage, base: str, oldest: datetime) -> Iterator[fs.FileInfo]:
+    """The files older than ``oldest``; folders are days, so that younger ones aren't listed."""
+    filesystem, path = storage.locate(base)
+    for folder in filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+        day = _day(folder.path)
+        if day is not None and day <= oldest.date():
+            selector = fs.FileSelector(folder.path, recursive=True)
+            for info in filesystem.get_file_info(selector):
+                if info.is_file and info.mtime < oldest:
+                    yield info
+
+
+def _day(path: str) -> date | None:
+    try:
+        return date.fromisoformat(path.rstrip("/").rsplit("/", 1)[-1])
+    except ValueError:
+        return None
+
+
+def _remove_empty_days(storage: Storage, base: str, oldest: datetime) -> None:
+    filesystem, path = storage.locate(base)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        for folder in Path(path).iterdir():
+            day = _day(str(folder))
+            if day is not None and day < oldest.date():  # nobody writes there any more
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """``settled``: what was staged before it is registered, or never will be.
+
+    The next candidate is ``at``: it is settled once every transaction below ``xid`` has ended, and
+    then once the log is flushed beyond ``lsn``, where the WAL ended after that.
+    """
+
+    settled: str | None = None
+    at: str | None = None
+    xid: int = 0
+    lsn: str | None = None
+
+
+def settle(pipeline: Pipeline) -> datetime | None:
+    """Take the next step; returns since when everything is settled, None if it isn't known yet."""
+    store = pipeline.store
+    text = store.meta(_SETTLING)
+    now = Settling(**json.loads(text)) if text else Settling()
+    if pipeline.config.snapshot.mode == "snapshot_only":
+        return None
+    with pipeline.connect_source("maintenance") as source:
+        row = source.execute(
+            "select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint"
+            " from pg_current_snapshot() s"
+        ).fetchone()
+        assert row is not None
+        flushed = store.flushed_lsn()
+        if now.lsn is not None and flushed is not None and flushed >= Lsn.parse(now.lsn):
+            now = Settling(settled=now.at)
+        elif now.at is not None and now.lsn is None and row[0] >= now.xid:
+            now = replace(now, lsn=str(current_lsn(source)))
+        if now.at is None:
+            now = replace(now, at=store.server_now().astimezone(UTC).isoformat(), xid=row[1])
+    store.set_meta(_SETTLING, json.dumps(asdict(now)))
+    return datetime.fromisoformat(now.settled) if now.settled else None
+
+
+def remove_old_rows(store: LogStore) -> int:
+    """Forget pins that no table is read under, and plans of epochs that are over; how many rows."""
+    pins = store.connection.execute(
+        "delete from pins p where source = %s and created_at < now() - %s"
+        " and not exists (select from tables t where t.pin = p.pin)",
+        (store.source, _PIN_GRACE),
+    )
+    plans = store.connection.execute(
+        "delete from snapshot_progress p using tables t where p.source = %s"
+        " and t.source = p.source and t.table_name = p.table_name and p.epoch < t.epoch",
+        (store.source,),
+    )
+    return pins.rowcount + plans.rowcount
