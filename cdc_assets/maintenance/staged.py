@@ -22,8 +22,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 from pyarrow import fs
 
+from cdc_assets.errors import first_line
 from cdc_assets.flusher.staging import folder_name
 from cdc_assets.log.files import Storage
 from cdc_assets.log.store import GROUP, Cursor, LogStore, TableRow
@@ -188,13 +190,21 @@ class Settling:
 
 
 def settle(pipeline: Pipeline) -> datetime | None:
-    """Take the next step; returns since when everything is settled, None if it isn't known yet."""
+    """Take the next step; returns since when everything is settled, None if it isn't known yet.
+
+    Nor is it while the source can't be reached: the lake needs its care all the same.
+    """
+    if pipeline.config.snapshot.mode == "snapshot_only":
+        return None
+    try:
+        source = pipeline.connect_source("maintenance")
+    except psycopg.OperationalError as error:
+        logger.warning("the source can't be asked what is settled: %s", first_line(error))
+        return None
     store = pipeline.store
     text = store.meta(_SETTLING)
     now = Settling(**json.loads(text)) if text else Settling()
-    if pipeline.config.snapshot.mode == "snapshot_only":
-        return None
-    with pipeline.connect_source("maintenance") as source:
+    with source:
         row = source.execute(
             "select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint"
             " from pg_current_snapshot() s"

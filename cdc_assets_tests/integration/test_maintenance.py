@@ -216,8 +216,8 @@ def test_invariant_7_expiry_keeps_the_cursor_and_the_settings_decide(source: Lak
 def test_metadata_is_limited_and_manifests_are_put_together(
     source: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cycle(source, 20, M)
-    cycle(source, 21, M)
+    for i in range(20, 24):
+        cycle(source, i, M)
     property_ = "write.metadata.delete-after-commit.enabled"
     source.session.sql(f"alter table lake.src.m unset tblproperties ('{property_}')")
     monkeypatch.setattr(plan, "MANY_MANIFESTS", 2)
