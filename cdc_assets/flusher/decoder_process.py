@@ -125,6 +125,14 @@ class Failed:
 Reply = Consumed | Flushed | Retrying | Failed
 
 
+# A file costs a millisecond or two, and a flush one for every table that has changes: between
+# flushes changes gather for at least twice as long as the last one took, so that a thousand tables
+# cost a third of the time at most …
+REST = 2.0
+# … and never for longer than this.
+LONGEST_REST_SECONDS = 10.0
+
+
 @dataclass(slots=True)
 class _Worker:
     """The loop's state: what is decoded, staged of an open transaction, and reported."""
@@ -137,6 +145,7 @@ class _Worker:
     parts: list[WrittenFile] = field(default_factory=list)
     reported: int = 0
     due: float | None = None
+    flush_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.decoder = Decoder(self._spec_of)
@@ -169,7 +178,8 @@ class _Worker:
         if self.decoder.committed_bytes >= self.settings.flush_bytes or (committed and self.parts):
             self.flush()
         elif self.due is None and self.decoder.position > self.reported:
-            self.due = time.monotonic() + self.settings.flush_interval_seconds
+            rest = min(REST * self.flush_seconds, LONGEST_REST_SECONDS)
+            self.due = time.monotonic() + max(self.settings.flush_interval_seconds, rest)
         if self.decoder.open_bytes >= self.settings.flush_bytes:
             if self.decoder.position > self.reported:
                 self.flush()
@@ -191,6 +201,7 @@ class _Worker:
             files = self.parts + self.staging.write(decoder.take_committed())
             self.parts = []
         self.due = None
+        self.flush_seconds = time.monotonic() - began
         if decoder.position > self.reported or final:
             self.reported = decoder.position
             self.pipe.send(
@@ -199,7 +210,7 @@ class _Worker:
                     decoder.position,
                     decoder.commit_end,
                     _commit_time(decoder.commit_time),
-                    time.monotonic() - began,
+                    self.flush_seconds,
                     final,
                 )
             )
