@@ -116,7 +116,7 @@ def test_changes_and_positions_are_told_everywhere(
         path.write_text(config.dump())
         shown = CliRunner().invoke(cli, ["--config", str(path), "status"]).stdout
         assert "flusher streaming" in shown
-        assert "public.t: 10 inserts, 3 updates, 1 deletes" in shown
+        assert "public.t: 1 deletes, 10 inserts, 3 updates" in shown
     assert told(config)["state"] == "down"
 
 
