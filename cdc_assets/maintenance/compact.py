@@ -14,9 +14,9 @@ be as many, by Iceberg's own counts, and in tables of up to CHECKED_ROWS their k
 Then a commit of no rows carries the cursor on and ``main`` moves, in one step. Wrong rows are never
 seen; a slice that dies leaves a branch that the next writer drops, and files that are orphans.
 
-Which files are rewritten is Iceberg's planner's choice within the options of ``plan``. It
-rewrites whole partitions' files only with each other, drops the deletion vectors of the files that
-it rewrote and no others, and sorts by the table's sort order if there is one.
+Which files are rewritten is Iceberg's planner's choice within the options of ``plan``. It rewrites
+files only with others of their partition, drops the deletion vectors of the files that it rewrote
+and no others, and sorts by the table's sort order if there is one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def writing(store: LogStore, table: TableId) -> Iterator[None]:
 
 
 def step_aside(store: LogStore, table: TableId) -> None:
-    """Let a merge that was turned away have its turn, if anything waits to be merged."""
+    """Let a merge that was turned away have its turn, if anything waits to be merged.
+
+    Who was turned away leaves no trace, so it is waited for as long as it may take to come back.
+    """
     deadline = time.monotonic() + STEP_ASIDE_SECONDS
     while time.monotonic() < deadline and not store.is_locked(f"write:{table}"):
         if not any(b.rows for b in store.backlogs() if b.table == table):
