@@ -30,6 +30,9 @@ STAGED_SCHEMA = pa.schema(
     ]
 )
 
+# The key of a staged file's metadata that says which columns its rows have, with their types.
+RELATION_METADATA = b"cdc_assets.relation"
+
 # The member of `_data` that carries the old key of a key change: no Postgres identifier is empty.
 OLD_KEY = ""
 
