@@ -121,7 +121,9 @@ class TableConfig(_Section):
     """One table of the source."""
 
     name: str
-    mode: Literal["mirror", "soft_delete", "append"] = "mirror"
+    mode: Literal["mirror", "soft_delete", "append"] | None = None
+    """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change.
+    By default mirror, or append where the source can't tell rows apart."""
     columns: ColumnsConfig = ColumnsConfig()
     partition_by: tuple[str, ...] = ()
     chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
@@ -132,14 +134,6 @@ class TableConfig(_Section):
     @classmethod
     def _as_in_sql(cls, value: str) -> str:
         return str(TableId.parse(value))
-
-    @field_validator("mode")
-    @classmethod
-    def _not_yet(cls, value: str) -> str:
-        # A setting that is read and ignored would be worse than one that is refused.
-        if value != "mirror":
-            raise ValueError(f"{value} isn't available yet; use mirror")
-        return value
 
     @property
     def id(self) -> TableId:
