@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from cdc_assets.log.store import GROUP
+from cdc_assets.materializer.relation import altered
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import slot_status
@@ -40,6 +41,8 @@ class TableStatus:
     copy_rows_per_second: float | None = None
     """Of a copy under way: what all workers together wrote in the last minute."""
     copy_seconds_left: float | None = None
+    altered: bool = False
+    """The source's columns are others than the lake's: a schema change waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     config, store = pipeline.config, pipeline.store
     with pipeline.connect_source("status") as source:
         slot = slot_status(source, config.slot)
+        differing = altered(source, store.tables(), config.publication)
         row = source.execute(
             "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
             " else pg_current_wal_lsn() end::text"
@@ -145,6 +149,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 int(copied),
                 rate,
                 (total - done) / chunk_rate if chunk_rate else None,
+                table.id in differing,
             )
         )
     return SourceStatus(

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from cdc_assets.log.files import RELATION_METADATA, Storage
 from cdc_assets.log.store import LogEntry, TableRow
 from cdc_assets.postgres.catalog import attributes, describe
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import sends_generated_columns
 
 # Footers read at a time: reading one waits for a disk or an object store.
@@ -78,6 +80,35 @@ def alike(entries: Sequence[LogEntry], storage: Storage) -> tuple[list[LogEntry]
         told = list(pool.map(lambda entry: told_by(entry, storage), entries))
     number = next((i for i, other in enumerate(told) if other != told[0]), len(told))
     return list(entries[:number]), told[0]
+
+
+_ALTERED = """
+select attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod
+  from pg_catalog.pg_attribute
+ where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
+   and attgenerated::text = any(%s)
+ order by attrelid, attnum
+"""
+
+
+def altered(
+    source: psycopg.Connection[tuple[Any, ...]], rows: Sequence[TableRow], publication: str
+) -> frozenset[TableId]:
+    """The tables that stream and whose columns at the source aren't those of the lake.
+
+    One query for all; a table that is gone is none of them.
+    """
+    streaming = [row for row in rows if row.state == "streaming"]
+    sent = ["", "s"] if sends_generated_columns(source, publication) else [""]
+    now: dict[int, list[tuple[Any, ...]]] = {}
+    for oid, *column in source.execute(_ALTERED, ([row.oid for row in streaming], sent)):
+        now.setdefault(oid, []).append(tuple(column))
+    return frozenset(
+        row.table
+        for row in streaming
+        if row.oid in now
+        and now[row.oid] != [(c.number, c.name, c.type_oid, c.modifier) for c in row.columns]
+    )
 
 
 def told_by_catalog(
