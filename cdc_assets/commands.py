@@ -35,7 +35,7 @@ from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import TableRow
 from cdc_assets.maintenance import run as maintenance
 from cdc_assets.maintenance.run import Maintained
-from cdc_assets.materializer.drain import Drained, drain, outstanding
+from cdc_assets.materializer.drain import Drained, Look, drain, look, outstanding
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -220,21 +220,35 @@ def _copy_all(
 
 
 def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
-    """Apply what is registered now. Raises TablesFailed naming the tables that can't go on."""
+    """Apply what is registered now, and schema changes that no row of the log has told.
+
+    Raises TablesFailed naming the tables that can't go on.
+    """
     done: list[Drained] = []
     problems: list[TableProblem] = []
     ends: dict[TableId, int] = {}
+    looks: dict[TableId, Look] = {}
+    for table in tables:
+        with suppress(TableProblem):  # what is gone from the source may be applied all the same
+            if (seen := look(pipeline, table)) is not None:
+                looks[table] = seen
+    if looks:
+        reach(pipeline, max(seen.lsn for seen in looks.values()))
     for table in tables:
         try:
-            if (end := outstanding(pipeline, table)) is not None:
-                ends[table] = end
+            end = outstanding(pipeline, table)
+            if end is not None or table in looks:
+                ends[table] = end or 0
         except TableProblem as problem:
             problems.append(problem)
     if ends:
         with spark.session() as session:
             for table, end in ends.items():
                 try:
-                    while (drained := drain(pipeline, session, table, until_offset=end)) is None:
+                    seen = looks.get(table)
+                    while (
+                        drained := drain(pipeline, session, table, until_offset=end, look=seen)
+                    ) is None:
                         time.sleep(0.5)  # another worker is at it; what it leaves is ours
                     done.append(drained)
                 except TableProblem as problem:

@@ -119,11 +119,22 @@ class FreshnessConfig(_Section):
         return self
 
 
+# What a mode adds to the source's columns, with Spark SQL types. A copied row has no _ts and _xid.
+DELETED_AT = "_deleted_at"
+EXTRA_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "mirror": {},
+    "soft_delete": {DELETED_AT: "timestamp"},
+    "append": {"_op": "string", "_lsn": "bigint", "_ts": "timestamp", "_xid": "bigint"},
+}
+
+
 class TableConfig(_Section):
     """One table of the source."""
 
     name: str
-    mode: Literal["mirror", "soft_delete", "append"] = "mirror"
+    mode: Literal["mirror", "soft_delete", "append"] | None = None
+    """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change.
+    By default mirror, or append where the source can't tell rows apart."""
     columns: ColumnsConfig = ColumnsConfig()
     partition_by: tuple[str, ...] = ()
     chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
@@ -134,14 +145,6 @@ class TableConfig(_Section):
     @classmethod
     def _as_in_sql(cls, value: str) -> str:
         return str(TableId.parse(value))
-
-    @field_validator("mode")
-    @classmethod
-    def _not_yet(cls, value: str) -> str:
-        # A setting that is read and ignored would be worse than one that is refused.
-        if value != "mirror":
-            raise ValueError(f"{value} isn't available yet; use mirror")
-        return value
 
     @cached_property
     def id(self) -> TableId:

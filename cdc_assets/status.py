@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from cdc_assets.log.store import GROUP, LogStore
+from cdc_assets.materializer.relation import altered
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_position, slot_status
@@ -43,6 +44,8 @@ class TableStatus:
     copy_rows_per_second: float | None = None
     """Of a copy under way: what all workers together wrote in the last minute."""
     copy_seconds_left: float | None = None
+    altered: bool = False
+    """The source's columns are others than the lake's: a schema change waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     config, store = pipeline.config, pipeline.store
     with pipeline.connect_source("status") as source:
         slot = slot_status(source, config.slot)
+        differing = altered(source, store.tables(), config.publication)
         current = current_position(source)
     flushed_row = store.connection.execute(
         "select lsn::text, extract(epoch from now() - updated_at)::float8, commit_time"
@@ -144,6 +148,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 int(copied),
                 rate,
                 (total - done) / chunk_rate if chunk_rate else None,
+                table.id in differing,
             )
         )
     return SourceStatus(

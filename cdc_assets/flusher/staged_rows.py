@@ -99,10 +99,13 @@ class _Plan:
         self.relation = relation
         self.names = names
         self.kept = [i for i, name in enumerate(names) if name not in spec.excluded]
-        self.key = [names.index(name) for name in spec.key_columns if name in names]
-        if len(self.key) < len(spec.key_columns):  # renamed: the replica identity has the new name
-            told = relation.replica_identity != "f"
-            self.key = [i for i, c in enumerate(relation.columns) if told and c.is_key]
+        # Old tuples have the columns of the replica identity, whatever the key was before. With
+        # FULL they have all of them, and the key is what the catalog said.
+        self.key = [i for i, c in enumerate(relation.columns) if c.is_key]
+        if relation.replica_identity == "f" or not self.key:
+            self.key = [names.index(name) for name in spec.key_columns if name in names]
+            if len(self.key) < len(spec.key_columns):
+                self.key = []
 
     def rows(self, batch: Changes) -> pa.Table:
         """One padded batch: read the tuples, pick the rows to be staged, write them."""

@@ -46,14 +46,12 @@ from tenacity.wait import wait_random_exponential
 from cdc_assets.errors import StagingProblem, first_line
 from cdc_assets.flusher.decoder import Pending
 from cdc_assets.flusher.staged_rows import invalid_text
-from cdc_assets.log.files import STAGED_SCHEMA, Storage
+from cdc_assets.log.files import RELATION_METADATA, STAGED_SCHEMA, Storage
 from cdc_assets.postgres.names import TableId, safe_folder
 from cdc_assets.postgres.pgoutput import Relation
 
 logger = logging.getLogger(__name__)
 
-# The key of a staged file's metadata that says which columns its rows have, with their types.
-RELATION_METADATA = b"cdc_assets.relation"
 # Between tries to store a file: random up to this, so that many writers don't come back at once.
 LONGEST_WAIT_SECONDS = 15.0
 # Files stored at a time: storing waits for disks and networks, not for the processor.
@@ -107,7 +105,8 @@ def folder_name(table: TableId) -> str:
 
 def _describe(relation: Relation) -> bytes:
     columns = [[c.name, c.type_oid, c.type_modifier, c.is_key] for c in relation.columns]
-    return json.dumps({"oid": relation.oid, "columns": columns}, ensure_ascii=False).encode()
+    told = {"oid": relation.oid, "identity": relation.replica_identity, "columns": columns}
+    return json.dumps(told, ensure_ascii=False).encode()
 
 
 def encode(pending: Pending) -> tuple[pa.Buffer, Counter[str]]:

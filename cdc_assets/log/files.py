@@ -38,6 +38,9 @@ S3_REQUEST_SECONDS = 10.0
 # Tries of one request before its caller hears of the failure.
 S3_ATTEMPTS = 2
 
+# The key of a staged file's metadata that says which columns its rows have, with their types.
+RELATION_METADATA = b"cdc_assets.relation"
+
 # The member of `_data` that carries the old key of a key change: no Postgres identifier is empty.
 OLD_KEY = ""
 

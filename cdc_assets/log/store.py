@@ -48,6 +48,7 @@ class TableRow:
     excluded: frozenset[str] = frozenset()
     followed: bool = False
     published_as: str | None = None
+    mode: str = "mirror"
 
     @property
     def followed_since(self) -> Lsn | None:
@@ -220,7 +221,7 @@ class LogStore:
         """Every registered table, by name."""
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
-            " complete_lsn, pin, reason, excluded, followed, published_as from tables"
+            " complete_lsn, pin, reason, excluded, followed, published_as, mode from tables"
             " where source = %s order by table_name",
             (self.source,),
         ).fetchall()
@@ -239,6 +240,7 @@ class LogStore:
                 frozenset(excluded),
                 followed,
                 published_as,
+                mode,
             )
             for (
                 name,
@@ -254,6 +256,7 @@ class LogStore:
                 excluded,
                 followed,
                 published_as,
+                mode,
             ) in rows
         ]
 
@@ -269,7 +272,9 @@ class LogStore:
         ).fetchone()
         return CopyState(*row) if row else None
 
-    def add_table(self, table: SourceTable, excluded: Iterable[str] = ()) -> None:
+    def add_table(
+        self, table: SourceTable, excluded: Iterable[str] = (), mode: str = "mirror"
+    ) -> None:
         """Register a table that waits for its pin; one that is registered stays as it is.
 
         A waiting one, of which no chunk was read yet, is described anew. ``excluded`` columns never
@@ -277,11 +282,12 @@ class LogStore:
         """
         self.connection.execute(
             "insert into tables as t"
-            " (source, table_name, oid, state, key_columns, columns, excluded)"
-            " values (%s, %s, %s, 'waiting', %s, %s, %s)"
+            " (source, table_name, oid, state, key_columns, columns, excluded, mode)"
+            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s)"
             " on conflict (source, table_name) do update set oid = excluded.oid,"
             " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
-            " excluded = excluded.excluded, reason = null, updated_at = now(),"
+            " excluded = excluded.excluded, mode = excluded.mode, reason = null,"
+            " updated_at = now(),"
             " followed = t.followed and (t.oid, t.key_columns, t.excluded)"
             "  = (excluded.oid, excluded.key_columns, excluded.excluded)"
             " where t.oid = 0 or (t.state = 'waiting' and t.snapshot_lsn is null)",
@@ -292,6 +298,7 @@ class LogStore:
                 list(table.key_columns),
                 json.dumps([c.to_json() for c in table.columns]),
                 sorted(excluded),
+                mode,
             ),
         )
 
@@ -361,6 +368,20 @@ class LogStore:
         self.connection.execute(
             "update tables set published_as = %s where source = %s and table_name = %s",
             (published_as, self.source, str(table)),
+        )
+
+    def set_columns(self, row: TableRow) -> None:
+        """Remember the columns and the key that the lake table says it has; it is the truth."""
+        self.connection.execute(
+            "update tables set columns = %s, key_columns = %s, updated_at = now()"
+            " where source = %s and table_name = %s and epoch = %s and state = 'streaming'",
+            (
+                json.dumps([c.to_json() for c in row.columns]),
+                list(row.key_columns),
+                self.source,
+                str(row.table),
+                row.epoch,
+            ),
         )
 
     def finish_copy(

@@ -26,6 +26,8 @@ from cdc_assets.postgres.lsn import Lsn
 BATCH_BYTES = 64 * 10**6
 
 EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data string"
+# For the modes that show when a row was changed; ``ts`` is in microseconds since 1970.
+WHOLE_SCHEMA = f"{EVENT_SCHEMA}, lsn bigint, ts bigint, xid bigint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,14 @@ class Window:
     """The rows of the log that count: offsets from ``offset`` on, committed in [above, below).
 
     ``above`` is the table's snapshot LSN: what committed before it is in the copy (invariant 4).
-    ``below`` is None, or where a comparison wants the log to be cut.
+    ``below`` is None, or where a comparison wants the log to be cut; ``until`` the first offset
+    that doesn't count, or None.
     """
 
     offset: int
     above: Lsn
     below: Lsn | None = None
+    until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,15 @@ class Facts:
     """What decides how a batch is folded. Offsets count from the table's first change.
 
     ``end_offset``: the first offset that the batch doesn't hold. ``truncate``: that of the last
-    truncate, or None. ``unchanged``: the columns that some update left out (unchanged TOAST).
-    ``relinked``: both keys, as text, of every key change that left columns out.
+    truncate, ``first_truncate`` of the first one, or None. ``unchanged``: the columns that some
+    update left out (unchanged TOAST). ``relinked``: both keys, as text, of every key change that
+    left columns out.
     """
 
     end_offset: int
     rows: int
     truncate: int | None
+    first_truncate: int | None
     unchanged: frozenset[str]
     relinked: frozenset[tuple[str | None, ...]]
 
@@ -80,6 +86,8 @@ def _selected(
     )
     if window.below is not None:
         mask = pc.and_(mask, pc.less(commit, int(window.below)))
+    if window.until is not None:
+        mask = pc.and_(mask, pc.less(offsets, window.until))
     return offsets, mask
 
 
@@ -87,7 +95,7 @@ def facts(
     entries: Sequence[LogEntry], window: Window, storage: Storage, key: Sequence[str]
 ) -> Facts:
     """Look at the small columns of the batch's files. Raises FileNotFoundError if one is gone."""
-    rows, truncate, end = 0, None, window.offset
+    rows, truncate, first, end = 0, None, None, window.offset
     unchanged: set[str] = set()
     relinked: set[tuple[str | None, ...]] = set()
     for entry in entries:
@@ -101,6 +109,7 @@ def facts(
         truncates = kept.filter(pc.equal(chosen["_op"].cast(pa.string()), "T").combine_chunks())
         if len(truncates):
             truncate = truncates[-1].as_py()
+            first = truncates[0].as_py() if first is None else first
         if chosen["_unchanged_cols"].null_count < len(chosen):
             for text in pc.unique(chosen["_unchanged_cols"]).to_pylist():
                 unchanged.update(json.loads(text) if text else ())
@@ -112,7 +121,9 @@ def facts(
             # Commit order: what lies below the cut is a prefix of the file.
             below = pc.sum(pc.less(table["_commit_lsn"], int(window.below))).as_py()
             end = max(end, entry.start_offset + int(below or 0))
-    return Facts(end, rows, truncate, frozenset(unchanged), frozenset(relinked))
+    if window.until is not None:
+        end = min(end, window.until)
+    return Facts(end, rows, truncate, first, frozenset(unchanged), frozenset(relinked))
 
 
 def _relinked(data: pa.ChunkedArray, key: Sequence[str]) -> set[tuple[str | None, ...]]:
@@ -132,38 +143,50 @@ def events(
     window: Window,
     storage: Storage,
     tasks: int,
+    *,
+    whole: bool = False,
 ) -> DataFrame:
-    """The batch as a DataFrame of EVENT_SCHEMA, read by ``tasks`` Spark tasks at most."""
+    """The batch as a DataFrame of EVENT_SCHEMA, read by ``tasks`` Spark tasks at most.
+
+    ``whole``: of WHOLE_SCHEMA.
+    """
     files = tuple((entry.path, entry.start_offset) for entry in entries)
     number = max(1, min(tasks, len(files)))
     shares = tuple(files[i::number] for i in range(number))
     return session.range(0, number, 1, number).mapInArrow(
-        _event_reader(shares, window, storage), EVENT_SCHEMA
+        _event_reader(shares, window, storage, whole), WHOLE_SCHEMA if whole else EVENT_SCHEMA
     )
 
 
 def _event_reader(
-    shares: tuple[tuple[tuple[str, int], ...], ...], window: Window, storage: Storage
+    shares: tuple[tuple[tuple[str, int], ...], ...],
+    window: Window,
+    storage: Storage,
+    whole: bool,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in [n for batch in numbers for n in batch.column(0).to_pylist()]:
             for uri, start in shares[number]:
                 filesystem, path = storage.locate(uri)
-                table = pq.read_table(
-                    path,
-                    columns=["_op", "_commit_lsn", "_unchanged_cols", "_data"],
-                    filesystem=filesystem,
-                )
+                columns = ["_op", "_commit_lsn", "_unchanged_cols", "_data"]
+                if whole:
+                    columns += ["_lsn", "_ts", "_xid"]
+                table = pq.read_table(path, columns=columns, filesystem=filesystem)
                 offsets, mask = _selected(table, start, window)
                 chosen = table.filter(mask)
-                yield from pa.table(
-                    {
-                        "off": offsets.filter(mask),
-                        "op": chosen["_op"].cast(pa.string()),
-                        "commit_lsn": chosen["_commit_lsn"],
-                        "unchanged": chosen["_unchanged_cols"],
-                        "data": chosen["_data"].cast(pa.string()),
+                found = {
+                    "off": offsets.filter(mask),
+                    "op": chosen["_op"].cast(pa.string()),
+                    "commit_lsn": chosen["_commit_lsn"],
+                    "unchanged": chosen["_unchanged_cols"],
+                    "data": chosen["_data"].cast(pa.string()),
+                }
+                if whole:
+                    found |= {
+                        "lsn": chosen["_lsn"],
+                        "ts": chosen["_ts"].cast(pa.int64()),
+                        "xid": chosen["_xid"],
                     }
-                ).to_batches(max_chunksize=20_000)
+                yield from pa.table(found).to_batches(max_chunksize=20_000)
 
     return read

@@ -1,7 +1,8 @@
 """Draining a table's log into the lake, one bounded merge after the other.
 
 Keeps invariants 4, 7 and 9. The cursor is read from the Iceberg table, never from its cache; the
-table's writer lock is held from reading it to the commit.
+table's writer lock is held from reading it to the commit. A merge's rows are of one relation: the
+table is altered between two.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
@@ -17,15 +19,22 @@ from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.log.files import Storage
 from cdc_assets.log.progress import chunks
 from cdc_assets.log.store import Cursor, LogEntry
+from cdc_assets.materializer.alter import current, follow
 from cdc_assets.materializer.batch import BATCH_BYTES, Window, events, facts, take
 from cdc_assets.materializer.merge import merge
+from cdc_assets.materializer.relation import Told, alike, told_by_catalog
 from cdc_assets.materializer.repair import rereader
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.spark.tables import LakeTable
 
 logger = logging.getLogger(__name__)
+
+# A flusher that streams is at the end of the WAL within about its flush interval.
+_CATCH_UP_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +54,20 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """How the source's catalog told a table before ``lsn``."""
+
+    told: Told
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
 class _Limits:
     below: Lsn | None
     until_offset: int | None
     budget_seconds: float | None
     batch_bytes: int
+    look: Look | None
 
     def reached(self, cursor: Cursor, seconds: float) -> bool:
         return (self.until_offset is not None and cursor.offset >= self.until_offset) or (
@@ -66,6 +84,7 @@ def drain(
     until_offset: int | None = None,
     budget_seconds: float | None = None,
     batch_bytes: int = BATCH_BYTES,
+    look: Look | None = None,
     on_merge: Callable[[str], None] = logger.info,
 ) -> Drained | None:
     """Apply what is registered for ``table``, until nothing is pending or the budget is over.
@@ -74,6 +93,10 @@ def drain(
     keep it busy for ever. ``below`` applies only transactions that committed below that LSN, and
     waits for the table; else None is returned when another worker is at it. None, too, when the
     copy isn't complete. Raises TableProblem when the table is parked or its lake table is gone.
+
+    A schema change is applied with the first change of a row that follows it. One that none has
+    followed yet is applied at the end of the log, if ``look`` (or else one that is taken then)
+    found it.
     """
     store = pipeline.store
     lock = f"write:{table}"
@@ -82,7 +105,7 @@ def drain(
     elif not store.try_lock(lock):
         return None
     try:
-        limits = _Limits(below, until_offset, budget_seconds, batch_bytes)
+        limits = _Limits(below, until_offset, budget_seconds, batch_bytes, look)
         return _drain(pipeline, session, table, limits, on_merge)
     finally:
         store.unlock(lock)
@@ -103,30 +126,69 @@ def _drain(
     if row is None or row.state != "streaming" or row.snapshot_lsn is None:
         return None
     lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
+    if (mode := lake.table.mode) not in (None, row.mode):
+        problem = TableProblem(
+            table,
+            f"its mode is {mode} now, and its lake table was made for {row.mode}",
+            f"Copy it anew: cdc-assets resync {table}; or set the mode back, and resync.",
+        )
+        store.park(table, str(problem))
+        raise problem
     if not _exists(pipeline, lake):
         lake.create(session)
+    lake = current(pipeline, session, lake)
     storage = Storage.of(pipeline.config.s3)
-    key = [c.name for c in lake.key]
     merges = changes = upserted = deleted = repaired = 0
     state = lake.state()
     cursor = state.cursor or Cursor(0, row.snapshot_lsn)
     while True:
         entries, cursor = _skip_copied(pipeline, table, cursor, row.snapshot_lsn)
-        batch = take(entries, limits.batch_bytes)
-        if not batch or limits.reached(cursor, time.monotonic() - began):
+        over = limits.reached(cursor, time.monotonic() - began)
+        if not entries:
+            ahead = None if over and limits.look is None else _ahead(pipeline, lake, limits.look)
+            if ahead is not None and store.entries(table, cursor.offset):
+                continue  # what was registered meanwhile may be of the relation before
+            if ahead is not None:
+                lake = follow(pipeline, session, lake, ahead)
+                state = lake.state()
             break
+        if over:
+            break
+        batch, told = alike(take(entries, limits.batch_bytes), storage)
         window = Window(cursor.offset, row.snapshot_lsn, below)
+        key = told.key(lake.row.key_columns)
         found = facts(batch, window, storage, key)
+        if lake.row.mode == "soft_delete" and (first := found.first_truncate) is not None:
+            # A truncate marks what is there then: it is a batch of its own.
+            until = first if first > cursor.offset else first + 1
+            window = replace(window, until=until)
+            found = facts(batch, window, storage, key)
         if found.end_offset <= cursor.offset:
-            break  # what comes next committed at or above the cut
+            # What comes next committed at or above the cut.
+            if limits.look and (ahead := _ahead(pipeline, lake, limits.look)) is not None:
+                lake = follow(pipeline, session, lake, ahead)
+                state = lake.state()
+            break
         last = batch[-1]
         applied = last.flushable_lsn if below is None else min(below, last.flushable_lsn)
+        if window.until is not None and found.end_offset < last.end_offset:
+            applied = cursor.applied_lsn
         reached = Cursor(found.end_offset, applied, last.commit_time)
         if found.rows:  # else the copy holds all of it already: no commit for nothing
             at = time.monotonic()
             if not merges:
                 lake.upgrade(session)
-            frame = events(session, batch, window, storage, pipeline.config.spark.cores)
+            if not told.same(lake.row):
+                lake = follow(pipeline, session, lake, told)
+                state = lake.state()
+            frame = events(
+                session,
+                batch,
+                window,
+                storage,
+                pipeline.config.spark.cores,
+                whole=row.mode != "mirror",
+            )
             done = merge(session, lake, state, frame, found, reached, rereader(pipeline, lake))
             state = lake.state()
             if state.cursor is None or state.cursor.offset != reached.offset:
@@ -154,6 +216,44 @@ def _drain(
         state.total_rows,
         time.monotonic() - began,
     )
+
+
+def look(pipeline: Pipeline, table: TableId) -> Look | None:
+    """Read how the catalog tells the table; None if it is what the lake has.
+
+    Every row of another relation committed before the LSN. Raises TableProblem if it is gone.
+    """
+    row = pipeline.store.table(table)
+    if row is None or row.state != "streaming":
+        return None
+    with pipeline.connect_source("schema") as source:
+        told = told_by_catalog(source, row, pipeline.config.publication)
+        return None if told.same(row) else Look(told, current_lsn(source))
+
+
+def _ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> Told | None:
+    """What the catalog tells that no row of the log has told, once nothing else can come before.
+
+    An ALTER TABLE waits for all who wrote to the table. So if the catalog told this before some
+    LSN, and tells it still, and the log is applied up to there, no row of the relation before is
+    to come.
+    """
+    store, table = pipeline.store, lake.row.table
+    if seen is None:
+        with suppress(TableProblem):  # a table that is gone has no other relation
+            seen = look(pipeline, table)
+        if seen is None:
+            return None
+    deadline = time.monotonic() + _CATCH_UP_SECONDS
+    while (flushed := store.flushed_lsn()) is None or flushed < seen.lsn:
+        if time.monotonic() > deadline or not store.is_locked(f"flusher:{pipeline.config.name}"):
+            return None  # the next one looks again
+        time.sleep(_LOOK_SECONDS)
+    if seen.told.same(lake.row):
+        return None
+    with pipeline.connect_source("schema") as source:
+        now = told_by_catalog(source, lake.row, pipeline.config.publication)
+    return now if now == seen.told else None
 
 
 def outstanding(pipeline: Pipeline, table: TableId) -> int | None:

@@ -27,11 +27,13 @@ from cdc_assets.materializer.batch import Facts
 
 # Fail on anything that isn't the JSON we wrote, and take values of any length: Postgres's are at
 # most 1 GB, the parser's own limit is 20 MB.
-_JSON = {"mode": "FAILFAST", "maxStringLen": "2147483647"}
+JSON = {"mode": "FAILFAST", "maxStringLen": "2147483647"}
 
 # One row a key: op is D or U; `row` has the values as text; `unknown` names the columns whose value
-# is to be taken from the table's row `source` (None when everything is known).
-_FOLDED = ("op", "key", "source", "unknown", "row")
+# is to be taken from the table's row `source` (None when everything is known). `gone` is when the
+# row was deleted, in microseconds since 1970, where deleted rows are kept: theirs are its last
+# values then, else a deleted row has none.
+_FOLDED = ("op", "key", "source", "unknown", "gone", "row")
 
 
 def text_struct(names: Iterable[str]) -> T.StructType:
@@ -46,7 +48,7 @@ def member(struct: str, name: str) -> Column:
 
 def parsed(frame: DataFrame, columns: Iterable[str], *keep: str) -> DataFrame:
     """The column ``data`` as the struct ``row``; ``keep`` columns come along."""
-    return frame.select(F.from_json("data", text_struct(columns), _JSON).alias("row"), *keep)
+    return frame.select(F.from_json("data", text_struct(columns), JSON).alias("row"), *keep)
 
 
 def fold(
@@ -55,35 +57,48 @@ def fold(
     facts: Facts,
     key: Sequence[str],
     columns: Sequence[str],
+    *,
+    keep_deleted: bool = False,
 ) -> DataFrame:
-    """One row for each key of ``events`` (EVENT_SCHEMA), with the columns ``_FOLDED``."""
+    """One row for each key of ``events`` (EVENT_SCHEMA), with the columns ``_FOLDED``.
+
+    ``keep_deleted`` needs WHOLE_SCHEMA.
+    """
     if facts.truncate is not None:
         events = events.where(F.col("off") > facts.truncate)
-    keyed = events.withColumn("key", F.from_json("data", text_struct(key), _JSON))
+    keyed = events.withColumn("key", F.from_json("data", text_struct(key), JSON))
+    folder = _fold_kept if keep_deleted else _fold_simple
     if not facts.relinked:
-        return _fold_simple(keyed, facts.unchanged, key, columns)
+        return folder(keyed, facts.unchanged, key, columns)
     struct = text_struct(key)
     odd = F.broadcast(
         session.createDataFrame(
             [(k,) for k in facts.relinked], T.StructType([T.StructField("key", struct)])
         )
     )
-    simple = _fold_simple(keyed.join(odd, "key", "left_anti"), facts.unchanged, key, columns)
-    rows = keyed.join(odd, "key", "left_semi").select("off", "op", "unchanged", "data").collect()
-    folded = fold_relinked([Event(r.off, r.op, r.unchanged, r.data) for r in rows], key)
+    simple = folder(keyed.join(odd, "key", "left_anti"), facts.unchanged, key, columns)
+    at = F.col("ts") if keep_deleted else F.lit(None).cast("bigint").alias("ts")
+    rows = keyed.join(odd, "key", "left_semi").select("off", "op", "unchanged", "data", at)
+    folded = fold_relinked(
+        [Event(r.off, r.op, r.unchanged, r.data, r.ts) for r in rows.collect()], key
+    )
     schema = T.StructType(
         [
             T.StructField("op", T.StringType()),
             T.StructField("key", struct),
             T.StructField("source", struct),
             T.StructField("unknown", T.ArrayType(T.StringType())),
+            T.StructField("gone", T.LongType()),
             T.StructField("data", T.StringType()),
         ]
     )
     sequential = session.createDataFrame(
-        [(f.op, f.key, f.source, _unknown(f, columns), json.dumps(f.values)) for f in folded],
+        [
+            (f.op, f.key, f.source, _unknown(f, key, columns, keep_deleted), f.gone, _data(f, key))
+            for f in folded
+        ],
         schema,
-    ).withColumn("row", F.from_json("data", text_struct(columns), _JSON))
+    ).withColumn("row", F.from_json("data", text_struct(columns), JSON))
     return simple.unionByName(sequential.select(*_FOLDED))
 
 
@@ -100,11 +115,12 @@ def _fold_simple(
             "key",
             F.lit(None).cast(text_struct(key)).alias("source"),
             F.lit(None).cast("array<string>").alias("unknown"),
-            F.from_json("last.data", struct, _JSON).alias("row"),
+            F.lit(None).cast("bigint").alias("gone"),
+            F.from_json("last.data", struct, JSON).alias("row"),
         )
     # For each column that some update left out: the last change that has it. A struct around the
     # value tells a NULL that was sent from a value that wasn't.
-    wide = keyed.withColumn("row", F.from_json("data", struct, _JSON)).withColumn(
+    wide = keyed.withColumn("row", F.from_json("data", struct, JSON)).withColumn(
         "missing", F.coalesce(F.from_json("unchanged", "array<string>"), F.array())
     )
     known = [
@@ -128,7 +144,7 @@ def _fold_simple(
         lambda name: name.isNotNull(),
     )
     places = {name: f"known_{position}" for position, name in enumerate(left_out)}
-    parsed = folded.withColumn("last_row", F.from_json("last.data", struct, _JSON)).select(
+    parsed = folded.withColumn("last_row", F.from_json("last.data", struct, JSON)).select(
         F.when(F.col("last.op") == "D", "D").otherwise("U").alias("op"),
         "key",
         unknown.alias("unknown"),
@@ -147,7 +163,34 @@ def _fold_simple(
         "key",
         F.when(needs, F.col("key")).alias("source"),
         F.when(needs, F.col("unknown")).alias("unknown"),
+        F.lit(None).cast("bigint").alias("gone"),
         "row",
+    )
+
+
+def _fold_kept(
+    keyed: DataFrame, unchanged: frozenset[str], key: Sequence[str], columns: Sequence[str]
+) -> DataFrame:
+    """As _fold_simple, but a deleted row keeps its last values: from the batch, else the table."""
+    told = F.when(F.col("op") != "D", F.col("off"))
+    rows = _fold_simple(keyed.where("op != 'D'"), unchanged, key, columns).withColumnRenamed(
+        "key", "row_key"
+    )
+    last = keyed.groupBy("key").agg(
+        F.max_by(F.struct("op", "ts", "data"), "off").alias("last"), F.max(told).alias("told")
+    )
+    rest = F.array(*(F.lit(name) for name in columns if name not in key))
+    joined = last.join(rows, last["key"] == rows["row_key"], "left")
+    dead, alone = F.col("last.op") == "D", F.col("told").isNull()
+    return joined.select(
+        F.when(dead, "D").otherwise("U").alias("op"),
+        last["key"],
+        F.when(alone, F.col("key")).otherwise(F.col("source")).alias("source"),
+        F.when(alone, rest).otherwise(F.col("unknown")).alias("unknown"),
+        F.when(dead, F.col("last.ts")).alias("gone"),
+        F.when(alone, F.from_json("last.data", text_struct(columns), JSON))
+        .otherwise(F.col("row"))
+        .alias("row"),
     )
 
 
@@ -159,6 +202,7 @@ class Event:
     op: str
     unchanged: str | None
     data: str
+    ts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +213,19 @@ class Folded:
     key: tuple[str | None, ...]
     values: dict[str, str | None]
     source: tuple[str | None, ...] | None
+    gone: int | None = None
 
 
-def _unknown(folded: Folded, columns: Sequence[str]) -> list[str] | None:
-    if folded.source is None or folded.op == "D":
+def _data(folded: Folded, key: Sequence[str]) -> str:
+    return json.dumps(folded.values | dict(zip(key, folded.key, strict=True)))
+
+
+def _unknown(
+    folded: Folded, key: Sequence[str], columns: Sequence[str], keep_deleted: bool
+) -> list[str] | None:
+    if folded.source is None or (folded.op == "D" and not keep_deleted):
         return None
-    return [name for name in columns if name not in folded.values] or None
+    return [name for name in columns if name not in folded.values and name not in key] or None
 
 
 def fold_relinked(events: Iterable[Event], key: Sequence[str]) -> list[Folded]:
@@ -191,9 +242,9 @@ def fold_relinked(events: Iterable[Event], key: Sequence[str]) -> list[Folded]:
             before = state.get(at)
             # The values stay with the tombstone: the key change that follows may need them.
             state[at] = (
-                Folded("D", at, before.values, before.source)
+                Folded("D", at, before.values, before.source, event.ts)
                 if before is not None and before.op != "D"
-                else Folded("D", at, {}, at if before is None else None)
+                else Folded("D", at, {}, at if before is None else None, event.ts)
             )
         elif event.op == "I" or event.unchanged is None:
             state[at] = Folded("U", at, values, None)

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cdc_assets.config import DELETED_AT
 from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.batch import Facts
-from cdc_assets.materializer.fold import count_rows, fold, member, parsed
+from cdc_assets.materializer.fold import count_rows, fold, parsed
+from cdc_assets.materializer.history import history
 from cdc_assets.materializer.repair import Reread
+from cdc_assets.materializer.rows import as_lake, names_of
 from cdc_assets.spark.publish import published
 from cdc_assets.spark.session import summary
 from cdc_assets.spark.tables import (
-    LakeColumn,
     LakeState,
     LakeTable,
     cursor_properties,
@@ -57,6 +59,12 @@ def merge(
     raises, having changed nothing that a reader sees.
     """
     with summary(session, cursor_properties(cursor)):
+        if lake.row.mode == "append":
+            rows, repaired = history(session, lake, events, facts, reread)
+            _commit(session, lake, state, truncate=False, delete=None, append=rows)
+            return Merged(facts.rows, 0, repaired)
+        if lake.row.mode == "soft_delete" and facts.truncate is not None:
+            return _mark_all(session, lake, state, events)
         if lake.row.key_columns:
             return _merge_keyed(session, lake, state, events, facts, reread)
         return _merge_counted(session, lake, state, events, facts)
@@ -70,9 +78,10 @@ def _merge_keyed(
     facts: Facts,
     reread: Reread,
 ) -> Merged:
-    names = _names(lake)
+    names, key = names_of(lake), [c.name for c in lake.key]
+    keeps = lake.row.mode == "soft_delete"
     with ExitStack() as cleanup:
-        folded = fold(session, events, facts, [c.name for c in lake.key], names).persist()
+        folded = fold(session, events, facts, key, names, keep_deleted=keeps).persist()
         cleanup.callback(folded.unpersist)
         counts = folded.agg(
             F.count_if(F.col("op") == "U"),
@@ -80,16 +89,19 @@ def _merge_keyed(
             F.count_if(F.col("unknown").isNotNull()),
         ).collect()[0]
         upserts, deletes, partial = int(counts[0]), int(counts[1]), int(counts[2])
-        new = _typed(folded.where("op = 'U' and unknown is null"), lake.columns, "row")
+        live = "unknown is null" if keeps else "unknown is null and op = 'U'"
+        new = as_lake(folded.where(live), lake.columns, "row", "gone")
         repaired = 0
         if partial:
-            left_out = [name for name in names if name in facts.unchanged]
+            left_out = [n for n in names if n in facts.unchanged or (keeps and n not in key)]
             rows = folded.where("unknown is not null")
             filled, repaired = _filled(session, lake, rows, left_out, reread, cleanup)
             new = new.unionByName(filled)
+        marked = F.timestamp_micros("gone").alias(DELETED_AT)
+        new = new.select(*(ticked(n) for n in names), *([marked] if keeps else []))
         keys = None
         if facts.truncate is None and state.total_rows:
-            keys = _typed(folded, lake.key, "key").toDF(*(f"k{i}" for i in range(len(lake.key))))
+            keys = as_lake(folded, lake.key, "key").toDF(*(f"k{i}" for i in range(len(lake.key))))
         condition = " and ".join(f"t.{ticked(c.name)} = s.k{i}" for i, c in enumerate(lake.key))
         _commit(
             session,
@@ -97,7 +109,7 @@ def _merge_keyed(
             state,
             truncate=facts.truncate is not None,
             delete=(keys, condition) if keys is not None else None,
-            append=new if upserts else None,
+            append=new if upserts or (keeps and deletes) else None,
         )
         return Merged(upserts, deletes, repaired)
 
@@ -109,7 +121,7 @@ def _merge_counted(
 
     All copies of a row that lost some are deleted, and what is left of them is appended again.
     """
-    names = _names(lake)
+    names = names_of(lake)
     with ExitStack() as cleanup:
         counted = count_rows(events, facts).persist()
         cleanup.callback(counted.unpersist)
@@ -118,7 +130,7 @@ def _merge_counted(
             F.coalesce(F.sum(F.when(F.col("net") < 0, -F.col("net"))), F.lit(0)),
         ).collect()[0]
         inserted, deleted = int(sums[0]), int(sums[1])
-        rows = _typed(parsed(counted, names, "net"), lake.columns, "row", "net")
+        rows = as_lake(parsed(counted, names, "net"), lake.columns, "row", "net")
         new = rows.where("net > 0")
         delete = None
         if deleted and facts.truncate is None:
@@ -175,24 +187,29 @@ def _commit(
             )
         # Of no rows if need be: a delete of whole files or of nothing doesn't carry the cursor.
         new = append if append is not None else session.table(lake.sql_name).limit(0)
-        new.writeTo(branch).append()
+        _whole(session, lake, new).writeTo(branch).append()
 
 
-def _typed(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: str) -> DataFrame:
-    """The members of ``struct``, cast from text to the lake's types; ``keep`` columns come along.
+def _whole(session: SparkSession, lake: LakeTable, rows: DataFrame) -> DataFrame:
+    """``rows`` with NULL in the lake's columns that the source has dropped."""
+    loaded = lake.load()
+    if loaded is None or {f.name for f in loaded.schema().fields} <= set(rows.columns):
+        return rows
+    return rows.to(session.table(lake.sql_name).schema)
 
-    A cast is SQL text over a column's name, so the members get plain names first.
-    """
-    flat = frame.select(
-        *(member(struct, c.name).alias(f"text_{i}") for i, c in enumerate(columns)), *keep
-    )
-    return flat.select(
-        *(
-            F.expr(c.mapping.cast(f"text_{i}", c.policy)).alias(c.name)
-            for i, c in enumerate(columns)
-        ),
-        *keep,
-    )
+
+def _mark_all(
+    session: SparkSession, lake: LakeTable, state: LakeState, events: DataFrame
+) -> Merged:
+    """A truncate, which is a batch of its own here: whatever isn't marked yet is marked now."""
+    at = events.agg(F.max("ts")).collect()[0][0]
+    marks = f"update {{}} set {DELETED_AT} = timestamp_micros({at}) where {DELETED_AT} is null"
+    with published(session, lake, state) as branch:
+        deleted = session.table(lake.sql_name).where(f"{DELETED_AT} is null").count()
+        if deleted:
+            session.sql(marks.format(branch))
+        session.table(lake.sql_name).limit(0).writeTo(branch).append()
+    return Merged(0, deleted, 0)
 
 
 def _filled(
@@ -207,8 +224,8 @@ def _filled(
 
     Returns the typed rows, and how many had to be read again from the source.
     """
-    typed = _typed(partial, lake.columns, "row", "unknown", "source", "key")
-    by_source = _typed(
+    typed = as_lake(partial, lake.columns, "row", "unknown", "source", "key", "gone")
+    by_source = as_lake(
         partial.select("source", F.col("key").alias("of")), lake.key, "source", "of"
     ).select(*(F.col(ticked(c.name)).alias(f"s{i}") for i, c in enumerate(lake.key)), "of")
     target = session.table(lake.sql_name).select(
@@ -223,6 +240,7 @@ def _filled(
     joined = typed.join(old, typed["key"] == old["of"], "inner")
     found = joined.select(
         "key",
+        "gone",
         *(
             (
                 F.when(F.array_contains("unknown", c.name), F.col(places[c.name]))
@@ -241,13 +259,14 @@ def _filled(
     rows = found.drop("key")
     missing = [
         tuple(row[0])
-        for row in partial.select("key").join(found.select("key"), "key", "left_anti").collect()
+        # A row that was deleted, and that nobody has, is no more.
+        for row in partial.where("op = 'U'")
+        .select("key")
+        .join(found.select("key"), "key", "left_anti")
+        .collect()
     ]
     if not missing:
         return rows, 0
     again = session.createDataFrame([(text,) for text in reread(missing)], "data string")
-    return rows.unionByName(_typed(parsed(again, _names(lake)), lake.columns, "row")), len(missing)
-
-
-def _names(lake: LakeTable) -> list[str]:
-    return [c.name for c in lake.columns]
+    read = as_lake(parsed(again, names_of(lake)), lake.columns, "row")
+    return rows.unionByName(read, allowMissingColumns=True), len(missing)

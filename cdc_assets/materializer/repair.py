@@ -9,12 +9,13 @@ with the same row. A row that is gone needs nothing: its delete is still to come
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from psycopg import sql
 
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.spark.tables import LakeTable
+from cdc_assets.postgres.catalog import attributes
+from cdc_assets.spark.tables import LakeColumn, LakeTable
 
 Key = tuple[str | None, ...]
 Reread = Callable[[Sequence[Key]], list[str]]
@@ -25,25 +26,35 @@ def _escaped(identifier: sql.Identifier) -> sql.Composable:
     return sql.SQL(identifier.as_string(None).replace("%", "%%"))
 
 
-def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
-    """A function from keys to rows, both in text form; rows are JSON as in ``_data``."""
-    select = sql.SQL("select {} from {} where {}").format(
-        sql.SQL(", ").join(
-            sql.SQL("case when {0} is not null then pg_catalog.format('%%s', {0}) end").format(
-                _escaped(sql.Identifier(c.name))
-            )
-            for c in lake.columns
-        ),
+def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
+    """One row by its key; ``now``: what the source calls its columns, which may be ahead."""
+
+    def text(column: LakeColumn) -> sql.Composable:
+        if column.source.number not in now:
+            return sql.SQL("null")
+        return sql.SQL("case when {0} is not null then pg_catalog.format('%%s', {0}) end").format(
+            _escaped(sql.Identifier(now[column.source.number]))
+        )
+
+    return sql.SQL("select {} from {} where {}").format(
+        sql.SQL(", ").join(text(c) for c in lake.columns),
         _escaped(lake.row.table.identifier),
         sql.SQL(" and ").join(
-            sql.SQL("{} = %s").format(_escaped(sql.Identifier(c.name))) for c in lake.key
+            sql.SQL("{} = %s").format(_escaped(sql.Identifier(now.get(c.source.number, c.name))))
+            for c in lake.key
         ),
     )
+
+
+def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
+    """A function from keys to rows, both in text form; rows are JSON as in ``_data``."""
 
     def reread(keys: Sequence[Key]) -> list[str]:
         found: list[str] = []
         names = [c.name for c in lake.columns]
         with pipeline.connect_source("repair") as source, source.cursor() as cursor:
+            now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+            select = _select(lake, now)
             for key in keys:
                 cursor.execute(select, key)
                 found.extend(json.dumps(dict(zip(names, row, strict=True))) for row in cursor)

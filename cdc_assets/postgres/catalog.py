@@ -6,7 +6,7 @@ a table is cut into chunks is in ``ctid``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -33,6 +33,9 @@ class Column:
     not_null: bool = False
     generated: str = ""
     """The catalog's letter: s(tored), v(irtual), or empty for an ordinary column."""
+    type_oid: int = 0
+    modifier: int = -1
+    """The type as a Relation message tells it, a domain's own; 0: not known."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -90,7 +93,7 @@ with recursive base as (
       from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd'
 )
 select a.attname, pg_catalog.format_type(b.type, b.modifier), a.attnum, a.attnotnull,
-       a.attgenerated::text
+       a.attgenerated::text, a.atttypid::bigint, a.atttypmod
   from pg_catalog.pg_attribute a
   join base b on b.attnum = a.attnum
   join pg_catalog.pg_type t on t.oid = b.type and t.typtype <> 'd'
@@ -98,7 +101,8 @@ select a.attname, pg_catalog.format_type(b.type, b.modifier), a.attnum, a.attnot
  order by a.attnum
 """
 
-# The replica identity's index wins over the primary key: old tuples carry its columns only.
+# The replica identity's index wins over the primary key: old tuples carry its columns only. A
+# deferrable primary key is none: a row's old key isn't sent by it.
 _KEY = """
 select array(
     select a.attname
@@ -107,7 +111,8 @@ select array(
      where k.place <= i.indnkeyatts
      order by k.place)
   from pg_catalog.pg_index i
- where i.indrelid = %s and i.indisvalid and (i.indisreplident or i.indisprimary)
+ where i.indrelid = %s and i.indisvalid and i.indimmediate
+   and (i.indisreplident or i.indisprimary)
  order by i.indisreplident desc
  limit 1
 """
@@ -135,6 +140,62 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
         key = cursor.fetchone()
     found = tuple(key[0]) if key else ()
     return SourceTable(table, int(oid), kind, columns, found, identity, updated)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column that a table has or had: dropped ones keep their number for ever.
+
+    ``missing`` is what rows show that were there before it was added (Postgres's fast default), as
+    text; None where nothing of that kind is known. ``has_default``: a default, identity or
+    generation expression.
+    """
+
+    number: int
+    name: str
+    dropped: bool
+    type_oid: int
+    modifier: int
+    generated: str
+    has_default: bool
+    missing: str | None
+
+
+# attmissingval is an array of one element, of the column's own type.
+_ATTRIBUTES = """
+select a.attnum, a.attname, a.attisdropped, a.atttypid::bigint, a.atttypmod, a.attgenerated::text,
+       a.atthasdef or a.attidentity <> '',
+       case when a.atthasmissing then (a.attmissingval::text::text[])[1] end
+  from pg_catalog.pg_attribute a
+ where a.attrelid = %s and a.attnum > 0
+ order by a.attnum
+"""
+
+_TYPE_NAMES = """
+with recursive base as (
+    select o.place, o.type, o.modifier
+      from unnest(%s::oid[], %s::int[]) with ordinality o (type, modifier, place)
+    union all
+    select b.place, t.typbasetype, t.typtypmod
+      from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd'
+)
+select pg_catalog.format_type(b.type, b.modifier)
+  from base b left join pg_catalog.pg_type t on t.oid = b.type
+ where t.typtype is distinct from 'd'
+ order by b.place
+"""
+
+
+def attributes(connection: Connection, oid: int) -> tuple[Attribute, ...]:
+    """Every column that the table has or had, by number; empty if there is no such table."""
+    found = connection.execute(_ATTRIBUTES, (oid,)).fetchall()
+    return tuple(Attribute(*row) for row in found)
+
+
+def type_names(connection: Connection, types: Sequence[tuple[int, int]]) -> list[str]:
+    """``format_type``'s spelling of types and their modifiers, of the base type for domains."""
+    oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
+    return [row[0] for row in connection.execute(_TYPE_NAMES, (oids, modifiers)).fetchall()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from cdc_assets.config import EXTRA_COLUMNS
 from cdc_assets.errors import SnapshotLost, SourceMismatch, TableProblem
 from cdc_assets.log.progress import (
     await_another_pin,
@@ -189,7 +190,7 @@ class Pins:
                 else:
                     self._store.park(table.id, str(problem))
             else:
-                self._store.add_table(found, table.columns.exclude)
+                self._store.add_table(found, table.columns.exclude, self._mode(found))
 
     def _check(self, source: psycopg.Connection[Any], found: SourceTable) -> None:
         """Raise TableProblem for what would make the copy or the stream wrong, or break others."""
@@ -201,10 +202,38 @@ class Pins:
                 " published, Postgres would refuse every UPDATE and DELETE on it",
                 f"Add a primary key, or: alter table {found.id} replica identity full.",
             )
+        mode, excluded = self._mode(found), set(self._config.table(found.id).columns.exclude)
+        if taken := {c.name for c in found.columns} & set(EXTRA_COLUMNS[mode]) - excluded:
+            raise TableProblem(
+                found.id,
+                f"it has a column {min(taken)}, which mode {mode} adds",
+                "Name it in columns.exclude, rename it, or choose another mode.",
+            )
+        if mode == "soft_delete" and not found.key_columns:
+            raise TableProblem(
+                found.id,
+                "without a key no row can be marked as deleted",
+                "Add a primary key, or choose mode append or mirror.",
+            )
         heaps(source, found.id, found.oid)
         refuse_hidden_rows(source, found)
         if streams:
             refuse_partial_publication(source, self._config.publication, found)
+
+    def _mode(self, found: SourceTable) -> str:
+        """The configured mode, or the one that fits."""
+        configured = self._config.table(found.id).mode
+        if configured is not None:
+            return configured
+        follows = self._config.snapshot.mode != "snapshot_only"
+        if found.identifies_rows or found.key_columns or not follows:
+            return "mirror"
+        logger.warning(
+            "%s has no primary key and no replica identity: its lake table is in mode append, one"
+            " row a change. Set its mode, or give it a key, and resync it",
+            found.id,
+        )
+        return "append"
 
     def _sent(self, source: psycopg.Connection[Any], found: SourceTable) -> SourceTable:
         """The table without the generated columns that the stream doesn't carry."""

@@ -249,6 +249,13 @@ def _table(
             f"row-level security hides rows of {table.name} from this role.",
             "alter role … bypassrls; a copy would silently lack rows.",
         )
+    if follows and table.mode is None and not found.identifies_rows and not found.key_columns:
+        yield Finding(
+            "mode_append",
+            "warning",
+            f"{table.name} has no key: its lake table is in mode append, one row a change.",
+            "Set its mode to mirror or append, or add a primary key.",
+        )
     try:
         heaps(connection, found.id, found.oid)
         if follows:

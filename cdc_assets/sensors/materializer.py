@@ -65,7 +65,12 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
     wanted = any(
         # A table without any event has just been copied: its first run reports it in full.
         look.status.state == "streaming"
-        and (look.status.pending_rows or look.reported_seconds is None)
+        and (
+            look.status.pending_rows
+            or look.reported_seconds is None
+            # No row tells of the change: it can be applied once nothing older is to come.
+            or (look.status.altered and proven)
+        )
         for look in able
     )
     quiet = [
@@ -73,6 +78,7 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
         for look in streaming
         if proven
         and not look.status.pending_rows
+        and not look.status.altered
         and look.reported_seconds is not None
         and look.reported_seconds >= report_seconds(look.names.config.table(look.names.table))
     ]

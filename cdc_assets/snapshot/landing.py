@@ -45,6 +45,9 @@ from cdc_assets.spark.tables import (
 logger = logging.getLogger(__name__)
 
 SUFFIX = "__copy_"
+# What the copy writes of the columns that mode append adds: each row as an insert at the snapshot's
+# LSN. When and by which transaction it was inserted is not known.
+COPIED = ("_op", "_lsn")
 # A power cut leaves some broken files; more than that is something else.
 _GIVE_UPS = 100
 
@@ -101,6 +104,10 @@ class Landing:
             found.append(
                 LakeField(column.name, column.mapping.lake, field.field_id, element, column.policy)
             )
+        if self.lake.row.mode == "append":
+            for name in COPIED:
+                field_id = schema.find_field(name).field_id
+                found.append(LakeField(name, self.lake.extra[name], field_id, None, "null"))
         return tuple(found)
 
     def place(self) -> tuple[str, Mapping[str, str]]:
@@ -144,7 +151,7 @@ class Landing:
         if self._target is not self.lake:
             properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
             assert self._target is not None
-            table = self.lake.properties()
+            table = self.lake.creation_properties()
             before = self.lake.load()
             if before is not None and COPYING in before.properties:
                 table[COPYING] = ""  # what an earlier copy had begun is replaced

@@ -178,6 +178,11 @@ class TableCopy:
             select_expression(c.source, rules.types.get(c.name), c.policy)
             for c in self._landing.lake.columns
         )
+        if row.mode == "append":  # in the order of landing.COPIED
+            assert row.snapshot_lsn is not None
+            listed += sql.SQL(", 'I'::text as _op, {}::bigint as _lsn").format(
+                sql.Literal(int(row.snapshot_lsn))
+            )
         location, io = self._landing.place()
         return CopyTask(
             source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),

@@ -64,6 +64,8 @@ def prepare_session(session: SparkSession, config: SourceConfig) -> None:
         # Postgres has "Id" beside "id"; so may a table here.
         "spark.sql.caseSensitive": "true",
         "spark.sql.ansi.enabled": "true",
+        # A name or a default may have "${…}" in it; it means nothing here.
+        "spark.sql.variable.substitute": "false",
         # A batch is small beside a warehouse query: the default of 200 would cost more than the
         # work.
         "spark.sql.shuffle.partitions": str(max(2, config.spark.cores)),

@@ -17,13 +17,14 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyspark.sql import SparkSession
 
-from cdc_assets.config import SourceConfig, TableConfig
+from cdc_assets.config import EXTRA_COLUMNS, SourceConfig, TableConfig
 from cdc_assets.log.store import Cursor, TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 from cdc_assets.spark.catalog import CATALOG, open_catalog
+from cdc_assets.spark.columns import PROPERTY, TableColumns
 
 COPY, CHUNKS = "cdc.copy", "cdc.chunks"
 # Table properties: whose table it is, and, until it is complete, which copy of it is under way.
@@ -96,6 +97,11 @@ class LakeTable:
         return tuple(by_name[name] for name in self.row.key_columns)
 
     @property
+    def extra(self) -> Mapping[str, str]:
+        """The columns that its mode adds, with their Spark SQL types."""
+        return EXTRA_COLUMNS[self.row.mode]
+
+    @property
     def name(self) -> str:
         return self.config.lake_name(self.row.table) + self.suffix
 
@@ -128,7 +134,7 @@ class LakeTable:
 
     def create(self, session: SparkSession) -> None:
         """Create namespace and table where they don't exist yet, with a first, empty snapshot."""
-        self._create(session, self.table.partition_by, self.properties())
+        self._create(session, self.table.partition_by, self.creation_properties())
         if self.state().snapshot_id is None:
             # Writers branch off a snapshot (spark.publish); an empty one does.
             session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
@@ -145,7 +151,7 @@ class LakeTable:
         pyiceberg, which adds them, doesn't write version 3 yet; the first merge upgrades it.
         """
         properties = {
-            **self.properties(),
+            **self.creation_properties(),
             "format-version": "2",
             "write.delete.mode": "copy-on-write",
             COPYING: self.copy_id,
@@ -154,7 +160,12 @@ class LakeTable:
         catalog.create_namespace_if_not_exists(self.config.namespace)
         return catalog.create_table_if_not_exists(
             self.identifier,
-            pa.schema([pa.field(c.name, arrow_type(c.mapping.lake)) for c in self.columns]),
+            pa.schema(
+                [
+                    *(pa.field(c.name, arrow_type(c.mapping.lake)) for c in self.columns),
+                    *(pa.field(name, arrow_type(lake)) for name, lake in self.extra.items()),
+                ]
+            ),
             self.location,
             properties=properties,
         )
@@ -172,7 +183,8 @@ class LakeTable:
     def _create(
         self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
     ) -> None:
-        columns = ", ".join(f"{ticked(c.name)} {c.mapping.lake}" for c in self.columns)
+        types = {c.name: c.mapping.lake for c in self.columns} | dict(self.extra)
+        columns = ", ".join(f"{ticked(name)} {lake}" for name, lake in types.items())
         session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
         session.sql(
             f"create table if not exists {self.sql_name} ({columns})"
@@ -186,7 +198,7 @@ class LakeTable:
         return f"using iceberg{parts}{place} tblproperties ({listed(properties)})"
 
     def properties(self) -> dict[str, str]:
-        """The table properties that it is created with."""
+        """The table properties that it is configured with."""
         version = self.config.lake.format_version
         mode = "merge-on-read" if version >= 3 else "copy-on-write"
         return {
@@ -201,6 +213,11 @@ class LakeTable:
             SOURCE: self.config.name,
             TABLE: str(self.row.table),
         }
+
+    def creation_properties(self) -> dict[str, str]:
+        """The table properties that it is created with."""
+        described = TableColumns(self.row.columns, self.row.key_columns)
+        return {**self.properties(), PROPERTY: described.dump()}
 
     def load(self) -> Table | None:
         """The table through pyiceberg, None if it doesn't exist."""

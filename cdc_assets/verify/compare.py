@@ -14,24 +14,26 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cdc_assets.config import DELETED_AT
 from cdc_assets.errors import CdcError, TableProblem
-from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.drain import Look, drain
+from cdc_assets.materializer.relation import Told, told_by_catalog
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import Heap, describe, heaps
+from cdc_assets.postgres.catalog import Heap, attributes, describe, heaps
 from cdc_assets.postgres.connect import uri
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import create_slot, export_snapshot
 from cdc_assets.snapshot.reader import TextPlan, read_texts, share
-from cdc_assets.spark.tables import LakeTable
+from cdc_assets.spark.tables import LakeTable, ticked
 from cdc_assets.verify.canonical import lake_expression, source_expression
 
 # As many differing keys as a person will read; the count is of all.
@@ -98,7 +100,7 @@ def _round(
     on_progress: Callable[[str], None],
 ) -> list[Comparison]:
     """One consistent point: read the source's side of every table under it, then compare."""
-    files = _files(pipeline, tables)
+    shapes = _shapes(pipeline, tables)
     name = f"{pipeline.config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
     follows = pipeline.config.snapshot.mode != "snapshot_only"
     slot = (
@@ -110,19 +112,20 @@ def _round(
         cleanup.callback(slot.connection.finish)
         point = slot.consistent_point
         on_progress(f"comparing at {point}; reading the source")
-        sides: dict[TableId, DataFrame | TableProblem] = {}
+        sides: dict[TableId, _Side | TableProblem] = {}
         for table in tables:
             try:
                 lake = _comparable(pipeline, table)
-                side = _source_side(pipeline, session, lake, slot.snapshot_name).persist()
-                cleanup.callback(side.unpersist)
-                side.count()
-                sides[table] = side
+                texts = _source_texts(pipeline, session, lake, slot.snapshot_name).persist()
+                cleanup.callback(texts.unpersist)
+                texts.count()
+                sides[table] = _Side(texts, Look(shapes[table].told, point) if follows else None)
             except TableProblem as problem:
                 sides[table] = problem
-        for table, after in _files(pipeline, tables).items():
+        for table, after in _shapes(pipeline, tables).items():
             # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
-            if after != files[table]:
+            # Nor from ALTER TABLE: a column is found by the name that it has now.
+            if after != shapes[table]:
                 sides[table] = TableProblem(table, REWRITTEN)
         if follows:
             flush_to(point)
@@ -137,18 +140,37 @@ def _round(
         return found
 
 
-def _files(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, frozenset[Heap]]:
-    """The heaps of each table and their files; TRUNCATE, CLUSTER and VACUUM FULL change these."""
-    found = {}
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The heaps of a table with their files, and its columns; a table that is gone has none."""
+
+    heaps: frozenset[Heap]
+    told: Told
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The source's rows: their columns as text, named ``t`` and the attribute number.
+
+    ``look``: how the catalog told them, for what the log hasn't told by then.
+    """
+
+    texts: DataFrame
+    look: Look | None
+
+
+def _shapes(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, _Shape]:
+    """TRUNCATE, CLUSTER and VACUUM FULL change a table's files, ALTER TABLE its columns."""
+    found = dict.fromkeys(tables, _Shape(frozenset(), Told("n", ())))
     with pipeline.connect_source("verify") as source:
-        for table in tables:
-            try:
-                described = describe(source, table)
-                found[table] = frozenset(
-                    replace(heap, pages=0) for heap in heaps(source, table, described.oid)
-                )
-            except TableProblem:
-                found[table] = frozenset()
+        for row in pipeline.store.tables():
+            with suppress(TableProblem):
+                if row.table in found:
+                    parts = heaps(source, row.table, describe(source, row.table).oid)
+                    found[row.table] = _Shape(
+                        frozenset(replace(heap, pages=0) for heap in parts),
+                        told_by_catalog(source, row, pipeline.config.publication),
+                    )
     return found
 
 
@@ -166,7 +188,7 @@ def _compare(
     session: SparkSession,
     table: TableId,
     point: Lsn,
-    source_side: DataFrame | TableProblem,
+    source_side: _Side | TableProblem,
 ) -> Comparison:
     began = time.monotonic()
 
@@ -181,20 +203,26 @@ def _compare(
         why = REWRITTEN if source_side.what.endswith(REWRITTEN) else str(source_side)
         return result(0, 0, 0, [], why)
     try:
-        drain(pipeline, session, table, below=point)
-        lake_side = _lake_side(session, _comparable(pipeline, table))
+        drain(pipeline, session, table, below=point, look=source_side.look)
+        lake = _comparable(pipeline, table)
+        numbers = {f"t{c.source.number}" for c in lake.columns}
+        if source_side.look is not None and numbers != set(source_side.texts.columns):
+            return result(0, 0, 0, [], REWRITTEN)  # its columns aren't those that were read
+        lake_side = _lake_side(session, lake)
+        read = _digested(
+            source_side.texts,
+            lake,
+            [source_expression(c, f"t{c.source.number}") for c in lake.columns],
+        )
     except CdcError as problem:
         return result(0, 0, 0, [], str(problem))
-    both = source_side.withColumn("side", F.lit(1)).unionByName(
-        lake_side.withColumn("side", F.lit(-1))
+    both = read.withColumns({"source": F.lit(1), "lake": F.lit(0)}).unionByName(
+        lake_side.withColumn("source", F.lit(0))
     )
     grouped = (
         both.groupBy("key", "digest")
-        .agg(
-            F.sum("side").alias("balance"),
-            F.count_if(F.col("side") == 1).alias("source"),
-            F.count_if(F.col("side") == -1).alias("lake"),
-        )
+        .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
+        .withColumn("balance", F.col("source") - F.col("lake"))
         .persist()
     )
     try:
@@ -220,9 +248,11 @@ def _compare(
         grouped.unpersist()
 
 
-def _digested(frame: DataFrame, lake: LakeTable, expressions: Sequence[str]) -> DataFrame:
+def _digested(
+    frame: DataFrame, lake: LakeTable, expressions: Sequence[str], *keep: str
+) -> DataFrame:
     """``key`` (a readable text) and ``digest`` of each row, from one text expression a column."""
-    texts = frame.select(*(F.expr(e).alias(f"c{i}") for i, e in enumerate(expressions)))
+    texts = frame.select(*(F.expr(e).alias(f"c{i}") for i, e in enumerate(expressions)), *keep)
     keys = [i for i, c in enumerate(lake.columns) if c.is_key] or list(range(len(lake.columns)))
     everything = {"ignoreNullFields": "false"}
     return texts.select(
@@ -232,27 +262,51 @@ def _digested(frame: DataFrame, lake: LakeTable, expressions: Sequence[str]) -> 
         F.md5(F.to_json(F.struct(*(f"c{i}" for i in range(len(expressions)))), everything)).alias(
             "digest"
         ),
+        *keep,
     )
 
 
 def _lake_side(session: SparkSession, lake: LakeTable) -> DataFrame:
-    return _digested(session.table(lake.sql_name), lake, [lake_expression(c) for c in lake.columns])
+    """The rows that the source should have; ``lake``: how often each."""
+    rows = _present(session.table(lake.sql_name), lake)
+    return _digested(rows, lake, [lake_expression(c) for c in lake.columns], "lake")
 
 
-def _source_side(
+def _present(rows: DataFrame, lake: LakeTable) -> DataFrame:
+    """The state that the table's mode has as of its newest change, with how often a row counts."""
+    if lake.row.mode == "soft_delete":
+        rows = rows.where(F.col(DELETED_AT).isNull())
+    if lake.row.mode != "append":
+        return rows.withColumn("lake", F.lit(1))
+    # What was copied has no _xid, and is older than every change.
+    age = F.struct(F.col("_xid").isNotNull().alias("changed"), F.col("_lsn").alias("lsn"))
+    emptied = rows.where("_op = 'T'").agg(F.max("_lsn")).collect()[0][0]
+    if emptied is not None:
+        rows = rows.where(F.col("_xid").isNotNull() & (F.col("_lsn") > emptied))
+    if not lake.key:
+        return rows.withColumn("lake", F.when(F.col("_op") == "D", -1).otherwise(1))
+    whole = F.struct(*(F.col(ticked(name)) for name in rows.columns))
+    newest = rows.groupBy(*(ticked(c.name) for c in lake.key)).agg(F.max_by(whole, age).alias("r"))
+    return newest.select("r.*").where("_op <> 'D'").withColumn("lake", F.lit(1))
+
+
+def _source_texts(
     pipeline: Pipeline, session: SparkSession, lake: LakeTable, snapshot_name: str
 ) -> DataFrame:
-    config = pipeline.config
-    listed = sql.SQL(", ").join(
-        # format('%s') calls the type's output function: the very text that the log has.
-        sql.SQL("case when {0} is not null then pg_catalog.format('%s', {0}) end").format(
-            sql.Identifier(c.name)
-        )
-        + sql.SQL(" as {}").format(sql.Identifier(f"t{i}"))
-        for i, c in enumerate(lake.columns)
-    )
+    config, excluded = pipeline.config, lake.table.columns.exclude
     with pipeline.connect_source("verify") as source:
         found = heaps(source, lake.row.table, lake.row.oid)
+        told = told_by_catalog(source, lake.row, config.publication)
+        names = {c.name for c in told.columns} - set(excluded)
+        columns = [a for a in attributes(source, lake.row.oid) if a.name in names and not a.dropped]
+        listed = sql.SQL(", ").join(
+            # format('%s') calls the type's output function: the very text that the log has.
+            sql.SQL("case when {0} is not null then pg_catalog.format('%s', {0}) end").format(
+                sql.Identifier(a.name)
+            )
+            + sql.SQL(" as {}").format(sql.Identifier(f"t{a.number}"))
+            for a in columns
+        )
         queries = [
             sql.SQL("select {} from only {} where {}")
             .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
@@ -265,10 +319,6 @@ def _source_side(
         uri(pipeline.source_dsn, f"cdc_assets {config.name} verify"),
         snapshot_name,
         share(queries, tasks),
-        tuple(f"t{i}" for i in range(len(lake.columns))),
+        tuple(f"t{a.number}" for a in columns),
     )
-    return _digested(
-        read_texts(session, plan),
-        lake,
-        [source_expression(c, f"t{i}") for i, c in enumerate(lake.columns)],
-    )
+    return read_texts(session, plan)

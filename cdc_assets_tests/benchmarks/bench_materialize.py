@@ -40,7 +40,7 @@ from cdc_assets.log.files import Storage
 from cdc_assets.materializer.batch import Window, events, facts
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.fold import fold
-from cdc_assets.materializer.merge import _typed
+from cdc_assets.materializer.rows import as_lake
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import current_lsn
@@ -157,7 +157,7 @@ class _Plain:
         found = facts(entries, self.window, storage, keys)
         frame = events(session, entries, self.window, storage, pipeline.config.spark.cores)
         folded = fold(session, frame, found, keys, names)
-        rows = _typed(folded.withColumn("cdc_op", F.col("op")), lake.columns, "row", "cdc_op")
+        rows = as_lake(folded.withColumn("cdc_op", F.col("op")), lake.columns, "row", "cdc_op")
         rows.createOrReplaceTempView("cdc_batch")
         listed = ", ".join(ticked(name) for name in names)
         updates = ", ".join(f"t.{ticked(name)} = s.{ticked(name)}" for name in names)

@@ -30,7 +30,7 @@ def spark_url(spark_server: SparkServer) -> str:
 
 @pytest.fixture
 def source(postgres_dsn: NewDatabase, spark_url: str, tmp_home: Path) -> Iterator[Lake]:
-    with lake(postgres_dsn(), spark_url, SETUP, "t", "h") as opened:
+    with lake(postgres_dsn(), spark_url, SETUP, "t", {"name": "h", "mode": "mirror"}) as opened:
         opened.pin()
         opened.copy()
         yield opened

@@ -50,7 +50,7 @@ def test_everything_has_a_default_but_the_tables() -> None:
         ({"staging": {"uri": "ftp://x"}}, ["staging.uri", "s3://bucket/prefix"]),
         ({"spark": {"remote": "http://x"}}, ["spark.remote", "sc://"]),
         ({"lake": {"format_version": 1}}, ["lake.format_version"]),
-        ({"tables": [{"name": "a", "mode": "append"}]}, ["tables.0.mode", "append", "mirror"]),
+        ({"tables": [{"name": "a", "mode": "upsert"}]}, ["tables.0.mode", "append", "mirror"]),
         ({"maintenance": {"every": "7m"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"every": "10s"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"orphan_grace": "1h"}}, ["maintenance.orphan_grace", "at least 1d"]),

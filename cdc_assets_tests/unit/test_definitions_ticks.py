@@ -127,10 +127,16 @@ def test_a_run_without_the_table_ends_no_back_off_of_it() -> None:
 
 
 def _look(
-    *, pending: int = 0, reported: float | None = 5.0, state: str = "streaming", wait: float = 0.0
+    *,
+    pending: int = 0,
+    reported: float | None = 5.0,
+    state: str = "streaming",
+    wait: float = 0.0,
+    altered: bool = False,
 ) -> materializer.Look:
     status = TableStatus(
-        "public.t", "src.t", state, None, 1, "0/1", "0/10", 0, 0.0, pending, 1, 1, 1
+        *("public.t", "src.t", state, None, 1, "0/1", "0/10", 0, 0.0, pending, 1, 1, 1),
+        altered=altered,
     )
     return materializer.Look(NAMES, status, reported, wait)
 
@@ -142,6 +148,14 @@ def test_a_backlog_gets_a_run_unless_one_is_active_or_the_table_backs_off() -> N
     assert decide([_look(pending=3, wait=9.0)], active=False, proven=True).run == ()
     assert decide([_look(pending=3, state="parked")], active=False, proven=True).run == ()
     assert decide([_look()], active=False, proven=True).run == ()
+
+
+def test_a_schema_change_that_no_row_tells_gets_a_run_once_the_log_is_level() -> None:
+    look = _look(altered=True, reported=99.0)
+    assert materializer.decide([look], active=False, proven=True).run == (NAMES,)
+    waits = materializer.decide([look], active=False, proven=False)
+    assert (waits.run, waits.heartbeats) == ((), ())
+    assert materializer.decide([look], active=True, proven=True).heartbeats == ()
 
 
 def test_a_run_is_given_every_table_that_may_go_on() -> None:

@@ -1,0 +1,130 @@
+"""What older rows show in a column that was added: Postgres never sends it.
+
+A constant default is taken from the catalog. What a volatile one gave to each row is read again
+from the source, by key. Either way the lake's rows are written anew in one commit, which does the
+same if it is done again: no row of the new relation is merged before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc_assets.log.store import Cursor
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import attributes, heaps
+from cdc_assets.postgres.connect import uri
+from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import export_snapshot
+from cdc_assets.snapshot.reader import TextPlan, read_texts, share
+from cdc_assets.spark.publish import published
+from cdc_assets.spark.session import summary
+from cdc_assets.spark.tables import LakeColumn, LakeTable, cursor_properties, ticked
+
+
+def fill(
+    pipeline: Pipeline,
+    session: SparkSession,
+    lake: LakeTable,
+    values: Mapping[int, str | None],
+) -> None:
+    """Write added columns' values into the rows that are there, all anew, in one commit.
+
+    ``values``: by attribute number, a text, or None where each row of the source has its own.
+    """
+    state = lake.state()
+    added = [c for c in lake.columns if c.source.number in values]
+    if state.total_rows and added:
+        cursor = state.cursor or Cursor(0, lake.row.snapshot_lsn or Lsn.ZERO)
+        with (
+            summary(session, cursor_properties(cursor)),
+            published(session, lake, state) as branch,
+        ):
+            filled = rows = session.table(branch)
+            # Of a delete only its key was known, and of a truncate nothing.
+            has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
+            for column in added:
+                value = values[column.source.number]
+                if value is not None:
+                    literal = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+                    constant = F.expr(column.mapping.cast(literal, column.policy))
+                    filled = filled.withColumn(column.name, F.when(has_values, constant))
+            again = [c for c in added if values[c.source.number] is None]
+            if again:
+                filled = _joined(filled, _read_again(pipeline, session, lake, again), lake, again)
+            filled.select(*(ticked(name) for name in rows.columns)).writeTo(branch).overwrite(
+                F.lit(True)
+            )
+
+
+def _joined(
+    rows: DataFrame, read: DataFrame, lake: LakeTable, again: Sequence[LakeColumn]
+) -> DataFrame:
+    """``rows`` with the columns ``again`` of the row of the same key in ``read``."""
+    condition = F.lit(True)
+    for i, c in enumerate(lake.key):
+        condition = condition & (rows[ticked(c.name)] == read[f"k{i}"])
+    both = rows.join(read, condition, "left")
+    for i, c in enumerate(again):
+        has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
+        both = both.withColumn(c.name, F.when(has_values, F.col(f"v{i}")))
+    return both
+
+
+def _read_again(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, again: Sequence[LakeColumn]
+) -> DataFrame:
+    """Key and some columns of every row of the source, as it is now.
+
+    That may be later than the log's position; what changed in between is still to come.
+    """
+    config, wanted = pipeline.config, [*lake.key, *again]
+    slot = export_snapshot(pipeline.source_dsn)
+    try:
+        with pipeline.connect_source("schema") as source:
+            now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+            listed = sql.SQL(", ").join(
+                _text_of(now.get(c.source.number))
+                + sql.SQL(" as {}").format(sql.Identifier(f"t{i}"))
+                for i, c in enumerate(wanted)
+            )
+            queries = [
+                sql.SQL("select {} from only {} where {}")
+                .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
+                .as_string(source)
+                for heap in heaps(source, lake.row.table, lake.row.oid)
+                for chunk in plan_chunks(heap.pages, lake.table.chunk_pages)
+            ]
+        tasks = min(config.snapshot.max_parallel_chunks, max(1, len(queries)))
+        plan = TextPlan(
+            uri(pipeline.source_dsn, f"cdc_assets {config.name} schema"),
+            slot.snapshot_name,
+            share(queries, tasks),
+            tuple(f"t{i}" for i in range(len(wanted))),
+        )
+        keys = [f"k{i}" for i in range(len(lake.key))]
+        names = [*keys, *(f"v{i}" for i in range(len(again)))]
+        read = read_texts(session, plan).select(
+            *(
+                F.expr(c.mapping.cast(f"t{i}", c.policy)).alias(name)
+                for i, (c, name) in enumerate(zip(wanted, names, strict=True))
+            )
+        )
+        read = read.dropDuplicates(keys).persist()
+        read.count()
+        return read
+    finally:
+        slot.connection.finish()
+
+
+def _text_of(name: str | None) -> sql.Composable:
+    """A column in the text form that the log has; NULL for one that is gone."""
+    if name is None:
+        return sql.SQL("null::text")
+    return sql.SQL("case when {0} is not null then pg_catalog.format('%s', {0}) end").format(
+        sql.Identifier(name)
+    )

@@ -1,0 +1,53 @@
+"""What a lake table itself says of its columns: which column of the source is which of its fields.
+
+The table is the truth, as for its cursor; the coordination schema only has a copy. A field is known
+by its Iceberg id, which a rename keeps, and a column by its attribute number, which a rename keeps
+too. So whoever finds a table that a dead writer has altered half-way sees what is left to be done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from cdc_assets.postgres.catalog import Column
+
+PROPERTY = "cdc.columns"
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The source's columns and key as the lake table has them.
+
+    ``fields``: the field id of every column that there ever was, by attribute number; empty while
+    all go by their names. ``fill``: columns that were added and whose value in older rows is still
+    to be written: a text, or None where it has to be read from the source.
+    """
+
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    fields: Mapping[int, int] = field(default_factory=dict)
+    fill: Mapping[int, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        data: dict[str, Any] = json.loads(text)
+        return cls(
+            tuple(Column.from_json(column) for column in data["columns"]),
+            tuple(data["key"]),
+            {int(number): field_id for number, field_id in data.get("fields", {}).items()},
+            {int(number): value for number, value in data.get("fill", {}).items()},
+        )
+
+    def dump(self) -> str:
+        return json.dumps(
+            {
+                "columns": [column.to_json() for column in self.columns],
+                "key": list(self.key),
+                "fields": dict(self.fields),
+                "fill": dict(self.fill),
+            },
+            ensure_ascii=False,
+        )

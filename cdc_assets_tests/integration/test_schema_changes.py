@@ -1,0 +1,314 @@
+"""Schema changes in the stream: applied between the rows before and after, by real DDL.
+
+Every kind has a table of its own, and all of them go through one flush: a drain costs seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_assets import commands
+from cdc_assets.errors import TableProblem
+from cdc_assets.materializer import drain
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.server import SparkServer
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.lake_support import Lake, lake
+
+pytestmark = pytest.mark.spark
+
+PLAIN = "create table {t} (id int primary key, v text, n int)"
+ROWS = "insert into {t} select i, 'v' || i, i from generate_series(1, 5) i"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """DDL with changes around it; ``{t}`` is the table. ``extra``: what the lake keeps besides.
+
+    Statements are of one transaction, unless two semicolons part them.
+    """
+
+    name: str
+    script: str
+    create: str = PLAIN
+    rows: str = ROWS
+    extra: tuple[str, ...] = ()
+
+    def sql(self, text: str) -> str:
+        return text.replace("{t}", self.name)
+
+    def run(self, source: Lake) -> None:
+        for transaction in self.sql(self.script).split(";;"):
+            source.execute(transaction)
+
+
+KINDS = [
+    Kind(
+        "added",  # constants of several types; rows before it in the same transaction
+        "update {t} set v = 'before' where id = 1;"
+        " alter table {t} add c int default 5, add d numeric(8,2) default 1.5,"
+        " add a text[] default '{x,\"y z\"}', add b bytea default '\\x0102', add nothing date;"
+        " update {t} set n = 9 where id = 2; insert into {t} values (10, 'x', 1);"
+        " alter table {t} alter c drop default; insert into {t} values (11, 'y', 2)",
+    ),
+    Kind(
+        "quoted",  # a default that is hard to write down; no row follows
+        "alter table {t} add c text default e'it''s \\\\ \"q\" ${x} \\n end'",
+    ),
+    Kind(
+        "volatile",  # each row its own; a serial is a volatile default
+        "alter table {t} add u uuid not null default gen_random_uuid(), add s serial;"
+        " update {t} set n = 0 where id = 3",
+    ),
+    Kind(
+        "dropped",
+        "update {t} set v = 'before' where id = 1; alter table {t} drop v;"
+        " update {t} set n = 9 where id = 2; delete from {t} where id = 4",
+        extra=("v",),
+    ),
+    Kind(
+        "renamed",  # two swap their names, the key has another
+        "update {t} set v = 'before' where id = 1;"
+        " alter table {t} rename v to t; alter table {t} rename w to v;"
+        " alter table {t} rename t to w; alter table {t} rename id to nr;"
+        " update {t} set n = 9 where nr = 2; update {t} set nr = 50 where nr = 5;"
+        " delete from {t} where nr = 4",
+        "create table {t} (id int primary key, v text, w text, n int)",
+        "insert into {t} select i, 'v' || i, 'w' || i, i from generate_series(1, 5) i",
+    ),
+    Kind(
+        "widened",
+        "insert into {t} values (6, 1, 1, 0.1, 1.5, 'ab');;"
+        " alter table {t} alter s type int, alter i type bigint, alter r type float8,"
+        " alter d type numeric(12,2), alter v type text;"
+        " insert into {t} values (7, 100000, 10000000000, 0.1, 9999999999.25, repeat('x', 20))",
+        "create table {t} (id int primary key, s int2, i int, r real, d numeric(6,2),"
+        " v varchar(5))",
+        "insert into {t} select i, i, i, i + 0.1, i + 0.25, i from generate_series(1, 5) i",
+    ),
+    Kind(
+        "again",  # dropped and added under its name, twice, in one transaction
+        "update {t} set v = 'before' where id = 1; alter table {t} drop v;"
+        " alter table {t} add v int default 7; update {t} set n = 8 where id = 2;"
+        " alter table {t} drop v; alter table {t} add v timestamptz;"
+        " update {t} set v = '2026-01-01' where id = 3",
+        extra=("v__dropped_2", "v__dropped_4"),
+    ),
+    Kind(
+        "rekeyed",
+        "insert into {t} values (6, 'v6', 6); alter table {t} drop constraint {t}_pkey;"
+        " alter table {t} add primary key (v); update {t} set n = 9 where v = 'v2';"
+        " update {t} set v = 'other' where v = 'v3'; delete from {t} where v = 'v4'",
+    ),
+    Kind(
+        "unkeyed",
+        "update {t} set n = 9 where id = 2; alter table {t} drop constraint {t}_pkey;"
+        " insert into {t} values (1, 'v1', 1), (1, 'v1', 1)",
+    ),
+    Kind(
+        "unseen",  # its relation is what it was before
+        "alter table {t} drop n, add n int default 3; update {t} set v = 'x' where id = 2",
+        extra=("n__dropped_3",),
+    ),
+    Kind(
+        "labels",
+        "insert into {t} values (3, 'low');; alter type level add value 'mid' before 'high';;"
+        " insert into {t} values (4, 'mid')",
+        "create type level as enum ('low', 'high'); create table {t} (id int primary key, l level)",
+        "insert into {t} values (1, 'low'), (2, 'high')",
+    ),
+    Kind(
+        "toast",  # unchanged values across a rename: their column has another name by then
+        "update {t} set n = 9 where id = 2; alter table {t} rename v to doc;"
+        " update {t} set n = 8 where id = 3; update {t} set id = 20 where id = 2",
+        "create table {t} (id int primary key, v text, n int); alter table {t} alter v set storage"
+        " external",
+        "insert into {t} select i, repeat('v' || i, 2000), i from generate_series(1, 5) i",
+    ),
+    Kind(
+        "several",  # one after the other in one batch
+        "update {t} set v = 'a' where id = 1;; alter table {t} add c int default 1;;"
+        " update {t} set v = 'b' where id = 2;; alter table {t} rename c to d;"
+        " update {t} set d = 5 where id = 3; alter table {t} alter d type bigint;"
+        " update {t} set d = 50000000000 where id = 4; truncate {t};"
+        " insert into {t} values (1, 'after', 1); alter table {t} drop v;"
+        " insert into {t} values (2, 2, 2)",
+        extra=("v",),
+    ),
+]
+ALL = [kind.name for kind in KINDS]
+HARD = ["added", "renamed", "again", "several"]
+
+
+@pytest.fixture
+def source(
+    request: pytest.FixtureRequest,
+    postgres_dsn: NewDatabase,
+    spark_server: SparkServer,
+    tmp_home: Path,
+) -> Iterator[Lake]:
+    kinds = [kind for kind in KINDS if kind.name in request.param]
+    setup = ";".join(kind.sql(f"{kind.create}; {kind.rows}") for kind in kinds)
+    with lake(postgres_dsn(), spark_server.ensure(), setup, *request.param) as opened:
+        opened.pin()
+        opened.copy()
+        yield opened
+
+
+def _lake_rows(source: Lake, table: TableId) -> tuple[list[str], list[dict[str, Any]]]:
+    """The columns and the rows, as pyiceberg reads them; Spark must read the same."""
+    loaded = source.lake_table(table).load()
+    assert loaded is not None
+    rows = loaded.scan().to_arrow()
+    spark = source.session.table(source.lake_table(table).sql_name).toArrow()
+    assert sorted(rows.column_names) == sorted(spark.column_names)
+    assert sorted(map(repr, rows.select(sorted(rows.column_names)).to_pylist())) == sorted(
+        map(repr, spark.select(sorted(rows.column_names)).to_pylist())
+    )
+    return rows.column_names, rows.to_pylist()
+
+
+def _kinds(source: Lake) -> list[Kind]:
+    return [kind for kind in KINDS if TableId("public", kind.name) in source.tables]
+
+
+def _check(source: Lake) -> None:
+    # It knows the end of the log, and brings what no row has told until then.
+    assert {str(c.table): (c.problem, c.keys) for c in source.verify() if not c.equal} == {}
+    for kind in _kinds(source):
+        columns, _ = _lake_rows(source, TableId("public", kind.name))
+        there = source.execute(
+            "select attname from pg_attribute where attnum > 0 and not attisdropped"
+            f" and attrelid = '{kind.name}'::regclass"
+        )
+        assert sorted(columns) == sorted([*(name for (name,) in there), *kind.extra]), kind.name
+
+
+@pytest.mark.parametrize("source", [ALL], ids=["all"], indirect=True)
+def test_every_kind_of_schema_change_is_applied_in_its_place(source: Lake) -> None:
+    for kind in _kinds(source):
+        kind.run(source)
+    source.flush()
+    source.drain_all()
+    _check(source)
+    _, rows = _lake_rows(source, TableId("public", "dropped"))
+    assert {row["id"]: row["v"] for row in rows} == {1: "before", 2: None, 3: "v3", 5: "v5"}
+    _, rows = _lake_rows(source, TableId("public", "again"))
+    assert {row["id"]: row["v__dropped_2"] for row in rows} == {
+        1: "before",
+        2: None,
+        3: None,
+        4: "v4",
+        5: "v5",
+    }
+    assert {row["id"]: row["v__dropped_4"] for row in rows} == {
+        **dict.fromkeys((1, 3, 4, 5)),
+        2: 7,
+    }
+
+
+@pytest.mark.parametrize("source", [HARD], ids=["hard"], indirect=True)
+def test_a_writer_that_dies_between_any_two_steps_costs_nothing(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in _kinds(source):
+        kind.run(source)
+    source.flush()
+    real = source.session
+
+    class Dying:
+        """A session that dies after the next statement that alters a table, or publishes."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+        def sql(self, statement: str) -> object:
+            done = real.sql(statement)
+            if "alter table" in statement and "branch" not in statement:
+                raise KeyboardInterrupt
+            return done
+
+    deaths = 0
+    for table in source.tables:
+        for _ in range(40):
+            try:
+                drain.drain(source.pipeline, Dying(), table)  # type: ignore[arg-type]
+                break
+            except KeyboardInterrupt:
+                deaths += 1
+        else:
+            pytest.fail(f"{table} makes no progress")
+    assert deaths > 20
+    source.drain_all()
+    _check(source)
+
+
+def test_what_cant_be_done_in_place_parks_this_table_only(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    setup = "; ".join(f"{PLAIN}; {ROWS}".replace("{t}", name) for name in ("odd", "fine", "full_"))
+    setup += "; alter table full_ replica identity full"
+    hides = {"name": "hides", "columns": {"exclude": ["v"]}}
+    setup += f"; {PLAIN}; {ROWS}".replace("{t}", "hides")
+    with lake(
+        postgres_dsn(), spark_server.ensure(), setup, "odd", "fine", "full_", hides
+    ) as source:
+        source.pin()
+        source.copy()
+        odd, fine, hidden = (TableId("public", name) for name in ("odd", "fine", "hides"))
+        source.execute("update odd set v = 'seen' where id = 1")
+        source.execute("alter table odd alter n type text using n || ' pieces'")
+        source.execute("update odd set v = 'unseen' where id = 2; update fine set v = 'x'")
+        source.execute("alter table hides rename v to w; update hides set n = 5")
+        source.flush()
+        with pytest.raises(TableProblem, match=r"column n changed its type.*resync public\.odd"):
+            source.drain(odd)
+        with pytest.raises(TableProblem, match=r"column v, which columns\.exclude names"):
+            source.drain(hidden)
+        source.drain(fine)
+        source.execute("alter table full_ drop constraint full__pkey")
+        full = next(c for c in source.verify() if str(c.table) == "public.full_")
+        assert "its key changed, which the stream doesn't tell" in (full.problem or "")
+        row = source.pipeline.store.table(odd)
+        assert row is not None
+        assert (row.state, "resync" in (row.reason or "")) == ("parked", True)
+        assert (1, "seen", 1) in source.rows(odd)
+        assert len(source.rows(fine)) == 5
+        from cdc_assets.log.progress import restart_copy
+
+        restart_copy(source.pipeline.store, row)
+        source.pin()
+        source.tables = [odd, fine]
+        source.copy()
+        source.drain(odd)
+        assert (2, "unseen", "2 pieces") in source.rows(odd)
+        assert [c.equal for c in source.verify()] == [True, True]
+
+
+def test_a_column_that_comes_during_a_copy_is_in_the_lake(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    setup = f"{PLAIN}; {ROWS}".replace("{t}", "t")
+    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as source:
+        source.pin()
+        source.execute("alter table t add c int default 3; insert into t values (9, 'x', 1, 4)")
+        source.copy()
+        source.flush()
+        source.drain_all()
+        table = source.tables[0]
+        assert source.rows(table)[0] == (1, "v1", 1, 3)
+        assert [c.equal for c in source.verify()] == [True]
+        # No row follows this one; the commands bring it all the same, once.
+        source.execute("alter table t add d text default 'later'; alter table t rename v to w")
+        with commands.Spark(source.config) as spark:
+            commands.materialize(source.pipeline, spark, [table])
+            assert _lake_rows(source, table)[0] == ["id", "w", "n", "c", "d"]
+            assert source.rows(table)[0] == (1, "v1", 1, 3, "later")
+            before = source.snapshots(table)
+            assert commands.materialize(source.pipeline, spark, [table]) == []
+        assert source.snapshots(table) == before
