@@ -186,6 +186,46 @@ def test_compaction_that_would_change_rows_is_given_up_and_nobody_sees_it(
     equals_the_source(source, M)
 
 
+def test_a_run_that_dies_at_any_statement_is_done_again_by_the_next(source: Lake) -> None:
+    cycle(source, 30, M)
+    cycle(source, 31, M)
+
+    class Dying:
+        """A session of a run that is killed before, or right after, a statement."""
+
+        def __init__(self, at: str, *, after: bool) -> None:
+            self._at, self._after = at, after
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(source.session, name)
+
+        def sql(self, statement: str) -> Any:
+            if self._at in statement:
+                if self._after:
+                    source.session.sql(statement)
+                raise KeyboardInterrupt
+            return source.session.sql(statement)
+
+    with settings(source, keep_snapshots={"count": 1, "age": "0s"}) as pipeline:
+        for at, after in [
+            ("rewrite_data_files", True),
+            ("fast_forward", False),
+            ("fast_forward", True),
+            ("expire_snapshots", False),
+        ]:
+            session: Any = Dying(at, after=after)
+            with pytest.raises(KeyboardInterrupt):
+                list(maintain(pipeline, lambda: session, [M], thorough=False))  # noqa: B023
+            assert not pipeline.store.is_locked(f"write:{M}")
+            equals_the_source(source, M)
+        found = maintained(source, pipeline, M, thorough=False)[M]
+    assert (found.data_files, found.deleted_rows, found.snapshots) == (1, 0, 1)
+    loaded = source.lake_table(M).load()
+    assert loaded is not None and list(loaded.metadata.refs) == ["main"]
+    cycle(source, 32, M)
+    equals_the_source(source, M)
+
+
 def test_invariant_7_expiry_keeps_the_cursor_and_the_settings_decide(source: Lake) -> None:
     cycle(source, 6, P)
     cycle(source, 7, P)
@@ -234,6 +274,9 @@ def test_metadata_is_limited_and_manifests_are_put_together(
 
 def test_orphans_go_when_they_are_old_and_no_copy_runs(source: Lake) -> None:
     cycle(source, 9, M)
+    age(files(source, M))
+    with settings(source) as pipeline:
+        maintained(source, pipeline, M)  # what earlier tests left
     live = files(source, M)
     data = next(path for path in live if path.parent.name == "data").parent
     old, young = data / "0001-old.parquet", data / "0001-young.parquet"
