@@ -214,9 +214,12 @@ def _missing(
         return {now.number: now.missing}
     store, row = pipeline.store, lake.row
     with pipeline.connect_source("schema") as source:
-        files = {heap.oid: heap.filenode for heap in heaps(source, row.table, row.oid)}
-        # A rewrite gives every row its value, be it by a volatile default or later.
-        if not now.has_default and files == planned_files(store, row):
+        parts = heaps(source, row.table, row.oid)
+        files = {heap.oid: heap.filenode for heap in parts}
+        # A rewrite gives every row its value, be it by a volatile default or later. And what a
+        # partition's rows show, the partitioned table doesn't know.
+        same_files = files == planned_files(store, row) and not any(p.is_leaf for p in parts)
+        if not now.has_default and same_files:
             return {}
         found = source.execute(
             sql.SQL("select exists (select from {} where {} is not null)").format(

@@ -131,6 +131,14 @@ KINDS = [
         "insert into {t} select i, repeat('v' || i, 2000), i from generate_series(1, 5) i",
     ),
     Kind(
+        "parts",  # what older rows show is known to the partitions only
+        "alter table {t} add c int default 5; alter table {t} alter c drop default;"
+        " update {t} set n = 9 where id = 2",
+        "create table {t} (id int primary key, v text, n int) partition by range (id);"
+        " create table {t}_low partition of {t} for values from (0) to (4);"
+        " create table {t}_high partition of {t} for values from (4) to (99)",
+    ),
+    Kind(
         "several",  # one after the other in one batch
         "update {t} set v = 'a' where id = 1;; alter table {t} add c int default 1;;"
         " update {t} set v = 'b' where id = 2;; alter table {t} rename c to d;"
