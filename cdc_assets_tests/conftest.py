@@ -76,9 +76,10 @@ def postgres_servers(public_directory: Path) -> Iterator[Callable[[int], Embedde
                 bindir = debian_bindir(15)
                 if bindir is None:
                     pytest.skip("Debian's Postgres 15 is not installed")
-            made = EmbeddedPostgres(public_directory / f"pg{version}", version, bindir, _FAST)
-            made.start()
-            servers[version] = made
+            servers[version] = EmbeddedPostgres(
+                public_directory / f"pg{version}", version, bindir, _FAST
+            )
+        servers[version].start()  # a test of processes may have stopped it
         return servers[version]
 
     yield server
