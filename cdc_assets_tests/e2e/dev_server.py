@@ -73,11 +73,13 @@ class DevServer:
         """Every process that carries this server's home in its environment, or runs in it."""
         found = []
         for process in psutil.process_iter():
-            with suppress(psutil.Error):
+            with suppress(psutil.Error):  # it ends while we look, or isn't ours to look at
                 mine = process.environ().get("CDC_ASSETS_HOME") == str(self.home)
-                if mine or any(str(self.home) in word for word in process.cmdline()):
+                mine = mine or any(str(self.home) in word for word in process.cmdline())
+                alive = process.status() != psutil.STATUS_ZOMBIE
+                if mine and alive and process.pid != os.getpid():
                     found.append(process)
-        return [p for p in found if p.pid != os.getpid() and p.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def interrupt(self) -> None:
         """Ctrl-C's signal, to the one process that a person started."""
