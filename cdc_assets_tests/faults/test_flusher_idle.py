@@ -87,7 +87,10 @@ def _settled(source: Bench) -> bool:
     return _behind(source) < NEAR_BYTES and _retained(source) < NEAR_BYTES
 
 
-@pytest.mark.parametrize("where", list(WRITERS))
+@pytest.mark.parametrize(
+    "where",
+    ["another database", pytest.param("another table", marks=pytest.mark.soak)],
+)
 def test_a_quiet_source_keeps_its_slot_near(source: Bench, where: str) -> None:
     config = source.config("public.t")
     source.flush(config)
@@ -105,6 +108,7 @@ def test_a_quiet_source_keeps_its_slot_near(source: Bench, where: str) -> None:
     assert source.log("public.t") == []
 
 
+@pytest.mark.soak
 def test_an_open_transaction_elsewhere_holds_up_restart_but_not_the_flusher(source: Bench) -> None:
     config = source.config("public.t", flush_interval="50ms")
     source.flush(config)

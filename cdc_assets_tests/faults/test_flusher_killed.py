@@ -25,7 +25,8 @@ def source(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-@pytest.mark.parametrize("victim", ["receiver", "decoder"])
+# The receiver is killed at every step in test_flusher_killed_at.
+@pytest.mark.parametrize("victim", [pytest.param("receiver", marks=pytest.mark.soak), "decoder"])
 def test_killed_anywhere_every_change_is_in_the_log_once(source: Bench, victim: str) -> None:
     source.execute(TABLE)
     options = {"flush_interval": "20ms", "flush_bytes": "100kB"}

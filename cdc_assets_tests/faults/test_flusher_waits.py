@@ -112,7 +112,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("how", ["full", "read-only"])
+@pytest.mark.parametrize("how", ["full", pytest.param("read-only", marks=pytest.mark.soak)])
 def test_a_disk_that_cannot_be_written_is_waited_for(
     source: Bench, small_disk: Path, how: str
 ) -> None:
@@ -171,6 +171,7 @@ def test_a_place_that_nobody_can_write_is_refused_at_once(source: Bench, tmp_pat
     assert source.execute("select from pg_replication_slots where database = %s", source.name) == []
 
 
+@pytest.mark.soak  # test_staging has each answer by itself
 def test_an_object_store_that_is_busy_is_waited_for(source: Bench, s3: ObjectStore) -> None:
     source.s3 = s3.settings
     config = source.config("public.t", **OPTIONS)
