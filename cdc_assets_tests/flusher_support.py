@@ -216,6 +216,22 @@ def start_flusher(
         )
 
 
+def reconnect(source: Bench, progress: Progress) -> None:
+    """End the stream and wait for the next one.
+
+    A walsender that is just starting, or ending, doesn't count: it is ended again if need be.
+    """
+    wait_for(lambda: progress.state == "streaming")
+    before = progress.sessions
+
+    def begun_anew() -> bool:
+        if progress.sessions == before and progress.state == "streaming":
+            source.terminate("flusher")
+        return progress.sessions > before
+
+    wait_for(begun_anew)
+
+
 def ended(process: psutil.Process) -> bool:
     """Whether it is gone, or is a zombie whose parent hasn't looked yet."""
     try:

@@ -26,7 +26,14 @@ from cdc_assets.flusher.report import Progress
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests.faults.ledger import TABLE, check, writing
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
+from cdc_assets_tests.flusher_support import (
+    Bench,
+    bench,
+    flushing,
+    reconnect,
+    start_flusher,
+    wait_for,
+)
 from cdc_assets_tests.s3_support import Fault, ObjectStore, cut, hang, lost_answer, status
 
 # It asks after half of it; a busy machine may well stop us for a second.
@@ -315,16 +322,11 @@ def test_a_registration_that_hangs_costs_no_connection(source: Bench) -> None:
     assert check(source) == 100
 
 
-def _reconnected(progress: Progress, times: int) -> bool:
-    return progress.reconnects >= times
-
-
 def test_a_walsender_that_is_terminated_again_and_again(source: Bench) -> None:
     config = source.config("public.t", **OPTIONS)
     source.flush(config)
     with flushing(config) as progress, writing(source, pause=0.1):
-        for number in range(1, 4):
-            wait_for(lambda: source.terminate("flusher"))
-            wait_for(partial(_reconnected, progress, number))
+        for _ in range(3):
+            reconnect(source, progress)
     source.flush(config)
     assert check(source) > 100

@@ -24,7 +24,7 @@ from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.process import Status
 from cdc_assets.sensors.flusher import sentence
 from cdc_assets.status import collect
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, reconnect, wait_for
 
 
 @pytest.fixture
@@ -158,10 +158,8 @@ def test_a_lost_stream_is_told_while_it_is_lost(
     config = source.config("public.t", flush_interval="50ms")
     source.flush(config)
     with flushing(config) as progress:
-        wait_for(lambda: progress.state == "streaming")
-        for number in range(1, 4):
-            source.terminate("flusher")
-            wait_for(lambda expected=number: progress.reconnects >= expected)  # type: ignore[misc]
+        for _ in range(3):
+            reconnect(source, progress)
         wait_for(lambda: told(config).get("reconnects", 0) >= 3)
         assert "terminating connection" in told(config)["last_error"]
 
