@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
+from psycopg import sql
 
 from cdc_assets.config import SourceConfig, home
 from cdc_assets.embedded.postgres import EmbeddedPostgres
@@ -42,6 +43,18 @@ def coordination_dsn(config: SourceConfig) -> str:
     """Where the coordination schema is: the source, unless ``state.postgres_url`` moves it."""
     url = config.state.postgres_url
     return url.get_secret_value() if url is not None else source_dsn(config)
+
+
+def connect_log(config: SourceConfig, purpose: str) -> psycopg.Connection[Any]:
+    """A connection of its own to the coordination schema, for what isn't a :class:`LogStore`'s.
+
+    Neither creates nor migrates the schema.
+    """
+    name = f"cdc_assets {config.name} {purpose}"
+    connection = connect(coordination_dsn(config), application_name=name)
+    schema = sql.Identifier(config.state.schema_)
+    connection.execute(sql.SQL("set search_path to {}, pg_catalog").format(schema))
+    return connection
 
 
 @contextmanager

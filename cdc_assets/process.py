@@ -18,6 +18,7 @@ import logging
 import os
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -44,6 +45,11 @@ _TERM_SECONDS = 3.0
 
 # How soon a waiting process takes over from one that ended.
 _LOCK_POLL_SECONDS = 0.2
+
+
+def process_name() -> str:
+    """This process, for people who look from elsewhere."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)

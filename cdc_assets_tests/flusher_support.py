@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlparse
 import psutil
 import psycopg
 import pyarrow.parquet as pq
+import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -141,6 +142,12 @@ class Bench:
                 f"cdc_assets {self.name} {application}",
             )
         )
+
+
+def named_after(request: pytest.FixtureRequest, prefix: str) -> str:
+    """A database's and source's name for a test with parameters, ``prefix`` the module's letter."""
+    letters = "".join(c if c.isalnum() else "_" for c in request.node.name.lower())
+    return f"{prefix}_{letters.removeprefix('test_')[:36].strip('_')}"
 
 
 @contextmanager

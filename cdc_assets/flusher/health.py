@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import threading
 import time
 
 import psycopg
-from psycopg import sql
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.flusher.metrics import FlusherCollector, MetricsServer
 from cdc_assets.flusher.report import Probe, Progress, Report, report
-from cdc_assets.pipeline import coordination_dsn, source_dsn
+from cdc_assets.pipeline import connect_log, source_dsn
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.replication import current_position, slot_status
+from cdc_assets.process import process_name
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ class Health:
         self._config = config
         self._progress = progress
         self._probe = Probe()
-        self._process = f"process {os.getpid()} on {socket.gethostname()}"
+        self._process = process_name()
         self._metrics = MetricsServer(
             config.metrics, FlusherCollector(config.name, progress, self._probe)
         )
@@ -90,9 +88,8 @@ class Health:
     def _look(self) -> None:
         try:
             if self._source is None:
-                self._source = connect(
-                    source_dsn(self._config), application_name=self._name("health")
-                )
+                name = f"cdc_assets {self._config.name} health"
+                self._source = connect(source_dsn(self._config), application_name=name)
                 self._source.execute(f"set statement_timeout = '{_TIMEOUT}'")
             slot = slot_status(self._source, self._config.slot)
             self._probe.saw(time.monotonic(), current_position(self._source))
@@ -108,18 +105,11 @@ class Health:
     def _write(self, told: Report) -> None:
         try:
             if self._log is None:
-                self._log = connect(
-                    coordination_dsn(self._config), application_name=self._name("report")
-                )
+                self._log = connect_log(self._config, "report")
                 self._log.execute(f"set statement_timeout = '{_TIMEOUT}'")
-                schema = sql.Identifier(self._config.state.schema_)
-                self._log.execute(sql.SQL("set search_path to {}, pg_catalog").format(schema))
             self._log.execute(_WRITE, (self._config.name, json.dumps(told.to_json())))
         except psycopg.Error as error:
             logger.debug("no report could be written: %s", error)
             if self._log is not None:
                 self._log.close()
             self._log = None
-
-    def _name(self, what: str) -> str:
-        return f"cdc_assets {self._config.name} {what}"

@@ -15,19 +15,16 @@ one, ``stream`` sees to that.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import uuid
 from contextlib import suppress
 
 import psycopg
-from psycopg import sql
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.log.store import LogStore
-from cdc_assets.pipeline import coordination_dsn
-from cdc_assets.postgres.connect import connect
+from cdc_assets.pipeline import connect_log
+from cdc_assets.process import process_name
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +84,7 @@ class Heart:
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
         self._holder = uuid.uuid4()
-        self._process = f"process {os.getpid()} on {socket.gethostname()}"
+        self._process = process_name()
         self._mine: set[int] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -126,7 +123,7 @@ class Heart:
 
     def _beat(self) -> None:
         if self._connection is None:
-            self._connection = self._connect()
+            self._connection = connect_log(self._config, "heart")
         with self._lock:
             mine = sorted(self._mine)
         which = {
@@ -140,14 +137,6 @@ class Heart:
             if ended:
                 logger.warning("ended a session that a flusher (%s) has left behind", process)
         self._connection.execute(_FORGET, which)
-
-    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
-        connection = connect(
-            coordination_dsn(self._config), application_name=f"cdc_assets {self._config.name} heart"
-        )
-        schema = sql.Identifier(self._config.state.schema_)
-        connection.execute(sql.SQL("set search_path to {}, pg_catalog").format(schema))
-        return connection
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None

@@ -132,7 +132,8 @@ class Bench:
         assert row is not None and row.snapshot_lsn is not None
         lake = LakeTable(self.pipeline.config, self.pipeline.config.table(self.table), row)
         lake.upgrade(self.session)
-        offset = lake.state().cursor.offset if lake.state().cursor else 0  # type: ignore[union-attr]
+        cursor = lake.state().cursor
+        offset = cursor.offset if cursor is not None else 0
         self.session.sql(f"alter table {lake.sql_name} create branch plain")
         try:
             yield _Plain(self, lake, Window(offset, row.snapshot_lsn))

@@ -16,7 +16,14 @@ import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.postgres.replication import current_lsn
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
+from cdc_assets_tests.flusher_support import (
+    Bench,
+    bench,
+    flushing,
+    named_after,
+    start_flusher,
+    wait_for,
+)
 from cdc_assets_tests.peak_memory import PeakMemory
 
 MB = 1_000_000
@@ -28,8 +35,7 @@ def source(
 ) -> Iterator[Bench]:
     dsn = postgres.dsn()
     assert dsn is not None
-    letters = "".join(c if c.isalnum() else "_" for c in request.node.name.lower())
-    with bench(dsn, f"m_{letters.removeprefix('test_')[:36].strip('_')}", tmp_path) as made:
+    with bench(dsn, named_after(request, "m"), tmp_path) as made:
         yield made
 
 

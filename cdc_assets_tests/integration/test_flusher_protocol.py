@@ -19,12 +19,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests import pgoutput_reference as reference
 from cdc_assets_tests import pgoutput_support as beside
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
-
-
-def _name(request: pytest.FixtureRequest) -> str:
-    letters = "".join(c if c.isalnum() else "_" for c in request.node.name.lower())
-    return f"p_{letters.removeprefix('test_')[:36].strip('_')}"
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
 
 
 @pytest.fixture
@@ -33,7 +28,7 @@ def source(
 ) -> Iterator[Bench]:
     dsn = any_postgres.dsn()
     assert dsn is not None
-    with bench(dsn, _name(request), tmp_path) as made:
+    with bench(dsn, named_after(request, "p"), tmp_path) as made:
         yield made
 
 
@@ -43,7 +38,7 @@ def newest(
 ) -> Iterator[Bench]:
     dsn = postgres.dsn()
     assert dsn is not None
-    with bench(dsn, _name(request), tmp_path) as made:
+    with bench(dsn, named_after(request, "p"), tmp_path) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets_tests.flusher_support import Bench, bench
+from cdc_assets_tests.flusher_support import Bench, bench, named_after
 from cdc_assets_tests.pgoutput_reference import Row
 
 # Kept out of line as it is, so every update that leaves it alone sends no value of it.
@@ -31,8 +31,7 @@ def source(
 ) -> Iterator[Bench]:
     dsn = any_postgres.dsn()
     assert dsn is not None
-    letters = "".join(c if c.isalnum() else "_" for c in request.node.name.lower())
-    with bench(dsn, f"i_{letters.removeprefix('test_')[:36].strip('_')}", tmp_path) as made:
+    with bench(dsn, named_after(request, "i"), tmp_path) as made:
         yield made
 
 
