@@ -21,6 +21,7 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.resources.flusher import FlusherResource
 from cdc_assets.resources.sources import remember
 from cdc_assets.resources.spark import SparkConnectResource
+from cdc_assets.sensors.alerts import alerts_sensor
 from cdc_assets.sensors.checks import checks_job, checks_sensor
 from cdc_assets.sensors.flusher import flusher_sensor
 from cdc_assets.sensors.maintenance import maintenance_job, maintenance_schedule
@@ -79,4 +80,5 @@ def _sensors(
         snapshot_sensor(config),
         materializer_sensor(config, merges),
         checks_sensor(config, checks),
+        alerts_sensor(config),
     ]

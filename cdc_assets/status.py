@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import GROUP, LogStore
 from cdc_assets.materializer.relation import altered
 from cdc_assets.pipeline import Pipeline
@@ -46,6 +47,8 @@ class TableStatus:
     copy_seconds_left: float | None = None
     altered: bool = False
     """The source's columns are others than the lake's: a schema change waits."""
+    paused_since: str | None = None
+    """Somebody paused it, or its source: nothing is applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     now = store.server_now()
     rows = store.connection.execute(_TABLES, {"group": GROUP, "source": config.name}).fetchall()
     known = {found[0]: found for found in rows}
+    resting = paused(store)
     tables = []
     for table in config.tables:
         lake = f"{config.namespace}.{config.lake_name(table.id)}"
@@ -149,6 +153,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 rate,
                 (total - done) / chunk_rate if chunk_rate else None,
                 table.id in differing,
+                str(resting[table.id]) if table.id in resting else None,
             )
         )
     return SourceStatus(

@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
 from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.config import SourceConfig, TableConfig
-from cdc_assets.errors import TableProblem, TablesFailed
+from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
+from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.pipeline import Pipeline
@@ -151,11 +152,13 @@ class Rounds:
 
     def _pending(self) -> list[TableId]:
         """What has something to be applied or reported, the longest waiting first."""
+        resting = paused(self._pipeline.store)
         waiting = [
             (backlog.oldest_commit or _LONG_AGO, backlog.table)
             for backlog in self._pipeline.store.backlogs()
             if backlog.table in self._tables
             and backlog.table not in self._problems
+            and backlog.table not in resting
             and self._busy_until.get(backlog.table, 0.0) <= time.monotonic()
             and (backlog.rows or backlog.table not in self._known)
         ]
@@ -190,6 +193,8 @@ class Rounds:
                 budget_seconds=TURN_SECONDS,
                 on_merge=self._context.log.info,
             )
+        except TablePaused as said:
+            self._context.log.info("%s", said)
         except TableProblem as problem:
             self._fail(problem)
         except Exception as error:  # whatever one table has must not stop the others
