@@ -57,6 +57,8 @@ class Known:
     told: Severity | None = None
     worst: Severity | None = None
     told_at: str | None = None
+    bad_since: str | None = None
+    """Since when it had a grade, when it had one last: what a recovery tells."""
 
     @property
     def matters(self) -> bool:
@@ -114,17 +116,11 @@ def observe(memory: Memory, found: Iterable[Condition], now: datetime) -> Memory
             told=before.told if before is not None else None,
             worst=severest(grade, before.worst if before is not None else None),
             told_at=before.told_at if before is not None else None,
+            bad_since=since.isoformat() if grade else before.bad_since if before else None,
         )
     for key, before in memory.known.items():
         if key not in known:
             known[key] = replace(before, present=False, grade=None)
-        elif known[key].grade is None and before.worst is not None:
-            # Well again, and told as what it was, since when it was.
-            well = (before.since, before.what, before.detail, before.remedy)
-            since_, what, detail, remedy = well
-            known[key] = replace(
-                known[key], since=since_, what=what, detail=detail, remedy=remedy, present=False
-            )
     return replace(memory, known={key: k for key, k in known.items() if k.matters})
 
 
@@ -172,8 +168,9 @@ def _notice(key: str, k: Known, remind: timedelta | None, now: datetime) -> Noti
         kind = "reminder"
     else:
         return None
-    lasted = max(0.0, (now - _time(k.since)).total_seconds())
-    return Notice(key, kind, k.grade, before, k.what, k.detail, k.remedy, k.since, lasted)
+    since = k.since if k.grade is not None or k.bad_since is None else k.bad_since
+    lasted = max(0.0, (now - _time(since)).total_seconds())
+    return Notice(key, kind, k.grade, before, k.what, k.detail, k.remedy, since, lasted)
 
 
 def sink_keys(config: AlertsConfig) -> list[str]:

@@ -192,7 +192,7 @@ def test_what_dagster_knows_is_told(world: World) -> None:
     assert checked(passed=False) == ["FAIL: the check primary_key_unique of world/t failed"]
     assert checked(passed=True)[0].startswith("OK (was FAIL)")
 
-    fails = []
+    fails: list[str] = []
 
     @dg.op
     def work() -> None:

@@ -34,7 +34,7 @@ def _config(*sinks_: dict[str, Any], **alerts: Any) -> SourceConfig:
             "name": "shop",
             "postgres": {"dsn": "postgresql://nobody@localhost/none"},
             "tables": [{"name": "public.orders"}],
-            "alerts": {"sinks": list(sinks_) or [{"type": "log"}], **alerts},
+            "alerts": alerts | {"sinks": list(sinks_) or [{"type": "log"}]},
         },
         "test",
     )
@@ -114,6 +114,24 @@ def test_the_rate_limit_delays_but_loses_nothing() -> None:
     assert watch.look(70) == []
     assert watch.look(80, _condition("a", WARN)) == []
     assert watch.look(130, _condition("a", WARN)) == [], "it is as it was told"
+
+
+def test_what_was_worse_between_two_messages_is_told() -> None:
+    watch = Watch(min_interval=60)
+    assert watch.look(0, _condition(limits=WARN)) == [("flusher", "problem")]
+    assert watch.look(20, _condition()) == watch.look(40, _condition(limits=WARN)) == []
+    [told] = watch.notices(60, _condition(limits=WARN))
+    assert (told.kind, told.severity, told.before) == ("better", "warn", "fail")
+
+
+def test_what_comes_back_between_two_messages_begins_anew() -> None:
+    watch, wrong = Watch(min_interval=60), _condition(limits=AGED)
+    assert watch.look(0, wrong) == []
+    assert watch.look(60, wrong) == [("flusher", "problem")]
+    assert watch.look(70) == watch.look(80, wrong) == []
+    assert watch.look(120, wrong) == [("flusher", "recovered")]
+    assert watch.look(139, wrong) == []
+    assert watch.look(180, wrong) == [("flusher", "problem")]
 
 
 def test_what_lasts_is_told_again() -> None:
