@@ -14,6 +14,7 @@ from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import GROUP, LogStore
 from cdc_assets.materializer.relation import altered
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.drop import dropped_since
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_position, slot_status
 from cdc_assets.spark.catalog import shown
@@ -177,11 +178,14 @@ def _flusher(
 ) -> dict[str, Any]:
     """The flusher as the log shows it, and as it told itself if one is active; else its last words.
 
-    ``state`` is down when none is active, and silent when the active one has stopped telling.
+    ``state`` is down when none is active, silent when the active one has stopped telling, and
+    dropped when the source was given up.
     """
     active = store.is_locked(f"flusher:{store.source}")
     told, age = store.flusher_report() or ({}, None)
     state = told.get("state") if active and age is not None and age < SILENT_SECONDS else None
+    if dropped_since(store) is not None:
+        state = "dropped"
     return {
         **told,
         "active": active,

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Any
 
@@ -52,6 +53,21 @@ def deliver(config: SourceConfig, memory: Memory) -> tuple[Memory, list[str]]:
         if left:
             outbox[key] = left
     return replace(memory, outbox=outbox), problems
+
+
+def try_sinks(config: SourceConfig) -> dict[str, str | None]:
+    """Send every sink a message that says that it is a test; why it failed, by sink."""
+    now = datetime.now(UTC).isoformat()
+    what, help_ = "this is a test", "Nothing: all is well."
+    notice = Notice("test", "problem", "warn", None, what, "it was asked for", help_, now, 0.0)
+    told: dict[str, str | None] = {}
+    for key, sink in zip(sink_keys(config.alerts), config.alerts.sinks, strict=True):
+        try:
+            send(config, sink, [notice])
+            told[key] = None
+        except _TRANSIENT as error:
+            told[key] = _said(error)
+    return told
 
 
 def send(config: SourceConfig, sink: SinkConfig, notices: Sequence[Notice]) -> None:

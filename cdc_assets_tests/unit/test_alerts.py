@@ -6,11 +6,13 @@ import email
 import email.policy
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
@@ -19,6 +21,7 @@ from cdc_assets.alerts import sinks
 from cdc_assets.alerts.conditions import FAIL, WARN, Condition, Limits
 from cdc_assets.alerts.memory import OUTBOX, Memory, Notice, due, observe
 from cdc_assets.alerts.settings import AlertsConfig
+from cdc_assets.cli import cli
 from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.errors import ConfigurationError
 from cdc_assets_tests.sink_support import Inbox, mailbox, webhook
@@ -213,6 +216,19 @@ def test_what_a_sink_does_not_take_waits_for_it_and_its_address_is_in_no_message
         assert (again.outbox, problems, len(inbox.received)) == ({}, [], 1)
     _, [gone] = _send(config, _condition())
     assert gone == "0:webhook took no message: ConnectionRefusedError; 1 wait"
+
+
+def test_a_test_message_says_whether_it_was_taken(tmp_path: Path) -> None:
+    with webhook() as inbox:
+        config = _config(_webhook(inbox), _webhook(Inbox(port=1)))
+        file = tmp_path / "shop.json"
+        file.write_text(config.dump())
+        done = CliRunner().invoke(cli, ["--config", str(file), "alert-test"])
+    assert (done.exit_code, done.output.splitlines()) == (
+        1,
+        ["0:webhook: sent", "1:webhook: ConnectionRefusedError"],
+    )
+    assert inbox.received[0]["text"] == "[cdc shop] WARN: this is a test"
 
 
 def test_a_sink_that_is_down_for_long_gets_the_newest() -> None:

@@ -64,6 +64,7 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     assert {"shop/pgbench_accounts", "shop/orders", "shop/Mixed_Case_Table"} <= lake
     assert {sensor.name for sensor in defs.sensors or ()} == {
         "cdc_alerts_shop",
+        "health_shop",
         "services_shop",
         "flusher_shop",
         "snapshot_shop",
