@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
 from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.config import SourceConfig, TableConfig
-from cdc_assets.errors import TableProblem, TablesFailed
+from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
+from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.materializer.turns import Turns
@@ -150,7 +151,7 @@ class Rounds:
 
     def _pending(self) -> list[TableId]:
         """What has something to be applied or reported, the longest waiting first."""
-        wants = set(self._tables) - set(self._problems)
+        wants = set(self._tables) - set(self._problems) - set(paused(self._pipeline.store))
         return self._turns.pending(wants, also=wants - self._known)
 
     def _say_what_others_did(self) -> None:
@@ -183,6 +184,8 @@ class Rounds:
         self._known.add(table)
         try:
             drained = self._turns.turn(table, self._context.log.info)
+        except TablePaused as said:
+            self._context.log.info("%s", said)
         except TableProblem as problem:
             self._fail(problem)
         except Exception as error:  # whatever one table has must not stop the others
