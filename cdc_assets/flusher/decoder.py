@@ -27,6 +27,7 @@ from cdc_assets.flusher import staged_rows
 from cdc_assets.flusher.changes import Changes
 from cdc_assets.flusher.json_text import parts_of, ranges
 from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.waiting import Pending
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import (
@@ -62,31 +63,6 @@ class _Transaction:
     commit_lsn: int
     commit_time: int
     xid: int
-
-
-@dataclass(slots=True)
-class Pending:
-    """Waiting changes of one table under one relation, in order: runs of changes and truncates."""
-
-    spec: DecodeSpec
-    relation: Relation
-    parts: list[Changes | pa.Table] = field(default_factory=list)
-
-    def tables(self) -> Iterator[pa.Table]:
-        """Decode: staged rows in tables of bounded size, in commit order."""
-        run: list[Changes] = []
-        for part in self.parts:
-            if isinstance(part, Changes):
-                run.append(part)
-                continue
-            yield from self._decoded(run)
-            run = []
-            yield part
-        yield from self._decoded(run)
-
-    def _decoded(self, run: list[Changes]) -> Iterator[pa.Table]:
-        if run:
-            yield from staged_rows.staged(self.spec, self.relation, run)
 
 
 @dataclass(slots=True)
@@ -144,6 +120,10 @@ class Decoder:
     @property
     def committed_bytes(self) -> int:
         return self._committed.bytes
+
+    @property
+    def committed_tables(self) -> int:
+        return len(self._committed.pending)
 
     @property
     def open_bytes(self) -> int:

@@ -125,9 +125,13 @@ class Failed:
 Reply = Consumed | Flushed | Retrying | Failed
 
 
-# A file costs a millisecond or two, and a flush one for every table that has changes: between
-# flushes changes gather for at least twice as long as the last one took, so that a thousand tables
-# cost a third of the time at most …
+# A file costs a millisecond or two, however little is in it, and a flush one for every table that
+# has changes. So that a thousand tables cost a change hardly more than one does, changes gather
+# between flushes: until each of the tables has so much to be written …
+WORTH_A_FILE_BYTES = 256 * 2**10
+# … or so many times flush_bytes wait;
+MOST_GATHERED = 2
+# and if so much doesn't come: for at least twice as long as the last flush took …
 REST = 2.0
 # … and never for longer than this.
 LONGEST_REST_SECONDS = 10.0
@@ -166,8 +170,14 @@ class _Worker:
                     self.specs = dict(command.by_oid)
                 elif isinstance(command, Frames):
                     self.take_in(command)
-            if self.due is not None and time.monotonic() >= self.due:
+            if self.is_due():
                 self.flush()
+
+    def is_due(self) -> bool:
+        if self.due is None or (late := time.monotonic() - self.due) < 0:
+            return False
+        # While more waits to be taken in, a flush makes nothing fresh.
+        return late >= LONGEST_REST_SECONDS or not self.pipe.poll(0)
 
     def take_in(self, command: Frames) -> None:
         blob = self.pipe.recv_bytes()
@@ -175,7 +185,7 @@ class _Worker:
         self.decoder.feed(blob, np.frombuffer(command.lengths, np.int32))
         self.say_consumed(len(blob))
         committed = self.decoder.commit_end != commits
-        if self.decoder.committed_bytes >= self.settings.flush_bytes or (committed and self.parts):
+        if self.is_full() or (committed and self.parts):
             self.flush()
         elif self.due is None and self.decoder.position > self.reported:
             rest = min(REST * self.flush_seconds, LONGEST_REST_SECONDS)
@@ -185,6 +195,15 @@ class _Worker:
                 self.flush()
             self.parts += self.staging.write(self.decoder.take_open())
             self.say_consumed(0)
+
+    def is_full(self) -> bool:
+        """Whether what is committed is worth its files, or all that may wait is waiting."""
+        decoder, least = self.decoder, self.settings.flush_bytes
+        worth = decoder.committed_tables * WORTH_A_FILE_BYTES
+        waiting = decoder.committed_bytes + decoder.open_bytes
+        return decoder.committed_bytes > 0 and waiting >= min(
+            max(worth, least), MOST_GATHERED * least
+        )
 
     def say_consumed(self, byte_size: int) -> None:
         waiting = self.decoder.committed_bytes + self.decoder.open_bytes

@@ -61,7 +61,7 @@ BATCH_SECONDS = 0.05
 # waking up for each costs more than all the rest (measured: 3.4 instead of 1.2 µs a change).
 GATHER_SECONDS = 0.002
 # Handed over and not yet taken in: what arrives during a flush of flush_bytes, and memory's bound.
-IN_FLIGHT_BYTES = 48 * 2**20
+IN_FLIGHT_BYTES = 32 * 2**20
 # An idle source: flushed_lsn moves when this much WAL of others went by (the promise is 8 MB) …
 IDLE_STEP_BYTES = 2**20
 # … or when it moved at all and this much time passed; not at every keepalive.
