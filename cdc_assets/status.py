@@ -10,9 +10,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import GROUP, LogStore
 from cdc_assets.materializer.relation import altered
+from cdc_assets.materializer.workers import workers
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.drop import dropped_since
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_position, slot_status
 from cdc_assets.spark.catalog import shown
@@ -46,6 +49,22 @@ class TableStatus:
     copy_seconds_left: float | None = None
     altered: bool = False
     """The source's columns are others than the lake's: a schema change waits."""
+    worker: str | None = None
+    """The process that looks after it."""
+    paused_since: str | None = None
+    """Somebody paused it, or its source: nothing is applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker that merges. ``tables`` are those that it looks after now, with their epochs."""
+
+    worker: str
+    process: str
+    started_at: datetime
+    heard_seconds_ago: float | None
+    alive: bool
+    tables: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,7 @@ class SourceStatus:
     slot: Mapping[str, Any]
     flusher: Mapping[str, Any]
     lake: Mapping[str, Any]
+    workers: tuple[WorkerStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -65,6 +85,10 @@ class SourceStatus:
             "slot": dict(self.slot),
             "flusher": dict(self.flusher),
             "lake": dict(self.lake),
+            "workers": [
+                {**asdict(worker), "started_at": worker.started_at.isoformat()}
+                for worker in self.workers
+            ],
         }
 
 
@@ -115,6 +139,19 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     now = store.server_now()
     rows = store.connection.execute(_TABLES, {"group": GROUP, "source": config.name}).fetchall()
     known = {found[0]: found for found in rows}
+    merging = [
+        WorkerStatus(
+            str(found.worker),
+            found.process,
+            found.started_at,
+            found.heard_seconds_ago,
+            found.alive,
+            {str(table): epoch for table, epoch in sorted(found.claims.items())},
+        )
+        for found in workers(store)
+    ]
+    by_table = {name: worker.process for worker in merging for name in worker.tables}
+    resting = paused(store)
     tables = []
     for table in config.tables:
         lake = f"{config.namespace}.{config.lake_name(table.id)}"
@@ -149,6 +186,8 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 rate,
                 (total - done) / chunk_rate if chunk_rate else None,
                 table.id in differing,
+                by_table.get(table.name),
+                str(resting[table.id]) if table.id in resting else None,
             )
         )
     return SourceStatus(
@@ -164,6 +203,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         },
         _flusher(store, flushed, flushed_age, current),
         {"catalog": shown(config)},
+        tuple(merging),
     )
 
 
@@ -172,11 +212,14 @@ def _flusher(
 ) -> dict[str, Any]:
     """The flusher as the log shows it, and as it told itself if one is active; else its last words.
 
-    ``state`` is down when none is active, and silent when the active one has stopped telling.
+    ``state`` is down when none is active, silent when the active one has stopped telling, and
+    dropped when the source was given up.
     """
     active = store.is_locked(f"flusher:{store.source}")
     told, age = store.flusher_report() or ({}, None)
     state = told.get("state") if active and age is not None and age < SILENT_SECONDS else None
+    if dropped_since(store) is not None:
+        state = "dropped"
     return {
         **told,
         "active": active,

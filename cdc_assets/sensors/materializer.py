@@ -59,9 +59,15 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
     able = [
         look
         for look in looks
-        if look.status.state in ("copying", "streaming") and not look.wait_seconds
+        if look.status.state in ("copying", "streaming")
+        and not look.wait_seconds
+        and look.status.paused_since is None
     ]
-    streaming = [look for look in looks if look.status.state == "streaming"]
+    streaming = [
+        look
+        for look in looks
+        if look.status.state == "streaming" and look.status.paused_since is None
+    ]
     wanted = any(
         # A table without any event has just been copied: its first run reports it in full.
         look.status.state == "streaming"
@@ -194,6 +200,9 @@ def _sentence(
     pending = [look for look in looks if look.status.pending_rows]
     rows = sum(look.status.pending_rows for look in pending)
     streaming = [look for look in looks if look.status.state == "streaming"]
+    resting = [look for look in looks if look.status.paused_since is not None]
+    if resting and len(resting) == len(streaming):
+        return f"All {len(resting)} copied tables are paused; {rows:,} changes wait."
     if not streaming:
         return "No table is copied yet; there is nothing to apply the log to."
     if active:

@@ -21,7 +21,8 @@ from cdc_assets.postgres.names import TableId
 
 _ENGINE = {
     *("postgres", "log", "flusher", "snapshot", "materializer", "maintenance", "verify", "spark"),
-    *("embedded", "config", "errors", "pipeline", "process", "status", "commands", "doctor"),
+    *("alerts", "config", "config_base", "embedded", "errors", "pipeline", "process", "status"),
+    *("commands", "doctor", "health"),
 }
 
 
@@ -62,6 +63,8 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     lake = {key.to_user_string() for key in graph.get_all_asset_keys() if key.path[0] == "shop"}
     assert {"shop/pgbench_accounts", "shop/orders", "shop/Mixed_Case_Table"} <= lake
     assert {sensor.name for sensor in defs.sensors or ()} == {
+        "cdc_alerts_shop",
+        "health_shop",
         "services_shop",
         "flusher_shop",
         "snapshot_shop",

@@ -1,0 +1,1 @@
+"""How a source is and was: samples over time, small plots, one report for a person."""
