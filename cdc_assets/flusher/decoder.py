@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -98,10 +98,20 @@ class _Shelf:
 
 
 class Decoder:
-    """Frames in, waiting changes out. ``spec_of`` says how a relation is staged; None: not ours."""
+    """Frames in, waiting changes out.
 
-    def __init__(self, spec_of: Callable[[int], DecodeSpec | None]) -> None:
+    ``spec_of`` says how a relation is staged; None: not ours. ``left_out`` says which columns of a
+    relation aren't staged; it is asked whenever one is told of whose table some are excluded.
+    """
+
+    def __init__(
+        self,
+        spec_of: Callable[[int], DecodeSpec | None],
+        left_out: Callable[[DecodeSpec, Relation], frozenset[str]] = lambda spec, _: spec.excluded,
+    ) -> None:
         self.spec_of = spec_of
+        self._left_out = left_out
+        self._staged_as: dict[int, tuple[DecodeSpec, DecodeSpec]] = {}
         self._relations: dict[int, Relation] = {}
         self._open: _Transaction | None = None
         self._committed = _Shelf()
@@ -173,7 +183,7 @@ class Decoder:
                     cuts.setdefault(oid, []).append((frame, None))
                 continue
             relation = Relation.parse(batch.scan.message(frame))
-            if relations.get(relation.oid) != relation:
+            if relations.get(relation.oid) != relation or relation.oid in self._staged_as:
                 relations[relation.oid] = relation
                 cuts.setdefault(relation.oid, []).append((frame, relation))
         first, last = np.searchsorted(batch.changes, [low, high])
@@ -205,18 +215,32 @@ class Decoder:
                 if spec is not None and changes is not None:
                     whole = bound - done == len(frames)
                     part = changes if whole else changes.part(done, bound)
-                    shelf.run(spec, known).parts.append(part)
+                    shelf.run(self._resolved(spec, known), known).parts.append(part)
                     shelf.bytes += len(part.message) + _CHANGE_BYTES * len(part.stop)
                 done = bound
             if relation is not None:
-                self._relations[oid] = relation
+                # Told again, it may look the same and be another one.
+                self._staged_as.pop(oid, None)
+                if relation != known:
+                    self._relations[oid] = relation
                 if spec is None and oid not in self._skipped:
                     self._skipped.add(oid)
                     name = TableId(relation.schema, relation.name)
                     logger.info("changes of %s are skipped: not a table of this source", name)
             elif frame >= 0 and spec is not None and known is not None:
-                shelf.run(spec, known).parts.append(batch.truncate(frame))
+                shelf.run(self._resolved(spec, known), known).parts.append(batch.truncate(frame))
                 shelf.bytes += _CHANGE_BYTES
+
+    def _resolved(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
+        """How changes of this relation are staged: with the names that excluded columns have."""
+        if not spec.excluded:
+            return spec
+        known = self._staged_as.get(relation.oid)
+        if known is None or known[0] != spec:
+            names = self._left_out(spec, relation)
+            known = spec, replace(spec, excluded=names, excluded_numbers=frozenset(), columns=())
+            self._staged_as[relation.oid] = known
+        return known[1]
 
 
 @dataclass(frozen=True, slots=True)

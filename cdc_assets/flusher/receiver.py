@@ -31,10 +31,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cdc_assets.errors import ReplicationProblem
+from cdc_assets.errors import ReplicationProblem, TableProblem
 from cdc_assets.flusher.decoder_process import (
     Consumed,
     DecoderProcess,
+    Excluded,
     Failed,
     Finish,
     Flushed,
@@ -92,8 +93,29 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
     added one, and pinned it.
     """
     return {
-        row.oid: DecodeSpec(row.table, row.key_columns, row.excluded) for row in rows if row.oid
+        row.oid: DecodeSpec(
+            row.table,
+            row.key_columns,
+            row.excluded,
+            row.excluded_numbers,
+            tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns)
+            if row.excluded
+            else (),
+        )
+        for row in rows
+        if row.oid
     }
+
+
+def _doubt(found: Excluded) -> str:
+    names = ", ".join(found.doubtful)
+    problem = TableProblem(
+        found.table,
+        f"its schema changed more often than can be followed: {names} may be what columns.exclude"
+        " names, and was not staged",
+        f"Name it there if it is. Copy it anew: cdc-assets resync {found.table}.",
+    )
+    return str(problem)
 
 
 class Session:
@@ -126,6 +148,7 @@ class Session:
         self._specs: Mapping[int, DecodeSpec] = {}
         self._settings = Settings(
             config.name,
+            pipeline.source_dsn,
             pipeline.staging_uri,
             Storage.of(config.s3),
             config.staging.flush_bytes,
@@ -308,6 +331,10 @@ class Session:
             self._flush(reply)
             if reply.final:
                 self._finished.set()
+        elif isinstance(reply, Excluded):
+            self._store.add_excluded(reply.table, reply.numbers)
+            if reply.doubtful:
+                self._store.park(reply.table, _doubt(reply))
         elif isinstance(reply, Failed):
             logger.error("the decoder failed:\n%s", reply.trace)
             raise ReplicationProblem(f"the decoder failed: {reply.summary}")

@@ -55,11 +55,17 @@ _CODE[[INSERT, UPDATE, DELETE, TRUNCATE]] = [0, 1, 2, 3]
 
 @dataclass(frozen=True, slots=True)
 class DecodeSpec:
-    """How a table is staged: its name, the columns that find a row, those that are left out."""
+    """How a table is staged: its name, the columns that find a row, those that are left out.
+
+    Where there are some of those: their attribute numbers as far as they are known, and what is
+    known of the table's ``columns`` (number, name, type's oid and modifier), see ``hidden``.
+    """
 
     table: TableId
     key_columns: tuple[str, ...]
     excluded: frozenset[str] = frozenset()
+    excluded_numbers: frozenset[int] = frozenset()
+    columns: tuple[tuple[int, str, int, int], ...] = ()
 
 
 def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
