@@ -193,6 +193,14 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
         commands.snapshot(pipeline, spark, wanted, bar)
 
 
+def _until_told() -> threading.Event:
+    """Set once the process is told to end."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
 @cli.command()
 @click.argument("tables", nargs=-1, metavar="[S.T]...")
 @click.option("--all", "everything", is_flag=True, help="Every table of the source.")
@@ -293,9 +301,7 @@ def flush(ctx: click.Context, until: str | None) -> None:
     from cdc_assets.flusher.reach import flush_target, reach
 
     config = _following(ctx)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = _until_told()
     with _pipeline(config) as pipeline:
         target = None
         if until is not None:
@@ -310,13 +316,20 @@ def flush(ctx: click.Context, until: str | None) -> None:
 
 @cli.command()
 @_tables
+@click.option("--follow", is_flag=True, help="Go on for ever; share the tables with other workers.")
 @click.pass_context
-def materialize(ctx: click.Context, tables: tuple[str, ...]) -> None:
+def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> None:
     """Apply the log to the lake tables."""
     from cdc_assets import commands
 
     config = _following(ctx)
     wanted = selected(config, tables)
+    if follow:
+        with services(config):
+            commands.follow(
+                config, wanted, _until_told(), lambda text: stderr.print(_escaped(text))
+            )
+        return
     with _pipeline(config) as pipeline, commands.Spark(config) as spark:
         for done in commands.materialize(pipeline, spark, wanted):
             _say_drained(done)
@@ -466,6 +479,13 @@ def status_command(ctx: click.Context, as_json: bool) -> None:
     for row in report.table_rows(found):
         table.add_row(*map(_escaped, row))
     Console().print(table)
+    for worker in found.workers:
+        heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
+        click.echo(
+            f"worker {worker.process}, since {worker.started_at:%Y-%m-%d %H:%M:%S}: "
+            + (", ".join(worker.tables) or "no table")
+            + heard
+        )
     for name, value in report.part_rows(health):
         click.echo(f"{name}: {value}")
     told = found.flusher

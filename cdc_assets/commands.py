@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
@@ -37,13 +37,15 @@ from cdc_assets.log.store import TableRow
 from cdc_assets.maintenance import run as maintenance
 from cdc_assets.maintenance.run import Maintained
 from cdc_assets.materializer.drain import Drained, Look, drain, look, outstanding
+from cdc_assets.materializer.follow import Follower
+from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.drop import take_up_again
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.process import Child, ChildSpec
+from cdc_assets.process import Backoff, Child, ChildSpec
 from cdc_assets.snapshot.copy import copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
 from cdc_assets.spark.session import open_session, server
@@ -56,6 +58,10 @@ _PIN_PATIENCE_SECONDS = 180
 _PIN_LOOK_SECONDS = 2.0
 # A table that is truncated more often than this while it is copied has to be left in peace.
 _COPY_TRIES = 5
+# How often one writer after the other may come between a merge and its commit.
+_FENCED_TRIES = 10
+# A worker whose databases or Spark can't be reached.
+_BACKOFF = Backoff(cap_seconds=30.0)
 _ANEW = (CopyRestarted, SnapshotLost, Fenced)
 
 
@@ -255,15 +261,12 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
         except TableProblem as problem:
             problems.append(problem)
     if ends:
-        with spark.session() as session:
-            for table, end in ends.items():
+        with spark.session() as session, Worker(pipeline, tables=ends) as worker:
+            for table in _own_first(worker, ends):
+                end = ends[table]
                 try:
                     seen = looks.get(table)
-                    while (
-                        drained := drain(pipeline, session, table, until_offset=end, look=seen)
-                    ) is None:
-                        time.sleep(0.5)  # another worker is at it; what it leaves is ours
-                    done.append(drained)
+                    done.append(_drained(pipeline, session, table, end, seen, worker))
                 except TableProblem as problem:
                     problems.append(problem)
                 except (PySparkException, psycopg.Error) as error:
@@ -272,6 +275,63 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
     if problems:
         raise TablesFailed(problems)
     return done
+
+
+def _own_first(worker: Worker, tables: Mapping[TableId, int]) -> Iterator[TableId]:
+    """This worker's share of ``tables``, as it is by then; after it what others left undone."""
+    left = dict(tables)
+    while left:
+        share = worker.share(left)
+        table = next((table for table in left if table in share), next(iter(left)))
+        del left[table]
+        yield table
+
+
+def _drained(
+    pipeline: Pipeline,
+    session: SparkSession,
+    table: TableId,
+    end: int,
+    seen: Look | None,
+    worker: Worker,
+) -> Drained:
+    tries = _FENCED_TRIES
+    while True:
+        try:
+            done = drain(pipeline, session, table, until_offset=end, look=seen, worker=worker.id)
+        except Fenced as fenced:
+            tries -= 1
+            if not tries:
+                raise TableProblem(table, fenced.what, fenced.remedy) from fenced
+            done = None
+        if done is not None:
+            return done
+        time.sleep(0.5)  # another worker is at it; what it leaves is ours
+
+
+def follow(
+    config: SourceConfig,
+    tables: Sequence[TableId],
+    stop: threading.Event,
+    on_merge: Callable[[str], None],
+) -> None:
+    """Look after this worker's share of ``tables`` until ``stop``: one of any number of workers.
+
+    What goes wrong is logged and tried again, later and later; a table that can't go on doesn't
+    stop the others.
+    """
+    with Spark(config) as spark:
+        follower = Follower(tables, stop, on_merge)
+        failures = 0
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                with Pipeline.open(config) as pipeline, spark.session() as session:
+                    follower.work(pipeline, session)
+            except (PySparkException, psycopg.Error, CdcError) as error:
+                logger.warning("begins anew: %s", first_line(error))
+                failures = _BACKOFF.failures(failures, time.monotonic() - began)
+                stop.wait(_BACKOFF.delay_seconds(failures))
 
 
 @contextmanager

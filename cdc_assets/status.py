@@ -13,6 +13,7 @@ from typing import Any
 from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import GROUP, LogStore
 from cdc_assets.materializer.relation import altered
+from cdc_assets.materializer.workers import workers
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.drop import dropped_since
 from cdc_assets.postgres.lsn import Lsn
@@ -48,8 +49,22 @@ class TableStatus:
     copy_seconds_left: float | None = None
     altered: bool = False
     """The source's columns are others than the lake's: a schema change waits."""
+    worker: str | None = None
+    """The process that looks after it."""
     paused_since: str | None = None
     """Somebody paused it, or its source: nothing is applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker that merges. ``tables`` are those that it looks after now, with their epochs."""
+
+    worker: str
+    process: str
+    started_at: datetime
+    heard_seconds_ago: float | None
+    alive: bool
+    tables: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,7 @@ class SourceStatus:
     slot: Mapping[str, Any]
     flusher: Mapping[str, Any]
     lake: Mapping[str, Any]
+    workers: tuple[WorkerStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +85,10 @@ class SourceStatus:
             "slot": dict(self.slot),
             "flusher": dict(self.flusher),
             "lake": dict(self.lake),
+            "workers": [
+                {**asdict(worker), "started_at": worker.started_at.isoformat()}
+                for worker in self.workers
+            ],
         }
 
 
@@ -119,6 +139,18 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     now = store.server_now()
     rows = store.connection.execute(_TABLES, {"group": GROUP, "source": config.name}).fetchall()
     known = {found[0]: found for found in rows}
+    merging = [
+        WorkerStatus(
+            str(found.worker),
+            found.process,
+            found.started_at,
+            found.heard_seconds_ago,
+            found.alive,
+            {str(table): epoch for table, epoch in sorted(found.claims.items())},
+        )
+        for found in workers(store)
+    ]
+    by_table = {name: worker.process for worker in merging for name in worker.tables}
     resting = paused(store)
     tables = []
     for table in config.tables:
@@ -154,6 +186,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 rate,
                 (total - done) / chunk_rate if chunk_rate else None,
                 table.id in differing,
+                by_table.get(table.name),
                 str(resting[table.id]) if table.id in resting else None,
             )
         )
@@ -170,6 +203,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         },
         _flusher(store, flushed, flushed_age, current),
         {"catalog": shown(config)},
+        tuple(merging),
     )
 
 

@@ -1,12 +1,11 @@
 """The lake tables of a source: one operation that drains the log of whichever have something in it.
 
-A run goes round its tables until nothing has been pending for a moment, or its budget is over: so
-under load the delay is a merge and not the launch of a run. The oldest change goes first, and a
-turn ends where the log ended when it began, so that a busy table can't starve the others. A table
-whose copy is completed meanwhile joins in. A table that can't go on doesn't stop the others: the
-run fails at its end, naming it, and leaves the names as a tag for the sensor. Tables are reported
-while the run goes on, or a busy table would look stale. How a log is applied is in
-``materializer.drain``.
+A run is a worker among others: it goes round its share of the tables (``materializer.turns``) until
+nothing has been pending for a moment, or its budget is over: so under load the delay is a merge and
+not the launch of a run. A table whose copy is completed meanwhile joins in. A table that can't go
+on doesn't stop the others: the run fails at its end, naming it, and leaves the names as a tag for
+the sensor. Tables are reported while the run goes on, or a busy table would look stale. How a log
+is applied is in ``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
@@ -14,7 +13,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -26,7 +24,9 @@ from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
 from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Cursor
-from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.materializer.drain import Drained
+from cdc_assets.materializer.turns import Turns
+from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.resources.owner import end_with_owner
@@ -35,9 +35,6 @@ from cdc_assets.spark.tables import LakeTable
 
 # A launch costs about 5 s of CPU, so 5 % at the most; short enough that new code is soon in use.
 BUDGET_SECONDS = 120.0
-# One table's share of a long backlog before the others have their turn.
-TURN_SECONDS = 20.0
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 # Waiting this long for more is cheaper than launching the next run for it.
 LINGER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
@@ -83,7 +80,8 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
-            yield from Rounds(context, pipeline, session, selected).run()
+            with Worker(pipeline, [names.table for names in selected]) as worker:
+                yield from Rounds(context, pipeline, session, worker, selected).run()
 
     return materialize
 
@@ -96,16 +94,16 @@ class Rounds:
         context: dg.AssetExecutionContext,
         pipeline: Pipeline,
         session: SparkSession,
+        worker: Worker,
         tables: Sequence[TableAssets],
     ) -> None:
         self._context = context
         self._pipeline = pipeline
-        self._session = session
+        self._turns = Turns(pipeline, session, worker)
         self._tables = {names.table: names for names in tables}
         self._sums: dict[TableId, Drained] = {}
         self._reported_at: dict[TableId, float] = {}
         self._problems: dict[TableId, TableProblem] = {}
-        self._busy_until: dict[TableId, float] = {}
         # Whoever asks by hand gets every table looked at, and one report each at the end. A run of
         # the sensor's reports at once what never was, and leaves alone what nothing happened to.
         by_hand = WORK_TAG not in context.run.tags
@@ -130,6 +128,7 @@ class Rounds:
             pending = self._pending()
             for table in [table for table in pending if table in self._new]:
                 self._introduce(table)
+            self._say_what_others_did()
             if pending:
                 self._turn(pending[0])  # what it is given meanwhile goes behind the others
                 quiet_since = time.monotonic()
@@ -152,20 +151,19 @@ class Rounds:
 
     def _pending(self) -> list[TableId]:
         """What has something to be applied or reported, the longest waiting first."""
-        resting = paused(self._pipeline.store)
-        waiting = [
-            (backlog.oldest_commit or _LONG_AGO, backlog.table)
-            for backlog in self._pipeline.store.backlogs()
-            if backlog.table in self._tables
-            and backlog.table not in self._problems
-            and backlog.table not in resting
-            and self._busy_until.get(backlog.table, 0.0) <= time.monotonic()
-            and (backlog.rows or backlog.table not in self._known)
-        ]
-        return [table for _, table in sorted(waiting)]
+        wants = set(self._tables) - set(self._problems) - set(paused(self._pipeline.store))
+        return self._turns.pending(wants, also=wants - self._known)
+
+    def _say_what_others_did(self) -> None:
+        """Report tables that other workers look after: they may not be known to Dagster."""
+        for table in set(self._tables) - self._turns.mine - set(self._problems):
+            since = time.monotonic() - self._reported_at.setdefault(table, self._began)
+            if since >= report_seconds(self._pipeline.config.table(table)):
+                self._reported_at[table] = time.monotonic()
+                self._introduce(table)
 
     def _introduce(self, table: TableId) -> None:
-        """Report a table that has just been copied, before its first merge: it is there."""
+        """Report a table as it stands: just copied, or merged by somebody else."""
         self._new.discard(table)
         row = self._pipeline.store.table(table)
         if row is None or row.snapshot_lsn is None:
@@ -185,14 +183,7 @@ class Rounds:
     def _turn(self, table: TableId) -> None:
         self._known.add(table)
         try:
-            drained = drain(
-                self._pipeline,
-                self._session,
-                table,
-                until_offset=self._pipeline.store.log_end(table),
-                budget_seconds=TURN_SECONDS,
-                on_merge=self._context.log.info,
-            )
+            drained = self._turns.turn(table, self._context.log.info)
         except TablePaused as said:
             self._context.log.info("%s", said)
         except TableProblem as problem:
@@ -203,7 +194,6 @@ class Rounds:
         else:
             if drained is None:
                 self._context.log.info("%s: another worker is at it", table)
-                self._busy_until[table] = time.monotonic() + LINGER_SECONDS / 2
                 return
             self._sums[table] = _added(self._sums.get(table), drained)
             every = report_seconds(self._pipeline.config.table(table))

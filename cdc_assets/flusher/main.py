@@ -32,8 +32,9 @@ from cdc_assets.flusher.receiver import Session
 from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.staging import check_place
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
-from cdc_assets.flusher.turn import Heart, active_process
+from cdc_assets.flusher.turn import active_process
 from cdc_assets.log.files import Storage
+from cdc_assets.log.heart import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import psycopg
 
 from cdc_assets.errors import CdcError, SlotBusy, SourceMismatch
-from cdc_assets.flusher.turn import Heart
+from cdc_assets.log.heart import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
 

@@ -11,6 +11,7 @@ of a copy mean is in ``log.progress``.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
+from cdc_assets.errors import Fenced
 from cdc_assets.log.schema import migrate, newest, version
 from cdc_assets.postgres.catalog import Column, SourceTable
 from cdc_assets.postgres.connect import connect
@@ -100,6 +102,14 @@ class Cursor:
     offset: int
     applied_lsn: Lsn
     commit_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That a worker looks after a table; ``epoch`` is the fence, higher with every other worker."""
+
+    worker: uuid.UUID
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,7 +499,38 @@ class LogStore:
         ).fetchone()
         return int(row[0]) if row else 0
 
-    # --- the materializer's cursor ---
+    # --- the materializer's claims and cursor ---
+
+    def claim(self, table: TableId, lock: str, worker: uuid.UUID) -> Claim | None:
+        """Take the session lock ``lock`` and the claim to ``table``; None if another has the lock.
+
+        Raises Fenced if the worker was taken for dead.
+        """
+        try:
+            row = self.connection.execute(
+                "with lock as materialized"
+                " (select pg_try_advisory_lock(hashtextextended(%(lock)s, 0)) as held)"
+                " insert into claims as c (consumer_group, source, table_name, worker)"
+                " select %(group)s, %(source)s, %(table)s, %(worker)s from lock where held"
+                " on conflict (consumer_group, source, table_name) do update"
+                " set worker = excluded.worker, claimed_at = case when c.worker = excluded.worker"
+                "  then c.claimed_at else excluded.claimed_at end,"
+                " epoch = c.epoch + (c.worker is distinct from excluded.worker)::int"
+                " returning epoch",
+                {
+                    "lock": self._lock_key(lock),
+                    "group": GROUP,
+                    "source": self.source,
+                    "table": str(table),
+                    "worker": worker,
+                },
+            ).fetchone()
+        except psycopg.errors.ForeignKeyViolation as error:
+            self.unlock(lock)  # a statement that fails doesn't give it back
+            raise Fenced(
+                "this worker wasn't heard of for too long: its tables went to others."
+            ) from error
+        return Claim(worker, int(row[0])) if row else None
 
     def cursor(self, table: TableId) -> Cursor | None:
         row = self.connection.execute(
@@ -499,23 +540,34 @@ class LogStore:
         ).fetchone()
         return Cursor(row[0], _must(row[1]), row[2]) if row else None
 
-    def set_cursor(self, table: TableId, cursor: Cursor) -> None:
-        """Remember what the Iceberg table says; the table is the truth, this is its cache."""
-        self.connection.execute(
+    def set_cursor(self, table: TableId, cursor: Cursor, claim: Claim | None = None) -> None:
+        """Remember what the Iceberg table says; the table is the truth, this is its cache.
+
+        Raises Fenced, having changed nothing, if ``claim`` is another worker's by now.
+        """
+        done = self.connection.execute(
             "insert into mat_cursor as m"
             ' (consumer_group, source, table_name, "offset", applied_lsn, commit_time)'
-            " values (%s, %s, %s, %s, %s, %s) on conflict (consumer_group, source, table_name)"
+            " select %(group)s, %(source)s, %(table)s, %(offset)s, %(lsn)s::pg_lsn,"
+            "  %(time)s::timestamptz where %(epoch)s::bigint is null or exists"
+            "  (select from claims where consumer_group = %(group)s and source = %(source)s"
+            "   and table_name = %(table)s and worker = %(worker)s and epoch = %(epoch)s)"
+            " on conflict (consumer_group, source, table_name)"
             ' do update set "offset" = excluded."offset", applied_lsn = excluded.applied_lsn,'
             " commit_time = coalesce(excluded.commit_time, m.commit_time), updated_at = now()",
-            (
-                GROUP,
-                self.source,
-                str(table),
-                cursor.offset,
-                str(cursor.applied_lsn),
-                cursor.commit_time,
-            ),
+            {
+                "group": GROUP,
+                "source": self.source,
+                "table": str(table),
+                "offset": cursor.offset,
+                "lsn": str(cursor.applied_lsn),
+                "time": cursor.commit_time,
+                "epoch": claim.epoch if claim is not None else None,
+                "worker": claim.worker if claim is not None else None,
+            },
         )
+        if not done.rowcount:
+            raise Fenced(f"{table}: another worker looks after it by now.")
 
     def backlogs(self) -> list[Backlog]:
         """What waits to be applied, for every table that streams; the caught-up have 0 rows."""

@@ -54,7 +54,7 @@ def passed_offset(store: LogStore, row: TableRow, lake: Cursor | None) -> int:
     others = store.connection.execute(
         'select min(coalesce(m."offset", 0)) from'
         " (select consumer_group, source, table_name from mat_cursor"
-        "  union select consumer_group, source, table_name from consumer) g"
+        "  union select consumer_group, source, table_name from claims) g"
         " left join mat_cursor m using (consumer_group, source, table_name)"
         " where g.source = %s and g.table_name = %s and g.consumer_group <> %s",
         (store.source, str(row.table), GROUP),
@@ -71,7 +71,7 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
     """
     alone = not store.connection.execute(
         "select from mat_cursor where source = %s and table_name = %s and consumer_group <> %s"
-        " union all select from consumer where source = %s and table_name = %s"
+        " union all select from claims where source = %s and table_name = %s"
         " and consumer_group <> %s",
         (store.source, str(row.table), GROUP) * 2,
     ).fetchall()

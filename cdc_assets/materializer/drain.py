@@ -1,7 +1,8 @@
 """Draining a table's log into the lake, one bounded merge after the other.
 
 Keeps invariants 4, 7 and 9. The cursor is read from the Iceberg table, never from its cache; the
-table's writer lock is held from reading it to the commit. A merge's rows are of one relation: the
+table's writer lock is held from reading it to the commit. Who lost the lock meanwhile can't commit
+(``workers``). A merge's rows are of one relation: the
 table is altered between two.
 """
 
@@ -9,17 +10,19 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import psycopg
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced, TablePaused, TableProblem
 from cdc_assets.log.files import Storage
 from cdc_assets.log.pauses import paused
 from cdc_assets.log.progress import chunks
-from cdc_assets.log.store import Cursor, LogEntry
+from cdc_assets.log.store import Claim, Cursor, LogEntry
 from cdc_assets.materializer.alter import current, follow
 from cdc_assets.materializer.batch import BATCH_BYTES, Window, events, facts, take
 from cdc_assets.materializer.merge import merge
@@ -69,6 +72,7 @@ class _Limits:
     budget_seconds: float | None
     batch_bytes: int
     look: Look | None
+    claim: Claim | None
 
     def reached(self, cursor: Cursor, seconds: float) -> bool:
         return (self.until_offset is not None and cursor.offset >= self.until_offset) or (
@@ -86,6 +90,7 @@ def drain(
     budget_seconds: float | None = None,
     batch_bytes: int = BATCH_BYTES,
     look: Look | None = None,
+    worker: uuid.UUID | None = None,
     on_merge: Callable[[str], None] = logger.info,
 ) -> Drained | None:
     """Apply what is registered for ``table``, until nothing is pending or the budget is over.
@@ -93,23 +98,29 @@ def drain(
     ``until_offset`` ends it once that much of the log is applied, so that constant writes don't
     keep it busy for ever. ``below`` applies only transactions that committed below that LSN, and
     waits for the table; else None is returned when another worker is at it. None, too, when the
-    copy isn't complete. Raises TableProblem when the table is parked or its lake table is gone.
+    copy isn't complete. ``worker`` takes the claim to the table. Raises TableProblem when the table
+    is parked or its lake table is gone, Fenced when another worker came between.
 
     A schema change is applied with the first change of a row that follows it. One that none has
     followed yet is applied at the end of the log, if ``look`` (or else one that is taken then)
     found it.
     """
-    store = pipeline.store
+    store, claim = pipeline.store, None
     lock = f"write:{table}"
     if below is not None:
         store.lock(lock)
+    elif worker is not None:
+        claim = store.claim(table, lock, worker)
+        if claim is None:
+            return None
     elif not store.try_lock(lock):
         return None
     try:
-        limits = _Limits(below, until_offset, budget_seconds, batch_bytes, look)
+        limits = _Limits(below, until_offset, budget_seconds, batch_bytes, look, claim)
         return _drain(pipeline, session, table, limits, on_merge)
     finally:
-        store.unlock(lock)
+        with suppress(psycopg.OperationalError):  # a session that is gone has no locks
+            store.unlock(lock)
 
 
 def _drain(
@@ -205,8 +216,8 @@ def _drain(
                 f" (log applied to {applied}, {len(entries) - len(batch)} files wait)"
             )
         cursor = reached
-        store.set_cursor(table, cursor)
-    store.set_cursor(table, cursor)
+        store.set_cursor(table, cursor, limits.claim)
+    store.set_cursor(table, cursor, limits.claim)
     return Drained(
         table,
         merges,

@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import turn
+from cdc_assets.log import heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
 
@@ -135,8 +136,8 @@ def test_a_stopped_one_that_was_making_pins_holds_up_nobody(
     source: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of the pins is held in another session of its: that one is ended as well."""
-    monkeypatch.setattr(turn, "STALE_SECONDS", 3.0)
-    monkeypatch.setattr(turn, "HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr(heart, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(heart, "HEARTBEAT_SECONDS", 0.5)
     file = source.config_file("public.t", flush_interval="50ms")
     with psycopg.connect(source.dsn) as busy:
         busy.execute("select pg_current_xact_id()")  # slot creation waits for it
@@ -197,7 +198,7 @@ def test_one_whose_connections_hang_loses_its_turn(
     followed: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = followed
-    monkeypatch.setattr(turn, "STALE_SECONDS", 12.0)  # the first one beats every three
+    monkeypatch.setattr(heart, "STALE_SECONDS", 12.0)  # the first one beats every three
     source.execute(f"alter database {source.name} set wal_sender_timeout = '8s'")
     hole = _Hole(int(str(conninfo_to_dict(source.dsn)["port"])))
     through = Bench(

@@ -102,8 +102,8 @@ def test_invariant_11_a_group_that_has_read_nothing_yet_keeps_everything(
     source: Bench, pipeline: Pipeline
 ) -> None:
     source.execute(
-        "insert into _pg2iceberg.consumer (consumer_group, worker, source, table_name)"
-        " values ('other', 'w', %s, 'public.t')",
+        "insert into _pg2iceberg.claims (consumer_group, source, table_name)"
+        " values ('other', %s, 'public.t')",
         source.name,
     )
     source.execute("update _pg2iceberg.tables set snapshot_lsn = 'FFFF/0'")

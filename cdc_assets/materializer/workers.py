@@ -1,0 +1,193 @@
+"""The workers that merge: who is there, and which tables each looks after.
+
+A worker is one process, on any machine: a Dagster run, ``materialize``, ``materialize --follow``.
+It is alive by the heartbeats of ``log.heart``; the tables of one that isn't are free at once, its
+sessions, and with them its locks, are ended there. Shares are made fair by ``balance``.
+
+Keeps invariant 9 with three fences for one that was taken for dead and comes back: its session is
+gone, and with it all that it could write to the coordination schema; its claim has another epoch;
+and what it has begun in the lake can't be published (``spark.publish``). So a table's log is
+applied once whoever does it, and its claim only says who is to do it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from cdc_assets.errors import Fenced
+from cdc_assets.log import heart
+from cdc_assets.log.heart import Heart
+from cdc_assets.log.store import GROUP, LogStore
+from cdc_assets.materializer.balance import Peer, moves
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.process import process_name
+
+# Between two looks at what the others have: a cycle takes longer, waiting for one does not.
+LOOK_SECONDS = 1.0
+# What nobody takes for so long is anyone's: who should take it is held up by something.
+STRAY_SECONDS = 10.0
+
+_WORKERS = """
+select c.worker, c.process, c.tables, c.started_at, extract(epoch from clock_timestamp() - max(
+         s.heartbeat_at))::float8,
+       count(a.pid) > 0 and max(s.heartbeat_at)
+         >= clock_timestamp() - make_interval(secs => %(stale)s),
+       (select coalesce(jsonb_object_agg(k.table_name, k.epoch), '{}') from claims k
+         where k.worker = c.worker and k.consumer_group = c.consumer_group
+           and k.source = c.source)
+  from consumer c
+  left join sessions s on s.holder = c.worker
+  left join pg_stat_activity a
+    on a.pid = s.pid and coalesce(a.backend_start = s.backend_start, true)
+ where c.consumer_group = %(group)s and c.source = %(source)s
+ group by c.worker order by c.started_at, c.worker
+"""
+_STRAY = """
+select table_name from claims where consumer_group = %(group)s and source = %(source)s
+   and worker is null and claimed_at < clock_timestamp() - make_interval(secs => %(stray)s)
+"""
+_TAKE = """
+insert into claims as c (consumer_group, source, table_name, worker)
+select %(group)s, %(source)s, name, %(worker)s from unnest(%(tables)s::text[]) as name
+    on conflict (consumer_group, source, table_name) do update
+   set worker = excluded.worker, epoch = c.epoch + 1, claimed_at = excluded.claimed_at
+ where c.worker is null
+returning table_name
+"""
+_GIVE = """
+update claims set worker = null, claimed_at = clock_timestamp()
+ where consumer_group = %(group)s and source = %(source)s and worker = %(worker)s
+   and table_name = any(%(tables)s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A worker as the others see it; ``claims`` are its tables with their epochs."""
+
+    worker: uuid.UUID
+    process: str
+    tables: frozenset[TableId]
+    started_at: datetime
+    heard_seconds_ago: float | None
+    alive: bool
+    claims: dict[TableId, int]
+
+
+def workers(store: LogStore) -> list[Known]:
+    """Every worker of the source that hasn't left, the longest there first."""
+    which = {"group": GROUP, "source": store.source, "stale": heart.STALE_SECONDS}
+    rows = store.connection.execute(_WORKERS, which).fetchall()
+    return [
+        Known(
+            worker,
+            process,
+            frozenset(TableId.parse(name) for name in tables),
+            started,
+            heard,
+            alive,
+            {TableId.parse(name): epoch for name, epoch in claims.items()},
+        )
+        for worker, process, tables, started, heard, alive, claims in rows
+    ]
+
+
+class Worker:
+    """This process among the workers; a context manager, for the thread that uses the pipeline."""
+
+    def __init__(self, pipeline: Pipeline, tables: Collection[TableId]) -> None:
+        self._store = pipeline.store
+        self._wants = frozenset(tables)
+        self._heart = Heart(pipeline.config)
+        self._heart.adopt(self._store)
+        self._heart.start()
+        self._has = frozenset[TableId]()
+        self._looked_at = 0.0
+        self._store.connection.execute(
+            "insert into consumer (worker, consumer_group, source, process, tables)"
+            " values (%s, %s, %s, %s, %s)",
+            (self.id, GROUP, self._store.source, process_name(), self._names(self._wants)),
+        )
+
+    @property
+    def id(self) -> uuid.UUID:
+        return self._heart.holder
+
+    def share(
+        self, wants: Collection[TableId], heavy: Collection[TableId] = ()
+    ) -> frozenset[TableId]:
+        """The tables that are this worker's to look after now, of those that it would.
+
+        ``heavy``: those with a long backlog. Call it between two merges: what is given away may be
+        taken by another one at once. Raises Fenced if this worker was taken for dead.
+        """
+        if time.monotonic() - self._looked_at < LOOK_SECONDS and self._wants == frozenset(wants):
+            return self._has
+        found = {known.worker: known for known in workers(self._store)}
+        if self.id not in found:
+            raise Fenced("this worker wasn't heard of for too long: its tables went to others.")
+        if dead := [known.worker for known in found.values() if not known.alive]:
+            self._store.connection.execute("delete from consumer where worker = any(%s)", (dead,))
+        if self._wants != frozenset(wants):
+            self._wants = frozenset(wants)
+            self._store.connection.execute(
+                "update consumer set tables = %s where worker = %s",
+                (self._names(self._wants), self.id),
+            )
+        which = {"group": GROUP, "source": self._store.source, "worker": self.id}
+        rows = self._store.connection.execute(_STRAY, {**which, "stray": STRAY_SECONDS}).fetchall()
+        others = [
+            Peer(known.tables, frozenset(known.claims))
+            for known in found.values()
+            if known.alive and known.worker != self.id
+        ]
+        mine = frozenset(found[self.id].claims)
+        due = moves(
+            Peer(self._wants, mine), others, heavy, {TableId.parse(name) for (name,) in rows}
+        )
+        if due.give:
+            self._store.connection.execute(_GIVE, {**which, "tables": self._names(due.give)})
+        taken = set[TableId]()
+        if due.take:
+            rows = self._store.connection.execute(
+                _TAKE, {**which, "tables": self._names(due.take)}
+            ).fetchall()
+            taken = {TableId.parse(name) for (name,) in rows}
+        self._has = (mine - set(due.give)) | taken
+        self._looked_at = time.monotonic()
+        return self._has
+
+    def leave(self) -> None:
+        """Give everything away, and be no worker any more."""
+        self._heart.close()
+        with suppress(psycopg.Error):  # the end of the session says it, too
+            for statement in (
+                "delete from consumer where worker = %s",
+                "delete from sessions where holder = %s",
+            ):
+                self._store.connection.execute(statement.encode(), (self.id,))
+
+    @staticmethod
+    def _names(tables: Collection[TableId]) -> list[str]:
+        return sorted(str(table) for table in tables)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()

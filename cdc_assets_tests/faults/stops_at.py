@@ -1,0 +1,59 @@
+"""A worker that stops itself (SIGSTOP) when it passes a named step of a merge for the first time.
+
+``python -m cdc_assets_tests.faults.stops_at STEP --config FILE`` is ``materialize --follow``
+otherwise, with heartbeats that go stale sooner. STEP is one of STEPS, or ``nowhere``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql.connect.readwriter import DataFrameWriterV2
+from pyspark.sql.connect.session import SparkSession
+
+from cdc_assets.cli import cli
+from cdc_assets.log import heart
+from cdc_assets.log.store import LogStore
+
+STALE_SECONDS = 6.0
+
+
+def _around(owner: Any, name: str, passes: Callable[..., bool], *, first: bool) -> None:
+    real, left = getattr(owner, name), [1]
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        counts = left[0] > 0 and passes(*args)
+        left[0] -= counts
+        if counts and first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        result = real(*args, **options)
+        if counts and not first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _sql(word: str, *, first: bool) -> Callable[[], None]:
+    return lambda: _around(SparkSession, "sql", lambda _, text, *a: word in text, first=first)
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    "before the branch": _sql("create branch", first=True),
+    "after the deletes": _sql("merge into", first=False),
+    "before the append": lambda: _around(DataFrameWriterV2, "append", lambda *_: True, first=True),
+    "before publishing": _sql("fast_forward", first=True),
+    "after publishing": _sql("fast_forward", first=False),
+    "before the cursor": lambda: _around(LogStore, "set_cursor", lambda *_: True, first=True),
+}
+
+
+if __name__ == "__main__":
+    heart.STALE_SECONDS, heart.HEARTBEAT_SECONDS = STALE_SECONDS, 0.5
+    if sys.argv[1] in STEPS:
+        STEPS[sys.argv[1]]()
+    cli([*sys.argv[2:], "-v", "materialize", "--follow"])
