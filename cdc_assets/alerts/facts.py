@@ -7,6 +7,7 @@ the engine doesn't know Dagster.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
@@ -125,8 +126,7 @@ def unreachable(config: SourceConfig, error: Exception) -> Facts:
     return replace(found, source_problem=source, log_problem=log if log != source else None)
 
 
-def _problem(dsn: object) -> str | None:
-    assert callable(dsn)
+def _problem(dsn: Callable[[], str]) -> str | None:
     try:
         connect(dsn(), application_name="cdc_assets alerts").close()
     except _UNREACHABLE as error:
