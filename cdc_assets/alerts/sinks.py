@@ -37,7 +37,8 @@ _BUDGET_SECONDS = 15.0
 _TRANSIENT = (OSError, smtplib.SMTPException, BotoCoreError, ClientError)
 # SNS takes 100 characters of plain ASCII, and a mail's subject reads no better when it is longer.
 _SUBJECT = 100
-_LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.INFO}
+# A recovery has to be where the problem was told: a log without settings has no INFO.
+_LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.WARNING}
 
 
 def deliver(config: SourceConfig, memory: Memory) -> tuple[Memory, list[str]]:

@@ -232,6 +232,18 @@ def test_a_test_message_says_whether_it_was_taken(tmp_path: Path) -> None:
     assert inbox.received[0]["text"] == "[cdc shop] WARN: this is a test"
 
 
+def test_the_log_has_problems_and_recoveries(caplog: pytest.LogCaptureFixture) -> None:
+    config, memory = _config(min_interval=0), Memory()
+    for step, found in enumerate(([_condition()], [])):
+        now = START + timedelta(seconds=step)
+        memory, _ = due(observe(memory, found, now), config.alerts, now)
+        memory, _ = sinks.deliver(config, memory)
+    assert [(r.levelname, r.message.splitlines()[0]) for r in caplog.records] == [
+        ("ERROR", "shop: FAIL: flusher is wrong"),
+        ("WARNING", "shop: OK (was FAIL): no longer: flusher is wrong"),
+    ]
+
+
 def test_a_sink_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "_TIMEOUT_SECONDS", 0.2)
     with webhook() as inbox, socket.create_server(("127.0.0.1", 0)) as silent:
