@@ -114,12 +114,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What of a table's log waits to be applied."""
+    """What of a table's log waits to be applied, from ``offset`` on."""
 
     table: TableId
     rows: int
     bytes: int
     oldest_commit: datetime | None
+    offset: int
 
 
 class LogStore:
@@ -573,15 +574,16 @@ class LogStore:
         """What waits to be applied, for every table that streams; the caught-up have 0 rows."""
         rows = self.connection.execute(
             "select t.table_name, coalesce(sum(l.row_count), 0), coalesce(sum(l.byte_size), 0),"
-            " min(l.commit_time) from tables t"
+            ' min(l.commit_time), coalesce(m."offset", 0) from tables t'
             " left join mat_cursor m on m.source = t.source and m.table_name = t.table_name"
             "  and m.consumer_group = %s"
             " left join log_index l on l.source = t.source and l.table_name = t.table_name"
             '  and l.end_offset > coalesce(m."offset", 0)'
-            " where t.source = %s and t.state = 'streaming' group by t.table_name order by 1",
+            " where t.source = %s and t.state = 'streaming' group by t.table_name,"
+            ' m."offset" order by 1',
             (GROUP, self.source),
         ).fetchall()
-        return [Backlog(TableId.parse(n), int(r), int(b), at) for n, r, b, at in rows]
+        return [Backlog(TableId.parse(n), int(r), int(b), at, o) for n, r, b, at, o in rows]
 
     def flusher_report(self) -> tuple[dict[str, Any], float] | None:
         """What the flusher that has the turn, or had it last, told, and how many seconds ago."""

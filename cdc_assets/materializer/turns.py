@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
@@ -40,6 +40,8 @@ class Turns:
         self._busy_until: dict[TableId, float] = {}
         self.mine: frozenset[TableId] = frozenset()
         """What this worker looks after, as of the last :meth:`pending`."""
+        self.offsets: Mapping[TableId, int] = {}
+        """Up to where every table's log is applied, whoever did it, as of then."""
 
     def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
         """What of this worker's share of ``wants`` has something to apply, the oldest first.
@@ -47,6 +49,7 @@ class Turns:
         ``also``: tables that want a turn in any case. Raises Fenced.
         """
         backlogs = [b for b in self._pipeline.store.backlogs() if b.table in wants]
+        self.offsets = {backlog.table: backlog.offset for backlog in backlogs}
         heavy = {backlog.table for backlog in backlogs if backlog.bytes > BATCH_BYTES}
         self.mine = self._worker.share(wants, heavy)
         now = time.monotonic()
@@ -58,6 +61,11 @@ class Turns:
             and (backlog.rows or backlog.table in also)
         ]
         return [table for _, table in sorted(waiting)]
+
+    @property
+    def relieved(self) -> bool:
+        """Whether a worker that came later would look after all that this one does."""
+        return self._worker.relieved
 
     def turn(self, table: TableId, on_merge: Callable[[str], None]) -> Drained | None:
         """Apply what is registered now; None if another one is at it, or came between.

@@ -16,12 +16,18 @@ from typing import Any
 
 import dagster as dg
 
-from cdc_assets.assets.lake import report_seconds
+from cdc_assets.assets.lake import RELIEF_SECONDS, report_seconds
 from cdc_assets.assets.metadata import STANDING
 from cdc_assets.assets.names import TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
-from cdc_assets.sensors.runs import PastRun, active_runs, past_runs, wait_seconds
+from cdc_assets.sensors.runs import (
+    PastRun,
+    active_runs,
+    past_runs,
+    relief_is_due,
+    wait_seconds,
+)
 from cdc_assets.sensors.services import spark_address
 from cdc_assets.sensors.sessions import (
     EVERY_LOOK_SECONDS,
@@ -51,7 +57,9 @@ class Decision:
 
 
 def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
-    """``active``: a run is at it. ``proven``: the log shows the source as of a moment ago.
+    """``active``: a run is at it that needs no relief yet.
+
+    ``proven``: the log shows the source as of a moment ago.
 
     A run is given every table that may go on, not only those with a backlog: it serves what becomes
     pending while it lasts, and what is copied meanwhile.
@@ -138,7 +146,8 @@ def materializer_sensor(
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:
             with session(config, "materializer sensor") as pipeline:
-                active = bool(active_runs(context.instance, pipeline.store, tags))
+                runs = active_runs(context.instance, pipeline.store, tags)
+                active = not relief_is_due(context.instance, runs, RELIEF_SECONDS)
                 found = collect(pipeline)
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
