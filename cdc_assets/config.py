@@ -86,6 +86,8 @@ class FreshnessConfig(Section):
     def _in_order(self) -> Self:
         if self.warn >= self.fail:
             raise ValueError("warn has to be shorter than fail")
+        if self.warn < timedelta(minutes=1):
+            raise ValueError("at least 1m: Dagster's freshness policies know nothing shorter")
         return self
 
 

@@ -259,15 +259,6 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 limits,
                 _ago(facts, table.lag_seconds),
             )
-    for name, lost in facts.unrepresentable.items():
-        yield Condition(
-            f"unrepresentable:{name}",
-            f"{name} has values that its lake table can't hold",
-            ", ".join(f"{column}: {count:,}" for column, count in sorted(lost.items())),
-            "They are NULL or clamped there, by columns.unrepresentable. To keep them, set"
-            f" columns.types to string, then `{COMMAND} resync '{name}'`.",
-            WARN,
-        )
 
 
 def _dagster(facts: Facts) -> Iterator[Condition]:
@@ -297,6 +288,6 @@ def _dagster(facts: Facts) -> Iterator[Condition]:
             f"check:{check.asset}:{check.name}",
             f"the check {check.name} of {check.asset} failed",
             check.said,
-            f"`{COMMAND} verify` compares every row; `{COMMAND} resync` copies the table anew.",
+            check.remedy or f"`{COMMAND} verify` compares every row; `{COMMAND} resync` copies it.",
             _at_once(check.severity),
         )

@@ -7,8 +7,8 @@ the engine doesn't know Dagster.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -68,20 +68,20 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class FailedCheck:
-    """An asset check whose last evaluation failed, and what it said."""
+    """An asset check whose last evaluation failed, what it said, and what helps if it knows."""
 
     asset: str
     name: str
     severity: Severity
     said: str
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One moment of a source. ``…_problem``: why that part can't be reached, None if it can.
 
-    ``merged_seconds``: since the newest cursor moved. ``unrepresentable``: by table and column, how
-    many values its lake table couldn't hold.
+    ``merged_seconds``: since the newest cursor moved.
     """
 
     now: datetime
@@ -91,7 +91,6 @@ class Facts:
     status: SourceStatus | None = None
     slot: SlotFacts | None = None
     merged_seconds: float | None = None
-    unrepresentable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     stale: tuple[Stale, ...] = ()
     failed_runs: tuple[FailedRun, ...] = ()
     failed_checks: tuple[FailedCheck, ...] = ()
@@ -127,8 +126,7 @@ def unreachable(config: SourceConfig, error: Exception) -> Facts:
     return replace(found, source_problem=source, log_problem=log if log != source else None)
 
 
-def _problem(dsn: object) -> str | None:
-    assert callable(dsn)
+def _problem(dsn: Callable[[], str]) -> str | None:
     try:
         connect(dsn(), application_name="cdc_assets alerts").close()
     except _UNREACHABLE as error:

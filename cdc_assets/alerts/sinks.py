@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import smtplib
+import time
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,30 +31,38 @@ from cdc_assets.config import SourceConfig
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 5.0
-# The sensor that delivers has a minute for everything.
 _ATTEMPTS = 3
+# The sensor that delivers has a minute for everything; a message under way may take 20 s more.
+_BUDGET_SECONDS = 15.0
 _TRANSIENT = (OSError, smtplib.SMTPException, BotoCoreError, ClientError)
 # SNS takes 100 characters of plain ASCII, and a mail's subject reads no better when it is longer.
 _SUBJECT = 100
-_LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.INFO}
+# A recovery has to be where the problem was told: a log without settings has no INFO.
+_LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.WARNING}
 
 
 def deliver(config: SourceConfig, memory: Memory) -> tuple[Memory, list[str]]:
-    """Empty the outbox; what couldn't be delivered stays in it, and is said."""
-    outbox: dict[str, list[list[dict[str, Any]]]] = {}
-    problems = []
-    for key, sink in zip(sink_keys(config.alerts), config.alerts.sinks, strict=True):
+    """Empty the outbox; what couldn't be delivered stays in it, and is said.
+
+    A sink that hangs holds up no other one.
+    """
+    deadline = time.monotonic() + _BUDGET_SECONDS
+
+    def empty(key: str, sink: SinkConfig) -> tuple[list[list[dict[str, Any]]], str | None]:
         left = list(memory.outbox.get(key, []))
-        while left:
+        while left and time.monotonic() < deadline:
             try:
                 send(config, sink, [Notice(**notice) for notice in left[0]])
             except _TRANSIENT as error:
-                problems.append(f"{key} took no message: {_said(error)}; {len(left)} wait")
-                break
+                return left, f"{key} took no message: {_said(error)}; {len(left)} wait"
             left.pop(0)
-        if left:
-            outbox[key] = left
-    return replace(memory, outbox=outbox), problems
+        return left, None
+
+    keys, sinks = sink_keys(config.alerts), config.alerts.sinks
+    with ThreadPoolExecutor(max(1, len(sinks))) as pool:
+        done = list(pool.map(empty, keys, sinks))
+    outbox = {key: left for key, (left, _) in zip(keys, done, strict=True) if left}
+    return replace(memory, outbox=outbox), [problem for _, problem in done if problem]
 
 
 def try_sinks(config: SourceConfig) -> dict[str, str | None]:

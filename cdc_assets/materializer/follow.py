@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.log.pauses import paused
 from cdc_assets.materializer.relation import altered
 from cdc_assets.materializer.turns import Turns
 from cdc_assets.materializer.workers import Worker
@@ -51,7 +52,8 @@ class Follower:
             turns = Turns(pipeline, session, worker)
             while not self._stop.is_set():
                 now = time.monotonic()
-                wants = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
+                able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
+                wants = able - set(paused(pipeline.store))
                 pending = turns.pending(wants, also=self._told_by_catalog(pipeline))
                 if pending:
                     self._turn(turns, pending[0])

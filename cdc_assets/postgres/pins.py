@@ -136,6 +136,7 @@ class Pins:
         if not self._store.try_lock("pins"):
             return  # another process is at it; the next tick looks again
         try:
+            refuse_if_dropped(self._store)
             for row in self._store.tables():
                 if row.state == "copying" and unread(self._store, row):
                     self._keep(row)

@@ -21,7 +21,7 @@ from cdc_assets.alerts.facts import FailedCheck, FailedRun, Stale, facts, unreac
 from cdc_assets.alerts.memory import Memory, due, observe
 from cdc_assets.alerts.sinks import deliver
 from cdc_assets.assets.names import SOURCE_TAG, TABLE_TAG, WORK_TAG, TableAssets, all_tables
-from cdc_assets.checks import lag
+from cdc_assets.checks import lag, values
 from cdc_assets.config import SourceConfig
 from cdc_assets.sensors.sessions import NOT_REACHABLE, session
 
@@ -141,6 +141,7 @@ def failed_checks(
                 key.name,
                 "fail" if fails else "warn",
                 evaluation.description or "it said nothing",
+                values.REMEDY if key.name == values.NAME else None,
             )
         )
     return tuple(found)

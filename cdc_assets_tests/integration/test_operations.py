@@ -189,6 +189,8 @@ def test_a_dropped_source_leaves_its_tables_and_nothing_else(
 
     # Nothing makes it again by itself; doing it twice is no error.
     with pytest.raises(SourceMismatch, match="resume"):
+        source.pins.tick()
+    with pytest.raises(SourceMismatch, match="resume"):
         flush(source.config, until=current_lsn(source.source))
     code, said_ = _command(source, tmp_path, "drop-source", "--yes", "src")
     assert (code, said_) == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import email.policy
 import json
+import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,28 @@ def test_a_test_message_says_whether_it_was_taken(tmp_path: Path) -> None:
         ["0:webhook: sent", "1:webhook: ConnectionRefusedError"],
     )
     assert inbox.received[0]["text"] == "[cdc shop] WARN: this is a test"
+
+
+def test_the_log_has_problems_and_recoveries(caplog: pytest.LogCaptureFixture) -> None:
+    config, memory = _config(min_interval=0), Memory()
+    for step, found in enumerate(([_condition()], [])):
+        now = START + timedelta(seconds=step)
+        memory, _ = due(observe(memory, found, now), config.alerts, now)
+        memory, _ = sinks.deliver(config, memory)
+    assert [(r.levelname, r.message.splitlines()[0]) for r in caplog.records] == [
+        ("ERROR", "shop: FAIL: flusher is wrong"),
+        ("WARNING", "shop: OK (was FAIL): no longer: flusher is wrong"),
+    ]
+
+
+def test_a_sink_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "_TIMEOUT_SECONDS", 0.2)
+    with webhook() as inbox, socket.create_server(("127.0.0.1", 0)) as silent:
+        hanging = Inbox(port=silent.getsockname()[1])
+        config = _config(_webhook(hanging), _webhook(inbox))
+        memory, [problem] = _send(config, _condition())
+    assert problem.startswith("0:webhook took no message: TimeoutError")
+    assert (list(memory.outbox), len(inbox.received)) == (["0:webhook"], 1)
 
 
 def test_a_sink_that_is_down_for_long_gets_the_newest() -> None:
