@@ -29,6 +29,7 @@ from pydantic import (
 from cdc_assets.alerts.settings import AlertsConfig
 from cdc_assets.config_base import Duration, Section, Size
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.layout import parse_order, parse_part
 from cdc_assets.postgres.names import TableId
 
 # A supervised child gets its configuration this way: secrets stand in no file and no argument.
@@ -108,9 +109,26 @@ class TableConfig(Section):
     By default mirror, or append where the source can't tell rows apart."""
     columns: ColumnsConfig = ColumnsConfig()
     partition_by: tuple[str, ...] = ()
+    """Columns and Iceberg transforms of them: day(created_at), bucket(16, id)."""
+    sort_by: tuple[str, ...] = ()
+    """What rows of a file are ordered by: customer_id, created_at desc."""
     chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
     """Pages of 8 kB a chunk: 2,048 are 16 MB, about a second of work."""
     freshness: FreshnessConfig = FreshnessConfig()
+
+    @field_validator("partition_by")
+    @classmethod
+    def _are_transforms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_part(text)
+        return value
+
+    @field_validator("sort_by")
+    @classmethod
+    def _are_orders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_order(text)
+        return value
 
     @field_validator("name")
     @classmethod

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.store import LogStore
@@ -36,9 +37,10 @@ from cdc_assets.maintenance.files import live_files
 from cdc_assets.maintenance.plan import Slice, manifests_rewritten, next_slice
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.catalog import CATALOG
+from cdc_assets.spark.layout import arrange, is_arranged
 from cdc_assets.spark.publish import PREFIX, drop_abandoned, published
 from cdc_assets.spark.session import summary
-from cdc_assets.spark.tables import LakeState, LakeTable, cursor_properties, listed, ticked
+from cdc_assets.spark.tables import LakeState, LakeTable, cursor_properties, listed, quoted, ticked
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +116,9 @@ def compact(
     failed; nothing was published), or what Spark raises.
     """
     done = NOT_COMPACTED
+    if (loaded := lake.load()) is not None and not is_arranged(lake, loaded):
+        with writing(store, lake.row.table):
+            arrange(session(), lake, lake.load())
     while _due(lake) is not None and time.monotonic() < until:
         with writing(store, lake.row.table):
             # Merges went on since, and only now they don't.
@@ -131,7 +136,7 @@ def _due(lake: LakeTable) -> Slice | None:
     current = loaded.current_snapshot() if loaded is not None else None
     if loaded is None or current is None:
         return None
-    return next_slice(live_files(loaded, current), lake.config.maintenance)
+    return next_slice(live_files(loaded, current), lake.config.maintenance, loaded.spec().spec_id)
 
 
 def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) -> Compacted | None:
@@ -141,14 +146,11 @@ def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) 
     assert loaded is not None  # the lock is ours, and it was there
     try:
         with published(session, lake, state) as branch:
-            options = ", ".join(f"'{k}', '{v}'" for k, v in due.options.items())
-            row = session.sql(
-                f"call {CATALOG}.system.rewrite_data_files(table => {lake.procedure_name},"
-                f" branch => '{branch.removeprefix(lake.branch(''))}', {_strategy(loaded)},"
-                f" options => map({options}))"
-            ).first()
-            assert row is not None
-            if not row["rewritten_data_files_count"]:
+            if due.moved:
+                found = _move(session, lake, branch, due)
+            else:
+                found = _rewrite(session, lake, branch, due, _strategy(loaded))
+            if not found.rewritten_files:
                 raise _NothingToPublish
             _compare(session, lake, state, branch)
             _carry_on(session, lake, state, branch)
@@ -158,18 +160,57 @@ def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) 
     logger.info(
         "%s: %d files (%.1f MB) rewritten as %d in %.1f s",
         lake.row.table,
-        row["rewritten_data_files_count"],
-        row["rewritten_bytes_count"] / 1e6,
-        row["added_data_files_count"],
+        found.rewritten_files,
+        found.rewritten_bytes / 1e6,
+        found.added_files,
         time.monotonic() - began,
     )
     return Compacted(
         done.slices + 1,
-        done.rewritten_files + row["rewritten_data_files_count"],
-        done.rewritten_bytes + row["rewritten_bytes_count"],
-        done.added_files + row["added_data_files_count"],
-        done.applied_deletes + row["removed_delete_files_count"],
+        done.rewritten_files + found.rewritten_files,
+        done.rewritten_bytes + found.rewritten_bytes,
+        done.added_files + found.added_files,
+        done.applied_deletes + found.applied_deletes,
     )
+
+
+def _rewrite(
+    session: SparkSession, lake: LakeTable, branch: str, due: Slice, strategy: str
+) -> Compacted:
+    options = ", ".join(f"'{k}', '{v}'" for k, v in due.options.items())
+    row = session.sql(
+        f"call {CATALOG}.system.rewrite_data_files(table => {lake.procedure_name},"
+        f" branch => '{branch.removeprefix(lake.branch(''))}', {strategy},"
+        f" options => map({options}))"
+    ).first()
+    assert row is not None
+    return Compacted(
+        1,
+        row["rewritten_data_files_count"],
+        row["rewritten_bytes_count"],
+        row["added_data_files_count"],
+        row["removed_delete_files_count"],
+    )
+
+
+def _move(session: SparkSession, lake: LakeTable, branch: str, due: Slice) -> Compacted:
+    """Write the rows of files of an older partition spec anew; appends take the present one.
+
+    Where files aren't rewritten by deletes, the old ones stay, with all of their rows hidden, until
+    the next slice finds them hollow.
+    """
+    rows = session.table(lake.sql_name)
+    moved = rows.where(F.col("_file").isin(list(due.moved))).select(
+        *(F.col(ticked(name)) for name in rows.columns)
+    )
+    paths = ", ".join(quoted(path) for path in due.moved)
+    # As an expression: Iceberg would take the bare column for one of the table.
+    session.sql(f"delete from {branch} where concat(_file, '') in ({paths})")
+    moved.writeTo(branch).append()
+    loaded, name = lake.load(), branch.removeprefix(lake.branch(""))
+    snapshot = loaded.snapshot_by_name(name) if loaded is not None else None
+    added = snapshot.summary["added-data-files"] if snapshot and snapshot.summary else None
+    return Compacted(1, due.files, due.bytes, int(added or 0))
 
 
 def _strategy(loaded: Table) -> str:

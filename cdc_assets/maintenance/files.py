@@ -48,6 +48,7 @@ class LiveFile:
     bytes: int
     rows: int
     deleted: int
+    spec_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +62,19 @@ class Stored:
 
 def live_files(table: Table, snapshot: Snapshot) -> list[LiveFile]:
     """The data files of ``snapshot``, each with what its deletion vector hides."""
-    data: list[tuple[str, str, int, int]] = []
+    data: list[tuple[str, str, int, int, int]] = []
     hidden: dict[str, int] = {}
     for manifest in snapshot.manifests(table.io):
         for content, path, partition, rows, size, target in _entries(table, manifest):
             if content == _DATA:
-                data.append((path, f"{manifest.partition_spec_id}:{partition!r}", size, rows))
+                spec_id = manifest.partition_spec_id
+                data.append((path, f"{spec_id}:{partition!r}", size, rows, spec_id))
             elif content == _POSITION_DELETES and target is not None:
                 hidden[target] = hidden.get(target, 0) + rows
-    return [LiveFile(p, part, size, rows, hidden.get(p, 0)) for p, part, size, rows in data]
+    return [
+        LiveFile(path, partition, size, rows, hidden.get(path, 0), spec_id)
+        for path, partition, size, rows, spec_id in data
+    ]
 
 
 def _entries(

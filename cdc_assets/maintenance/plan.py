@@ -24,23 +24,35 @@ _SMALL = 0.25
 MANY_MANIFESTS = 20
 _MANIFEST_BYTES = 8 * 2**20  # commit.manifest.target-size-bytes
 _NEVER = 2**31 - 1
+# Reading some files of a table takes a look at all of them, so a table isn't moved to another
+# partition spec in more steps than that.
+_MOVES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One call's options for ``rewrite_data_files``; ``files`` and ``bytes`` are its bounds."""
+    """One call's options for ``rewrite_data_files``; ``files`` and ``bytes`` are its bounds.
+
+    Or, if there are any, the files ``moved`` to the table's present partition spec.
+    """
 
     options: Mapping[str, str]
     files: int
     bytes: int
+    moved: tuple[str, ...] = ()
 
 
-def next_slice(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice | None:
-    """What is to be rewritten next; None if the table is well.
+def next_slice(
+    files: Sequence[LiveFile], wanted: MaintenanceConfig, spec_id: int = 0
+) -> Slice | None:
+    """What is to be rewritten next; None if the table is well. Its spec is ``spec_id``.
 
-    First small files, where a partition has enough of them: most deletions are of rows that came
-    lately. Then files of which many rows are deleted, whatever their size.
+    First what is of an older partition spec, which Iceberg's planner takes no notice of. Then small
+    files, where a partition has enough of them: most deletions are of rows that came lately. Then
+    files of which many rows are deleted, whatever their size.
     """
+    if old := [file for file in files if file.spec_id != spec_id and file.deleted < file.rows]:
+        return _moved(old, wanted)
     small_bytes = int(wanted.target_file_size * _SMALL)
     small = [file for file in files if file.bytes < small_bytes]
     counts = Counter(file.partition for file in small)
@@ -53,6 +65,18 @@ def next_slice(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice | 
         number = max(1, _fitting(hollow, wanted.target_file_size))
         return _slice(hollow, number, wanted, delete_ratio_threshold=wanted.deleted_rows)
     return None
+
+
+def _moved(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice:
+    share = max(wanted.target_file_size, sum(file.bytes for file in files) // _MOVES)
+    number = max(SLICE_FILES, len(files) // _MOVES)
+    chosen, size = list[str](), 0
+    for file in files[:number]:
+        if chosen and size + file.bytes > share:
+            break
+        chosen.append(file.path)
+        size += file.bytes
+    return Slice({}, len(chosen), size, tuple(chosen))
 
 
 def _fitting(files: Sequence[LiveFile], limit_bytes: int) -> int:

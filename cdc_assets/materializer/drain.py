@@ -32,6 +32,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.spark.layout import arrange
 from cdc_assets.spark.tables import LakeTable
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ def _drain(
         if found.rows:  # else the copy holds all of it already: no commit for nothing
             at = time.monotonic()
             if not merges:
-                lake.upgrade(session)
+                arrange(session, lake, lake.upgrade(session))
             if not told.same(lake.row):
                 lake = follow(pipeline, session, lake, told)
                 state = lake.state()

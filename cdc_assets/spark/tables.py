@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyspark.sql import SparkSession
 
+from cdc_assets import layout
 from cdc_assets.config import EXTRA_COLUMNS, SourceConfig, TableConfig
 from cdc_assets.log.store import Cursor, TableRow
 from cdc_assets.postgres.catalog import Column
@@ -170,15 +171,19 @@ class LakeTable:
             properties=properties,
         )
 
-    def upgrade(self, session: SparkSession) -> None:
-        """Give a table that was made for its copy the properties that it is configured with."""
+    def upgrade(self, session: SparkSession) -> Table | None:
+        """Give a table that was made for its copy the properties that it is configured with.
+
+        Returns the table as it was.
+        """
         loaded = self.load()
         wanted = self.properties()
         if loaded is None:
-            return
+            return None
         found = {**loaded.properties, "format-version": str(loaded.metadata.format_version)}
         if any(found.get(key) != wanted[key] for key in ("format-version", "write.delete.mode")):
             session.sql(f"alter table {self.sql_name} set tblproperties ({listed(wanted)})")
+        return loaded
 
     def _create(
         self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
@@ -194,7 +199,7 @@ class LakeTable:
     def clauses(self, partition_by: Sequence[str], properties: Mapping[str, str]) -> str:
         """What follows the columns in CREATE TABLE."""
         parts = f" partitioned by ({', '.join(partition_by)})" if partition_by else ""
-        place = f" location {_quoted(self.location)}" if self.location is not None else ""
+        place = f" location {quoted(self.location)}" if self.location is not None else ""
         return f"using iceberg{parts}{place} tblproperties ({listed(properties)})"
 
     def properties(self) -> dict[str, str]:
@@ -216,8 +221,11 @@ class LakeTable:
 
     def creation_properties(self) -> dict[str, str]:
         """The table properties that it is created with."""
-        described = TableColumns(self.row.columns, self.row.key_columns)
-        return {**self.properties(), PROPERTY: described.dump()}
+        return {
+            **self.properties(),
+            PROPERTY: TableColumns(self.row.columns, self.row.key_columns).dump(),
+            layout.PROPERTY: layout.described(self.table.partition_by, ()),
+        }
 
     def load(self) -> Table | None:
         """The table through pyiceberg, None if it doesn't exist."""
@@ -272,8 +280,9 @@ def _cursor(summary: Mapping[str, str]) -> Cursor:
 
 def listed(properties: Mapping[str, str]) -> str:
     """Table properties as Spark SQL writes them."""
-    return ", ".join(f"{_quoted(k)}={_quoted(v)}" for k, v in properties.items())
+    return ", ".join(f"{quoted(k)}={quoted(v)}" for k, v in properties.items())
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A string as Spark SQL writes it."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -44,9 +44,15 @@ TABLES: list[Any] = [
 ]
 
 
-@pytest.fixture
-def source(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> Iterator[Lake]:
-    with lake(postgres_dsn(), spark_server.ensure(), SETUP, *TABLES) as opened:
+@pytest.fixture(params=[3], ids="format-v{}".format)
+def source(
+    request: pytest.FixtureRequest,
+    postgres_dsn: NewDatabase,
+    spark_server: SparkServer,
+    tmp_home: Path,
+) -> Iterator[Lake]:
+    settings = {"lake": {"format_version": request.param}}
+    with lake(postgres_dsn(), spark_server.ensure(), SETUP, *TABLES, **settings) as opened:
         opened.pin()
         opened.copy()
         yield opened
@@ -57,6 +63,10 @@ def _dicts(source: Lake, table: TableId, order: str) -> list[dict[str, Any]]:
     return [row.asDict() for row in source.session.table(name).orderBy(order).collect()]
 
 
+both_formats = pytest.mark.parametrize("source", [3, 2], indirect=True)
+
+
+@both_formats
 def test_soft_delete_keeps_rows_with_their_last_values_and_marks_them(source: Lake) -> None:
     source.execute("delete from s where id = 1")
     source.execute("update s set v = 'late' where id = 2; delete from s where id = 2")
@@ -86,6 +96,7 @@ def test_soft_delete_keeps_rows_with_their_last_values_and_marks_them(source: La
     assert [c.equal for c in source.verify()] == [True] * 5
 
 
+@both_formats
 def test_append_has_one_row_for_each_change_with_its_true_values(source: Lake) -> None:
     source.execute("update a set v = 'one' where id = 1")
     source.execute(
@@ -128,6 +139,7 @@ def test_append_has_one_row_for_each_change_with_its_true_values(source: Lake) -
     assert [r["_op"] for r in _dicts(source, A, "_lsn")][-2:] == ["T", "I"]
 
 
+@both_formats
 def test_random_changes_in_every_mode_compare_equal(source: Lake) -> None:
     rnd = random.Random(5)
     for round_ in range(2):
@@ -179,6 +191,7 @@ def test_random_changes_in_every_mode_compare_equal(source: Lake) -> None:
     assert {row["c"] for row in copied} == {None}
 
 
+@both_formats
 def test_rows_swap_their_keys_and_move_with_their_partition_value(source: Lake) -> None:
     """The key of ``u`` is a unique index that is its replica identity."""
     source.execute(
