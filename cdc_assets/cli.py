@@ -233,7 +233,7 @@ def alert_test(ctx: click.Context) -> None:
 @click.argument("tables", nargs=-1, metavar="[S.T]...")
 @click.pass_context
 def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
-    """Apply nothing to these tables (default: the source's) until resume; staging goes on."""
+    """Apply nothing more to these tables, or to the whole source; staging goes on."""
     from cdc_assets.log import pauses
 
     config = _config(ctx)
@@ -248,7 +248,7 @@ def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
 @click.argument("tables", nargs=-1, metavar="[S.T]...")
 @click.pass_context
 def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
-    """End the pause of these tables (default: the source's); take up a dropped source again."""
+    """End the pause of these tables, or the source's; take up a dropped source again."""
     from cdc_assets import commands
     from cdc_assets.log import pauses
 

@@ -6,9 +6,9 @@ import dagster as dg
 from pyspark.sql import SparkSession
 
 from cdc_assets.assets.names import TableAssets
+from cdc_assets.health.representable import unrepresentable
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.spark.tables import LakeTable
-from cdc_assets.verify.representable import unrepresentable
 
 NAME = "values_representable"
 REMEDY = (

@@ -1,1 +1,1 @@
-"""How a source is and was: samples over time, small plots, one report for a person."""
+"""How a source is and was: samples, small plots, one report; values that the lake lost."""

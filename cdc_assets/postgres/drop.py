@@ -23,7 +23,7 @@ from cdc_assets.postgres.replication import drop_slot, publication_oid, slot_sta
 
 # Of pipeline_meta: since when the source is dropped.
 _DROPPED = "dropped_at"
-# A flusher looks every ten seconds; one that hangs, or isn't ours, is told by the server.
+# A flusher looks every few seconds; one that hangs, or isn't ours, is told by the server.
 _PATIENCE_SECONDS, _LONGEST_SECONDS, _LOOK_SECONDS = 30.0, 60.0, 0.5
 
 

@@ -119,7 +119,6 @@ class Pins:
         Raises SourceMismatch when nothing may be streamed any more. The slot's beginning is written
         down one look late: by then the server has it on its disk, and never goes back behind it.
         """
-        refuse_if_dropped(self._store)
         if self._config.snapshot.mode == "snapshot_only":
             return
         with self._pipeline.connect_source("review") as source:

@@ -11,9 +11,9 @@ import pytest
 from cdc_assets.assets.names import all_tables
 from cdc_assets.build import build_defs
 from cdc_assets.config import SourceConfig
+from cdc_assets.health.representable import unrepresentable
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.server import SparkServer
-from cdc_assets.verify.representable import unrepresentable
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

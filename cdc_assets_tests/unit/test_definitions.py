@@ -45,6 +45,7 @@ def test_a_table_is_four_assets_with_lineage_from_source_to_lake_and_one_of_its_
         for key in graph.get_all_asset_keys()
     }
     assert lineage == {
+        "health/src": [],
         "postgres/src/public/Mixed_Case_Table": [],
         "snapshot/src/public/Mixed_Case_Table": ["postgres/src/public/Mixed_Case_Table"],
         "staged_log/src/public/Mixed_Case_Table": ["postgres/src/public/Mixed_Case_Table"],
