@@ -216,7 +216,9 @@ class _Worker:
         blob = self.pipe.recv_bytes()
         commits = self.decoder.commit_end
         self.decoder.feed(blob, np.frombuffer(command.lengths, np.int32))
-        self.say_consumed(len(blob))
+        size = len(blob)
+        del blob  # what is flushed was copied, and of a large value there are copies enough
+        self.say_consumed(size)
         committed = self.decoder.commit_end != commits
         if self.is_full() or (committed and self.parts):
             self.flush()

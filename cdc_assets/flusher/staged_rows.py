@@ -18,7 +18,7 @@ Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.json_te
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -116,6 +116,9 @@ class Plan:
         tuples, new, old = self._tuples(buffer, start, batch.stop)
         width = len(self.names)
         raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
+        # Of a large value there are copies enough.
+        del buffer
+        batch = replace(batch, message=np.empty(0, np.uint8))
         filled = _fill(tuples, new, old)
         op = _CODE[batch.op]
         split = self._splits(raw, width, op, new, old, tuples, filled)
@@ -133,7 +136,7 @@ class Plan:
                 code[gone + 1] = _CODE[INSERT]
         deleted = code == _CODE[DELETE]
         values = escape(raw)
-        del raw  # of a large value there are copies enough
+        del raw
         members, unchanged = self._members(tuples, filled, tuple_of, deleted)
         if unchanged is not None and split.any():
             values, member = self._old_key(values, width, old, row, code, unchanged, split)

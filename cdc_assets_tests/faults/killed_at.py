@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -98,7 +97,7 @@ DECODER: dict[str, Wrap] = {
     "during rotation of a part": after(Decoder, "take_open"),
     "before upload": before(staging, "store"),
     "during upload: not synced": before(os, "fsync"),
-    "during upload: not renamed": before(Path, "rename"),
+    "during upload: folder not synced": before(staging, "_sync"),
     "after upload": after(staging, "store"),
     "all uploaded, not reported": after(Staging, "write"),
     "before an answer": before(Connection, "send"),
