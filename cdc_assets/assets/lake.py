@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import dagster as dg
-from pyspark.sql import SparkSession
 
 from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
 from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
@@ -24,7 +23,7 @@ from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TableProblem, TablesFailed
 from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.drain import Drained
-from cdc_assets.materializer.turns import Turns
+from cdc_assets.materializer.turns import Turn, Turns
 from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -79,8 +78,11 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
-            with Worker(pipeline, [names.table for names in selected]) as worker:
-                yield from Rounds(context, pipeline, session, worker, selected).run()
+            with (
+                Worker(pipeline, [names.table for names in selected]) as worker,
+                Turns(pipeline, session, worker, context.log.info) as turns,
+            ):
+                yield from Rounds(context, pipeline, turns, selected).run()
 
     return materialize
 
@@ -92,13 +94,12 @@ class Rounds:
         self,
         context: dg.AssetExecutionContext,
         pipeline: Pipeline,
-        session: SparkSession,
-        worker: Worker,
+        turns: Turns,
         tables: Sequence[TableAssets],
     ) -> None:
         self._context = context
         self._pipeline = pipeline
-        self._turns = Turns(pipeline, session, worker)
+        self._turns = turns
         self._tables = {names.table: names for names in tables}
         self._sums: dict[TableId, Drained] = {}
         self._reported_at: dict[TableId, float] = {}
@@ -123,23 +124,30 @@ class Rounds:
         """
         self._say_who_cant()
         quiet_since = time.monotonic()
-        while time.monotonic() - self._began < BUDGET_SECONDS:
-            pending = self._pending()
+        while not (over := self._is_over()) or self._turns.busy:
+            pending = [] if over else self._pending()
             for table in [table for table in pending if table in self._new]:
                 self._introduce(table)
             self._say_what_others_did()
-            if pending:
-                self._turn(pending[0])  # what it is given meanwhile goes behind the others
+            for table in pending:
+                if not self._turns.start(table):
+                    break
+                self._known.add(table)
+            done = self._turns.wait(_LOOK_SECONDS)
+            for turn in done:
+                self._take(turn)
+            if pending or done or self._turns.busy:
                 quiet_since = time.monotonic()
             elif time.monotonic() - quiet_since > LINGER_SECONDS:
                 break
-            else:
-                time.sleep(_LOOK_SECONDS)
         for table in list(self._sums):
             yield dg.MaterializeResult(
                 asset_key=self._tables[table].lake, metadata=self._report(table)
             )
         self._finish()
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._began >= BUDGET_SECONDS
 
     def _say_who_cant(self) -> None:
         for row in self._pipeline.store.tables():
@@ -159,7 +167,10 @@ class Rounds:
             since = time.monotonic() - self._reported_at.setdefault(table, self._began)
             if since >= report_seconds(self._pipeline.config.table(table)):
                 self._reported_at[table] = time.monotonic()
-                self._introduce(table)
+                if table in self._sums:
+                    self._log_report(table)
+                else:
+                    self._introduce(table)
 
     def _introduce(self, table: TableId) -> None:
         """Report a table as it stands: just copied, or merged by somebody else."""
@@ -179,20 +190,19 @@ class Rounds:
             dg.AssetMaterialization(self._tables[table].lake, metadata=self._report(table))
         )
 
-    def _turn(self, table: TableId) -> None:
-        self._known.add(table)
-        try:
-            drained = self._turns.turn(table, self._context.log.info)
-        except TableProblem as problem:
-            self._fail(problem)
-        except Exception as error:  # whatever one table has must not stop the others
-            self._context.log.warning("%s failed", table, exc_info=True)
-            self._fail(TableProblem(table, f"{type(error).__name__}: {error}"))
+    def _take(self, turn: Turn) -> None:
+        """Take note of what a turn did."""
+        table = turn.table
+        if isinstance(turn.error, TableProblem):
+            self._fail(turn.error)
+        elif turn.error is not None:  # whatever one table has must not stop the others
+            self._context.log.warning("%s failed", table, exc_info=turn.error)
+            what = f"{type(turn.error).__name__}: {turn.error}"
+            self._fail(TableProblem(table, what))
+        elif turn.drained is None:
+            self._context.log.info("%s: another worker is at it", table)
         else:
-            if drained is None:
-                self._context.log.info("%s: another worker is at it", table)
-                return
-            self._sums[table] = _added(self._sums.get(table), drained)
+            self._sums[table] = _added(self._sums.get(table), turn.drained)
             every = report_seconds(self._pipeline.config.table(table))
             since = time.monotonic() - self._reported_at.get(table, self._began)
             if since >= every:

@@ -22,9 +22,6 @@ from cdc_assets.log.files import OLD_KEY, Storage
 from cdc_assets.log.store import LogEntry
 from cdc_assets.postgres.lsn import Lsn
 
-# Staged bytes a merge: compressed JSON, so about ten times as much once parsed.
-BATCH_BYTES = 64 * 10**6
-
 EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data string"
 # For the modes that show when a row was changed; ``ts`` is in microseconds since 1970.
 WHOLE_SCHEMA = f"{EVENT_SCHEMA}, lsn bigint, ts bigint, xid bigint"
@@ -63,7 +60,7 @@ class Facts:
     relinked: frozenset[tuple[str | None, ...]]
 
 
-def take(entries: Sequence[LogEntry], limit_bytes: int = BATCH_BYTES) -> list[LogEntry]:
+def take(entries: Sequence[LogEntry], limit_bytes: int) -> list[LogEntry]:
     """The leading entries of up to ``limit_bytes``, one at least."""
     taken: list[LogEntry] = []
     size = 0
