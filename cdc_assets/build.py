@@ -10,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 
+from cdc_assets.assets.health import health_asset
 from cdc_assets.assets.lake import lake_assets
 from cdc_assets.assets.maintenance import maintenance_assets
 from cdc_assets.assets.names import all_tables
@@ -18,11 +19,14 @@ from cdc_assets.assets.snapshot import snapshot_asset
 from cdc_assets.assets.staged_log import staged_log_spec
 from cdc_assets.checks.tables import table_checks
 from cdc_assets.config import SourceConfig
+from cdc_assets.jobs.operations import operation_jobs
 from cdc_assets.resources.flusher import FlusherResource
 from cdc_assets.resources.sources import remember
 from cdc_assets.resources.spark import SparkConnectResource
+from cdc_assets.sensors.alerts import alerts_sensor
 from cdc_assets.sensors.checks import checks_job, checks_sensor
 from cdc_assets.sensors.flusher import flusher_sensor
+from cdc_assets.sensors.health import health_sensor
 from cdc_assets.sensors.maintenance import maintenance_job, maintenance_schedule
 from cdc_assets.sensors.materializer import materializer_job, materializer_sensor
 from cdc_assets.sensors.services import needed, services_sensor
@@ -54,9 +58,10 @@ def build_defs(
             *(snapshot_asset(names) for names in tables),
             lake_assets(config),
             maintenance_assets(config),
+            health_asset(config),
         ],
         asset_checks=[table_checks(config)],
-        jobs=[merges, checks, care],
+        jobs=[merges, checks, care, *operation_jobs(config)],
         schedules=[schedule] if schedule is not None else [],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources={
@@ -79,4 +84,6 @@ def _sensors(
         snapshot_sensor(config),
         materializer_sensor(config, merges),
         checks_sensor(config, checks),
+        alerts_sensor(config),
+        health_sensor(config),
     ]

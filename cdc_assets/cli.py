@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from cdc_assets.maintenance.run import Maintained
     from cdc_assets.materializer.drain import Drained
     from cdc_assets.snapshot.table_copy import CopyProgress
-    from cdc_assets.status import TableStatus
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -218,6 +217,81 @@ def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> Non
         commands.resync(pipeline, spark, wanted, bar)
 
 
+@cli.command(name="alert-test")
+@click.pass_context
+def alert_test(ctx: click.Context) -> None:
+    """Send a message to every sink of alerts:, to see whether it arrives."""
+    from cdc_assets.alerts.sinks import try_sinks
+
+    problems = try_sinks(_config(ctx))
+    for sink, problem in problems.items():
+        click.echo(f"{sink}: {problem or 'sent'}")
+    sys.exit(1 if any(problems.values()) else 0)
+
+
+@cli.command()
+@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.pass_context
+def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """Apply nothing more to these tables, or to the whole source; staging goes on."""
+    from cdc_assets.log import pauses
+
+    config = _config(ctx)
+    wanted = selected(config, tables) if tables else [None]
+    with _pipeline(config) as pipeline:
+        for table in wanted:
+            pauses.pause(pipeline.store, table)
+        _show_paused(pipeline.store)
+
+
+@cli.command()
+@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.pass_context
+def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """End the pause of these tables, or the source's; take up a dropped source again."""
+    from cdc_assets import commands
+    from cdc_assets.log import pauses
+
+    config = _config(ctx)
+    with _pipeline(config) as pipeline:
+        for table in selected(config, tables) if tables else []:
+            pauses.resume(pipeline.store, table)
+        if not tables and commands.resume(pipeline):
+            stderr.print("The source was dropped: every table will be copied anew.")
+        _show_paused(pipeline.store)
+
+
+def _show_paused(store: LogStore) -> None:
+    from cdc_assets.log.pauses import paused, source_paused
+
+    since = source_paused(store)
+    if since is not None:
+        click.echo(f"source {store.source}: paused since {since}")
+    for table, at in sorted(paused(store).items()):
+        if since is None or at < since:
+            click.echo(f"{table}: paused since {at}")
+
+
+@cli.command(name="drop-source")
+@click.option("--yes", metavar="NAME", help="The source's name, so that it is the right one.")
+@click.pass_context
+def drop_source(ctx: click.Context, yes: str | None) -> None:
+    """Give the source up: slot and publication are removed, the lake tables stay."""
+    from cdc_assets.postgres.drop import drop_source as drop
+
+    config = _config(ctx)
+    if yes != config.name:
+        raise ConfigurationError(
+            f"this removes the slot {config.slot} and the publication {config.publication}.",
+            f"Say --yes {config.name} if that is meant.",
+        )
+    with _pipeline(config) as pipeline:
+        done = drop(pipeline)
+    click.echo(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
+    gone = "removed" if done.publication else "there was none"
+    click.echo(f"publication {config.publication}: {gone}")
+
+
 @cli.command()
 @click.option("--until", metavar="current|LSN", help="End once the log has reached it.")
 @click.pass_context
@@ -378,43 +452,32 @@ def _show_maintained(done: list[Maintained]) -> None:
     Console().print(table)
 
 
-def _copied(row: TableStatus) -> str:
-    text = f"{row.chunks_done}/{row.chunks_total}"
-    if row.state != "copying":
-        return text
-    text += f" ({100 * row.chunks_done // max(1, row.chunks_total)} %)"
-    if row.copy_rows_per_second is not None and row.copy_seconds_left is not None:
-        text += f", {row.copy_rows_per_second:,.0f} rows/s, {row.copy_seconds_left:,.0f} s left"
-    return text
-
-
 @cli.command(name="status")
 @_json
 @click.pass_context
 def status_command(ctx: click.Context, as_json: bool) -> None:
     """Say where slot, flusher and every table stand."""
-    from cdc_assets import status
+    from cdc_assets.health import report
+    from cdc_assets.status import collect
 
     config = _config(ctx)
     with _pipeline(config) as pipeline:
-        found = status.collect(pipeline)
-    if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2))
-        return
+        if as_json:
+            click.echo(json.dumps(collect(pipeline).to_json(), indent=2))
+            return
+        health = report.look(pipeline, sample=False)
+    found = health.status
+    for problem in health.problems:
+        if problem.severity is not None:
+            colour = {"fail": "bold red", "warn": "yellow"}[problem.severity]
+            what = f"{problem.condition.what}: {problem.condition.detail}"
+            stderr.print(f"[{colour}]{problem.severity}[/] {_escaped(what)}")
+            stderr.print(f"    {_escaped(problem.condition.remedy)}")
     table = Table(title=f"source {found.source}")
-    for name in ("table", "state", "chunks", "applied", "lag", "pending", "reason"):
+    for name in report.TABLE_HEADINGS:
         table.add_column(name)
-    for row in found.tables:
-        lag = "" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s, {row.lag_bytes:,} B"
-        table.add_row(
-            _escaped(row.name),
-            row.state,
-            _copied(row),
-            row.applied_lsn or "",
-            lag,
-            f"{row.pending_rows:,}",
-            _escaped(row.reason or ""),
-        )
+    for row in report.table_rows(found):
+        table.add_row(*map(_escaped, row))
     Console().print(table)
     for worker in found.workers:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
@@ -423,16 +486,8 @@ def status_command(ctx: click.Context, as_json: bool) -> None:
             + (", ".join(worker.tables) or "no table")
             + heard
         )
-    slot = found.slot
-    click.echo(
-        f"slot {slot['name']}: "
-        + (
-            f"{slot['wal_status']}, keeps {slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
-            if slot["exists"]
-            else "doesn't exist yet"
-        )
-        + f"; flusher {found.flusher['state']}"
-    )
+    for name, value in report.part_rows(health):
+        click.echo(f"{name}: {value}")
     told = found.flusher
     if "changes" in told:
         age = f"{told['told_seconds_ago']:.0f} s ago"

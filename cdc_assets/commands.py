@@ -31,6 +31,7 @@ from cdc_assets.errors import (
     first_line,
 )
 from cdc_assets.flusher.reach import reach
+from cdc_assets.log.pauses import resume as resume_pauses
 from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import TableRow
 from cdc_assets.maintenance import run as maintenance
@@ -39,6 +40,7 @@ from cdc_assets.materializer.drain import Drained, Look, drain, look, outstandin
 from cdc_assets.materializer.follow import Follower
 from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.drop import take_up_again
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
@@ -161,11 +163,22 @@ def resync(
     Whatever state a table is in, that is the way out: the source's description of it is taken anew
     too. Raises like :func:`snapshot`.
     """
+    mark_for_copy(pipeline, tables)
+    snapshot(pipeline, spark, tables, on_progress)
+
+
+def mark_for_copy(pipeline: Pipeline, tables: Sequence[TableId]) -> None:
+    """Have ``tables`` copied anew by whoever copies: a command, or Dagster's sensors."""
     for table in tables:
         row = pipeline.store.table(table)
         if row is not None and row.oid:
             restart_copy(pipeline.store, row)
-    snapshot(pipeline, spark, tables, on_progress)
+
+
+def resume(pipeline: Pipeline) -> bool:
+    """End the source's pause, or take it up again after it was dropped (True)."""
+    resume_pauses(pipeline.store)
+    return take_up_again(pipeline.store)
 
 
 def _pinned(pipeline: Pipeline, pins: Pins, tables: Sequence[TableId]) -> dict[TableId, TableRow]:

@@ -19,9 +19,6 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -29,6 +26,8 @@ from pydantic import (
     model_validator,
 )
 
+from cdc_assets.alerts.settings import AlertsConfig
+from cdc_assets.config_base import Duration, Section, Size
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.layout import parse_order, parse_part
 from cdc_assets.postgres.names import TableId
@@ -37,9 +36,6 @@ from cdc_assets.postgres.names import TableId
 CONFIG_VARIABLE = "CDC_ASSETS_CONFIG_JSON"
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_QUANTITY = re.compile(r"\A\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*\Z")
 
 
 def home() -> Path:
@@ -47,34 +43,7 @@ def home() -> Path:
     return Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute()
 
 
-def _quantity(value: object, units: Mapping[str, float], example: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    match = _QUANTITY.match(str(value))
-    if match is None or match[2].lower() not in units:
-        raise ValueError(f"{value!r} has no known unit; write it like {example}")
-    return float(match[1]) * units[match[2].lower()]
-
-
-def _duration(value: object) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
-    return timedelta(seconds=_quantity(value, _SECONDS, "1s, 500ms, 5m or 2h"))
-
-
-def _size(value: object) -> int:
-    return int(_quantity(value, _BYTES, "64MB or 16MiB"))
-
-
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
-Size = Annotated[int, BeforeValidator(_size)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class PostgresConfig(_Section):
+class PostgresConfig(Section):
     """Where the source is: a DSN, or a throw-away Postgres that the platform runs itself."""
 
     dsn: SecretStr | None = None
@@ -93,7 +62,7 @@ class PostgresConfig(_Section):
         return self
 
 
-class ColumnsConfig(_Section):
+class ColumnsConfig(Section):
     """What of a table is replicated, and how what Iceberg can't hold is treated."""
 
     exclude: tuple[str, ...] = ()
@@ -107,7 +76,7 @@ class ColumnsConfig(_Section):
         return "null" if value is None else value  # an unquoted null in YAML means the word
 
 
-class FreshnessConfig(_Section):
+class FreshnessConfig(Section):
     """How old a lake table may be before the UI warns and fails."""
 
     warn: Duration = timedelta(minutes=5)
@@ -117,6 +86,8 @@ class FreshnessConfig(_Section):
     def _in_order(self) -> Self:
         if self.warn >= self.fail:
             raise ValueError("warn has to be shorter than fail")
+        if self.warn < timedelta(minutes=1):
+            raise ValueError("at least 1m: Dagster's freshness policies know nothing shorter")
         return self
 
 
@@ -129,7 +100,7 @@ EXTRA_COLUMNS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class TableConfig(_Section):
+class TableConfig(Section):
     """One table of the source."""
 
     name: str
@@ -169,7 +140,7 @@ class TableConfig(_Section):
         return TableId.parse(self.name)
 
 
-class SnapshotConfig(_Section):
+class SnapshotConfig(Section):
     """How the first copy is made."""
 
     mode: Literal["initial", "snapshot_only", "never"] = "initial"
@@ -178,7 +149,7 @@ class SnapshotConfig(_Section):
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
 
 
-class StagingConfig(_Section):
+class StagingConfig(Section):
     """Where changes wait as Parquet, and how often the flusher writes them."""
 
     uri: str | None = None
@@ -197,7 +168,7 @@ class StagingConfig(_Section):
         return self.flush_interval.total_seconds()
 
 
-class StateConfig(_Section):
+class StateConfig(Section):
     """The coordination database; by default the source itself."""
 
     postgres_url: SecretStr | None = None
@@ -206,7 +177,7 @@ class StateConfig(_Section):
     )
 
 
-class CatalogConfig(_Section):
+class CatalogConfig(Section):
     """The Iceberg catalog; by default SQL tables in the coordination database."""
 
     type: Literal["sql", "rest", "glue"] = "sql"
@@ -222,7 +193,7 @@ class CatalogConfig(_Section):
         return self
 
 
-class LakeConfig(_Section):
+class LakeConfig(Section):
     """Where the tables end up."""
 
     namespace: str | None = None
@@ -241,7 +212,7 @@ class LakeConfig(_Section):
         return value
 
 
-class S3Config(_Section):
+class S3Config(Section):
     """S3 settings; keys come from the environment only."""
 
     endpoint: str | None = None
@@ -249,7 +220,7 @@ class S3Config(_Section):
     path_style: bool = False
 
 
-class SparkConfig(_Section):
+class SparkConfig(Section):
     """A local Connect server of ours, or the user's own cluster."""
 
     remote: str | None = None
@@ -265,14 +236,14 @@ class SparkConfig(_Section):
         return value
 
 
-class MetricsConfig(_Section):
+class MetricsConfig(Section):
     """The flusher's Prometheus endpoint; there is none without a port."""
 
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     host: str = "127.0.0.1"
 
 
-class KeepSnapshotsConfig(_Section):
+class KeepSnapshotsConfig(Section):
     """Which snapshots of a lake table stay: the newest ``count``, and all younger than ``age``."""
 
     count: Annotated[int, Field(ge=1, le=10_000)] = 20
@@ -281,7 +252,7 @@ class KeepSnapshotsConfig(_Section):
     metadata, which each commit writes anew."""
 
 
-class MaintenanceConfig(_Section):
+class MaintenanceConfig(Section):
     """How lake tables and the log are kept healthy."""
 
     every: Duration | None = timedelta(minutes=30)
@@ -320,7 +291,7 @@ class MaintenanceConfig(_Section):
         return value
 
 
-class SourceConfig(_Section):
+class SourceConfig(Section):
     """One source database and the lake it is replicated into."""
 
     name: str
@@ -336,6 +307,7 @@ class SourceConfig(_Section):
     spark: SparkConfig = SparkConfig()
     metrics: MetricsConfig = MetricsConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
+    alerts: AlertsConfig = AlertsConfig()
 
     @model_validator(mode="before")
     @classmethod

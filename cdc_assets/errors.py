@@ -65,6 +65,15 @@ class TableProblem(CdcError):
         super().__init__(f"{table}: {what}", remedy)
 
 
+class TablePaused(TableProblem):
+    """Somebody paused the table, or its source: its log waits."""
+
+    def __init__(self, table: object, since: object) -> None:
+        super().__init__(
+            table, f"it is paused since {since}", "End that with cdc-assets resume, or its job."
+        )
+
+
 class TablesFailed(CdcError):
     """Some tables failed while the others went on; raised at the end of the work."""
 

@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import GROUP, LogStore
 from cdc_assets.materializer.relation import altered
 from cdc_assets.materializer.workers import workers
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.drop import dropped_since
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_position, slot_status
 from cdc_assets.spark.catalog import shown
@@ -49,6 +51,8 @@ class TableStatus:
     """The source's columns are others than the lake's: a schema change waits."""
     worker: str | None = None
     """The process that looks after it."""
+    paused_since: str | None = None
+    """Somebody paused it, or its source: nothing is applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         for found in workers(store)
     ]
     by_table = {name: worker.process for worker in merging for name in worker.tables}
+    resting = paused(store)
     tables = []
     for table in config.tables:
         lake = f"{config.namespace}.{config.lake_name(table.id)}"
@@ -182,6 +187,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 (total - done) / chunk_rate if chunk_rate else None,
                 table.id in differing,
                 by_table.get(table.name),
+                str(resting[table.id]) if table.id in resting else None,
             )
         )
     return SourceStatus(
@@ -206,11 +212,14 @@ def _flusher(
 ) -> dict[str, Any]:
     """The flusher as the log shows it, and as it told itself if one is active; else its last words.
 
-    ``state`` is down when none is active, and silent when the active one has stopped telling.
+    ``state`` is down when none is active, silent when the active one has stopped telling, and
+    dropped when the source was given up.
     """
     active = store.is_locked(f"flusher:{store.source}")
     told, age = store.flusher_report() or ({}, None)
     state = told.get("state") if active and age is not None and age < SILENT_SECONDS else None
+    if dropped_since(store) is not None:
+        state = "dropped"
     return {
         **told,
         "active": active,

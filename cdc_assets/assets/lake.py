@@ -2,10 +2,12 @@
 
 A run is a worker among others: it goes round its share of the tables (``materializer.turns``) until
 nothing has been pending for a moment, or its budget is over: so under load the delay is a merge and
-not the launch of a run. A table whose copy is completed meanwhile joins in. A table that can't go
-on doesn't stop the others: the run fails at its end, naming it, and leaves the names as a tag for
-the sensor. Tables are reported while the run goes on, or a busy table would look stale. How a log
-is applied is in ``materializer.drain``.
+not the launch of a run. The sensor asks for the next run before that, and the one that has it
+RELIEF_SECONDS behind it ends once that one is there: no change waits for a launch. A table whose
+copy is completed meanwhile joins in. A table that can't go on doesn't stop the others: the run
+fails at its end, naming it, and leaves the names as a tag for the sensor. Tables are reported while
+the run goes on, or a busy table would look stale. How a log is applied is in
+``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
@@ -20,7 +22,8 @@ import dagster as dg
 from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
 from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.config import SourceConfig, TableConfig
-from cdc_assets.errors import TableProblem, TablesFailed
+from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
+from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.materializer.turns import Turn, Turns
@@ -31,8 +34,11 @@ from cdc_assets.resources.owner import end_with_owner
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.tables import LakeTable
 
-# A launch costs about 5 s of CPU, so 5 % at the most; short enough that new code is soon in use.
-BUDGET_SECONDS = 120.0
+# A launch costs about 5 s of CPU, so 2 % at the most; short enough that new code is soon in use.
+BUDGET_SECONDS = 240.0
+# From when on the next run is asked for, and takes over: some seconds of launch, some dozens on a
+# machine that is too busy.
+RELIEF_SECONDS = 180.0
 # Waiting this long for more is cheaper than launching the next run for it.
 LINGER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
@@ -110,6 +116,11 @@ class Rounds:
         reported = self._with_events()
         self._known = set[TableId]() if by_hand else reported
         self._new = set[TableId]() if by_hand else set(self._tables) - reported
+        # What others look after is reported once they have come so far, and when they go on.
+        self._awaited = {
+            table: pipeline.store.log_end(table) for table in set(self._tables) - self._known
+        }
+        self._others: dict[TableId, int] = {}
         self._began = time.monotonic()
 
     def _with_events(self) -> set[TableId]:
@@ -124,7 +135,7 @@ class Rounds:
         """
         self._say_who_cant()
         quiet_since = time.monotonic()
-        while not (over := self._is_over()) or self._turns.busy:
+        while not (over := self._over()) or self._turns.busy:
             pending = [] if over else self._pending()
             for table in [table for table in pending if table in self._new]:
                 self._introduce(table)
@@ -133,12 +144,13 @@ class Rounds:
                 if not self._turns.start(table):
                     break
                 self._known.add(table)
+                self._awaited.pop(table, None)
             done = self._turns.wait(_LOOK_SECONDS)
             for turn in done:
                 self._take(turn)
             if pending or done or self._turns.busy:
                 quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since > LINGER_SECONDS:
+            elif not self._waits() and time.monotonic() - quiet_since > LINGER_SECONDS:
                 break
         for table in list(self._sums):
             yield dg.MaterializeResult(
@@ -146,8 +158,15 @@ class Rounds:
             )
         self._finish()
 
-    def _is_over(self) -> bool:
-        return time.monotonic() - self._began >= BUDGET_SECONDS
+    def _over(self) -> bool:
+        age = time.monotonic() - self._began
+        return age >= BUDGET_SECONDS or (age >= RELIEF_SECONDS and self._turns.relieved)
+
+    def _waits(self) -> bool:
+        """Whether others still have to do what this run was asked for."""
+        return any(
+            table in self._turns.offsets and table not in self._problems for table in self._awaited
+        )
 
     def _say_who_cant(self) -> None:
         for row in self._pipeline.store.tables():
@@ -158,15 +177,24 @@ class Rounds:
 
     def _pending(self) -> list[TableId]:
         """What has something to be applied or reported, the longest waiting first."""
-        wants = set(self._tables) - set(self._problems)
+        wants = set(self._tables) - set(self._problems) - set(paused(self._pipeline.store))
         return self._turns.pending(wants, also=wants - self._known)
 
     def _say_what_others_did(self) -> None:
-        """Report tables that other workers look after: they may not be known to Dagster."""
-        for table in set(self._tables) - self._turns.mine - set(self._problems):
-            since = time.monotonic() - self._reported_at.setdefault(table, self._began)
-            if since >= report_seconds(self._pipeline.config.table(table)):
-                self._reported_at[table] = time.monotonic()
+        """Report what has moved of the tables that other workers look after.
+
+        They may not be known to Dagster. What doesn't move isn't reported, or it would look fresh.
+        """
+        for table, offset in self._turns.offsets.items():
+            if table in self._turns.mine:
+                continue
+            arrived = table in self._awaited and offset >= self._awaited[table]
+            moved = offset > self._others.setdefault(table, offset)
+            since = time.monotonic() - self._reported_at.get(table, self._began)
+            every = report_seconds(self._pipeline.config.table(table))
+            if arrived or (moved and since >= every):
+                self._awaited.pop(table, None)
+                self._others[table] = offset
                 if table in self._sums:
                     self._log_report(table)
                 else:
@@ -193,7 +221,9 @@ class Rounds:
     def _take(self, turn: Turn) -> None:
         """Take note of what a turn did."""
         table = turn.table
-        if isinstance(turn.error, TableProblem):
+        if isinstance(turn.error, TablePaused):
+            self._context.log.info("%s", turn.error)
+        elif isinstance(turn.error, TableProblem):
             self._fail(turn.error)
         elif turn.error is not None:  # whatever one table has must not stop the others
             self._context.log.warning("%s failed", table, exc_info=turn.error)

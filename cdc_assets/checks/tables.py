@@ -1,12 +1,13 @@
-"""The operation ``check_<source>``: both checks of every lake table, one after the other."""
+"""The operation ``check_<source>``: the checks of every lake table, one after the other."""
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 import dagster as dg
 
 from cdc_assets.assets.names import TableAssets, all_tables, run_lock
-from cdc_assets.checks import lag, unique_key
+from cdc_assets.checks import lag, unique_key, values
 from cdc_assets.config import SourceConfig
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.owner import end_with_owner
@@ -20,7 +21,7 @@ def check_job_name(config: SourceConfig) -> str:
 
 
 def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
-    """Both checks of every table; any subset can be run from the UI."""
+    """The checks of every table; any subset can be run from the UI."""
     tables = all_tables(config)
     resource = f"spark_{config.name}"
 
@@ -39,20 +40,29 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
             for names in tables:
                 if dg.AssetCheckKey(names.lake, lag.NAME) in selected:
                     yield lag.check_lag(states[str(names.table)], names)
-            keyed = [n for n in tables if dg.AssetCheckKey(n.lake, unique_key.NAME) in selected]
-            if not keyed:
+            reading = [(names, _reading(names, selected)) for names in tables]
+            if not any(wanted for _, wanted in reading):
                 return
             session = spark_session(getattr(context.resources, resource), config)
-            for names in keyed:
+            for names, wanted in reading:
                 row = pipeline.store.table(names.table)
                 lake = LakeTable(config, config.table(names.table), row) if row else None
                 if lake is None or lake.load() is None:
-                    yield _not_there(names)
-                else:
+                    yield from (_not_there(names, name) for name in wanted)
+                    continue
+                if unique_key.NAME in wanted:
                     context.log.info("%s: looking for keys that stand twice", names.table)
                     yield unique_key.check_unique_key(session, lake, names)
+                if values.NAME in wanted:
+                    yield values.check_values(pipeline, session, lake, names)
 
     return check
+
+
+def _reading(names: TableAssets, selected: AbstractSet[dg.AssetCheckKey]) -> list[str]:
+    """The wanted checks of a table that have to read it."""
+    checks = (unique_key.NAME, values.NAME)
+    return [name for name in checks if dg.AssetCheckKey(names.lake, name) in selected]
 
 
 def _specs(names: TableAssets) -> list[dg.AssetCheckSpec]:
@@ -63,13 +73,18 @@ def _specs(names: TableAssets) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(
             unique_key.NAME, asset=names.lake, description="No key stands more than once."
         ),
+        dg.AssetCheckSpec(
+            values.NAME,
+            asset=names.lake,
+            description="Every value of the source has a form in the lake.",
+        ),
     ]
 
 
-def _not_there(names: TableAssets) -> dg.AssetCheckResult:
+def _not_there(names: TableAssets, check: str) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         asset_key=names.lake,
-        check_name=unique_key.NAME,
+        check_name=check,
         passed=True,
         description=f"{names.lake_table_name} doesn't exist yet.",
     )

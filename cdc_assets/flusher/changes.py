@@ -6,7 +6,7 @@ is in a message is ``staged_rows``' to know; which transaction is open, ``decode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.pgoutput import PADDING, Bytes, Ints
 
 # So many column values are decoded at a time: the positions of one take about 100 bytes meanwhile.
-CELLS_PER_BATCH = 150_000
+CELLS_PER_BATCH = 100_000
 # And so many bytes: a few times this much is copied; one row larger than it makes a batch alone.
 BYTES_PER_BATCH = 16 * 2**20
 
@@ -53,23 +53,25 @@ class Changes:
         )
 
 
-def batches(parts: Iterable[Changes], columns: int) -> Iterator[Changes]:
+def batches(
+    parts: Iterable[tuple[int, Changes]], columns: int
+) -> Iterator[list[tuple[int, Changes]]]:
     """``parts``, all with so many columns, in order, as batches of bounded size to be decoded.
 
-    The messages of each are followed by PADDING.
+    The number beside each goes with every piece of it.
     """
     most = max(1, CELLS_PER_BATCH // max(1, columns))
-    batch: list[Changes] = []
+    batch: list[tuple[int, Changes]] = []
     rows = size = 0
-    for part in (piece for whole in parts for piece in _pieces(whole, most)):
+    for owner, part in ((owner, piece) for owner, whole in parts for piece in _pieces(whole, most)):
         if batch and (rows + len(part.stop) > most or size + len(part.message) > BYTES_PER_BATCH):
-            yield _joined(batch)
+            yield batch
             batch, rows, size = [], 0, 0
-        batch.append(part)
+        batch.append((owner, part))
         rows += len(part.stop)
         size += len(part.message)
     if batch:
-        yield _joined(batch)
+        yield batch
 
 
 def _pieces(changes: Changes, rows: int) -> Iterator[Changes]:
@@ -86,7 +88,7 @@ def _pieces(changes: Changes, rows: int) -> Iterator[Changes]:
         low = high
 
 
-def _joined(parts: list[Changes]) -> Changes:
+def joined(parts: Sequence[Changes]) -> Changes:
     """All of them as one; its messages are followed by PADDING."""
     sizes = np.array([len(part.message) for part in parts])
     shift = np.cumsum(sizes) - sizes

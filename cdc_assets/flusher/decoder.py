@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from cdc_assets.flusher import staged_rows
 from cdc_assets.flusher.changes import Changes
 from cdc_assets.flusher.json_text import parts_of, ranges
 from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.waiting import Pending
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import (
@@ -65,31 +66,6 @@ class _Transaction:
 
 
 @dataclass(slots=True)
-class Pending:
-    """Waiting changes of one table under one relation, in order: runs of changes and truncates."""
-
-    spec: DecodeSpec
-    relation: Relation
-    parts: list[Changes | pa.Table] = field(default_factory=list)
-
-    def tables(self) -> Iterator[pa.Table]:
-        """Decode: staged rows in tables of bounded size, in commit order."""
-        run: list[Changes] = []
-        for part in self.parts:
-            if isinstance(part, Changes):
-                run.append(part)
-                continue
-            yield from self._decoded(run)
-            run = []
-            yield part
-        yield from self._decoded(run)
-
-    def _decoded(self, run: list[Changes]) -> Iterator[pa.Table]:
-        if run:
-            yield from staged_rows.staged(self.spec, self.relation, run)
-
-
-@dataclass(slots=True)
 class _Shelf:
     """What waits, by table in the order of first appearance; ``bytes`` is what it holds."""
 
@@ -122,10 +98,20 @@ class _Shelf:
 
 
 class Decoder:
-    """Frames in, waiting changes out. ``spec_of`` says how a relation is staged; None: not ours."""
+    """Frames in, waiting changes out.
 
-    def __init__(self, spec_of: Callable[[int], DecodeSpec | None]) -> None:
+    ``spec_of`` says how a relation is staged; None: not ours. ``left_out`` says which columns of a
+    relation aren't staged; it is asked whenever one is told of whose table some are excluded.
+    """
+
+    def __init__(
+        self,
+        spec_of: Callable[[int], DecodeSpec | None],
+        left_out: Callable[[DecodeSpec, Relation], frozenset[str]] = lambda spec, _: spec.excluded,
+    ) -> None:
         self.spec_of = spec_of
+        self._left_out = left_out
+        self._staged_as: dict[int, tuple[DecodeSpec, DecodeSpec]] = {}
         self._relations: dict[int, Relation] = {}
         self._open: _Transaction | None = None
         self._committed = _Shelf()
@@ -144,6 +130,10 @@ class Decoder:
     @property
     def committed_bytes(self) -> int:
         return self._committed.bytes
+
+    @property
+    def committed_tables(self) -> int:
+        return len(self._committed.pending)
 
     @property
     def open_bytes(self) -> int:
@@ -193,7 +183,7 @@ class Decoder:
                     cuts.setdefault(oid, []).append((frame, None))
                 continue
             relation = Relation.parse(batch.scan.message(frame))
-            if relations.get(relation.oid) != relation:
+            if relations.get(relation.oid) != relation or relation.oid in self._staged_as:
                 relations[relation.oid] = relation
                 cuts.setdefault(relation.oid, []).append((frame, relation))
         first, last = np.searchsorted(batch.changes, [low, high])
@@ -225,18 +215,32 @@ class Decoder:
                 if spec is not None and changes is not None:
                     whole = bound - done == len(frames)
                     part = changes if whole else changes.part(done, bound)
-                    shelf.run(spec, known).parts.append(part)
+                    shelf.run(self._resolved(spec, known), known).parts.append(part)
                     shelf.bytes += len(part.message) + _CHANGE_BYTES * len(part.stop)
                 done = bound
             if relation is not None:
-                self._relations[oid] = relation
+                # Told again, it may look the same and be another one.
+                self._staged_as.pop(oid, None)
+                if relation != known:
+                    self._relations[oid] = relation
                 if spec is None and oid not in self._skipped:
                     self._skipped.add(oid)
                     name = TableId(relation.schema, relation.name)
                     logger.info("changes of %s are skipped: not a table of this source", name)
             elif frame >= 0 and spec is not None and known is not None:
-                shelf.run(spec, known).parts.append(batch.truncate(frame))
+                shelf.run(self._resolved(spec, known), known).parts.append(batch.truncate(frame))
                 shelf.bytes += _CHANGE_BYTES
+
+    def _resolved(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
+        """How changes of this relation are staged: with the names that excluded columns have."""
+        if not spec.excluded:
+            return spec
+        known = self._staged_as.get(relation.oid)
+        if known is None or known[0] != spec:
+            names = self._left_out(spec, relation)
+            known = spec, replace(spec, excluded=names, excluded_numbers=frozenset(), columns=())
+            self._staged_as[relation.oid] = known
+        return known[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ so the receiver pipes raw frames to this process and only ever waits for sockets
 
 The conversation, over one duplex pipe: the receiver sends :class:`Frames` (each followed by the
 joined bytes), :class:`Specs`, :class:`Finish`; this process answers :class:`Consumed` after each
-batch, :class:`Flushed` in the order of the log, :class:`Retrying` whenever a file can't be stored
-and will be tried again, or :class:`Failed` once, and then it ends. It never decides what is safe:
-``Flushed`` says "these files exist, and once they are registered everything below ``position``
-is"; registering and acknowledging is the receiver's (invariants 1 and 2).
+batch, :class:`Flushed` in the order of the log, :class:`Excluded` before what it is about,
+:class:`Retrying` whenever a file can't be stored and will be tried again, or :class:`Failed` once,
+and then it ends. It never decides what is safe: ``Flushed`` says "these files exist, and once they
+are registered everything below ``position`` is"; registering and acknowledging is the receiver's
+(invariants 1 and 2).
 
 Invariant 3: rows of an open transaction that outgrow ``flush_bytes`` are staged in parts as they
 arrive. Everything committed is reported before the first part is staged, so the parts stand in
@@ -29,18 +30,26 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 import numpy as np
+import tenacity
 
 from cdc_assets.errors import CdcError
 from cdc_assets.flusher.decoder import Decoder
+from cdc_assets.flusher.hidden import hidden
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.staging import Staging, WrittenFile
 from cdc_assets.log.files import Storage
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.pgoutput import Relation
+
+if TYPE_CHECKING:
+    from cdc_assets.postgres.catalog import Attribute
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +68,7 @@ class Settings:
     """What the decoder needs to know for its whole life."""
 
     source: str
+    source_dsn: str = field(repr=False)
     staging_uri: str
     storage: Storage
     flush_bytes: int
@@ -122,12 +132,25 @@ class Failed:
     trace: str
 
 
-Reply = Consumed | Flushed | Retrying | Failed
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Excluded columns have these attribute numbers; those of ``doubtful`` may be other ones."""
+
+    table: TableId
+    numbers: frozenset[int]
+    doubtful: tuple[str, ...]
 
 
-# A file costs a millisecond or two, and a flush one for every table that has changes: between
-# flushes changes gather for at least twice as long as the last one took, so that a thousand tables
-# cost a third of the time at most …
+Reply = Consumed | Flushed | Retrying | Failed | Excluded
+
+
+# A file costs a millisecond or two, however little is in it, and a flush one for every table that
+# has changes. So that a thousand tables cost a change hardly more than one does, changes gather
+# between flushes: until each of the tables has so much to be written …
+WORTH_A_FILE_BYTES = 256 * 2**10
+# … or so many times flush_bytes wait;
+MOST_GATHERED = 2
+# and if so much doesn't come: for at least twice as long as the last flush took …
 REST = 2.0
 # … and never for longer than this.
 LONGEST_REST_SECONDS = 10.0
@@ -143,15 +166,29 @@ class _Worker:
     specs: dict[int, DecodeSpec] = field(default_factory=dict)
     decoder: Decoder = field(init=False)
     parts: list[WrittenFile] = field(default_factory=list)
+    excluded: dict[tuple[int, frozenset[str]], frozenset[int]] = field(default_factory=dict)
     reported: int = 0
     due: float | None = None
     flush_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.decoder = Decoder(self._spec_of)
+        self.decoder = Decoder(self._spec_of, self._left_out)
 
     def _spec_of(self, oid: int) -> DecodeSpec | None:
         return self.specs.get(oid)
+
+    def _left_out(self, spec: DecodeSpec, relation: Relation) -> frozenset[str]:
+        seen = self.excluded.get((relation.oid, spec.excluded), frozenset[int]())
+        spec = replace(spec, excluded_numbers=spec.excluded_numbers | seen)
+        found = hidden(spec, relation, _attributes(self.settings, relation.oid))
+        if found.numbers != spec.excluded_numbers or found.doubtful:
+            self.excluded[relation.oid, spec.excluded] = found.numbers
+            self.pipe.send(Excluded(spec.table, found.numbers, found.doubtful))
+        renamed = {c.name for c in relation.columns} & found.names - spec.excluded
+        if renamed:
+            names = ", ".join(sorted(renamed))
+            logger.warning("%s: not staged, as excluded under another name: %s", spec.table, names)
+        return found.names
 
     def run(self) -> None:
         """Serve until Finish, or until the receiver is gone."""
@@ -166,8 +203,14 @@ class _Worker:
                     self.specs = dict(command.by_oid)
                 elif isinstance(command, Frames):
                     self.take_in(command)
-            if self.due is not None and time.monotonic() >= self.due:
+            if self.is_due():
                 self.flush()
+
+    def is_due(self) -> bool:
+        if self.due is None or (late := time.monotonic() - self.due) < 0:
+            return False
+        # While more waits to be taken in, a flush makes nothing fresh.
+        return late >= LONGEST_REST_SECONDS or not self.pipe.poll(0)
 
     def take_in(self, command: Frames) -> None:
         blob = self.pipe.recv_bytes()
@@ -175,7 +218,7 @@ class _Worker:
         self.decoder.feed(blob, np.frombuffer(command.lengths, np.int32))
         self.say_consumed(len(blob))
         committed = self.decoder.commit_end != commits
-        if self.decoder.committed_bytes >= self.settings.flush_bytes or (committed and self.parts):
+        if self.is_full() or (committed and self.parts):
             self.flush()
         elif self.due is None and self.decoder.position > self.reported:
             rest = min(REST * self.flush_seconds, LONGEST_REST_SECONDS)
@@ -185,6 +228,15 @@ class _Worker:
                 self.flush()
             self.parts += self.staging.write(self.decoder.take_open())
             self.say_consumed(0)
+
+    def is_full(self) -> bool:
+        """Whether what is committed is worth its files, or all that may wait is waiting."""
+        decoder, least = self.decoder, self.settings.flush_bytes
+        worth = decoder.committed_tables * WORTH_A_FILE_BYTES
+        waiting = decoder.committed_bytes + decoder.open_bytes
+        return decoder.committed_bytes > 0 and waiting >= min(
+            max(worth, least), MOST_GATHERED * least
+        )
 
     def say_consumed(self, byte_size: int) -> None:
         waiting = self.decoder.committed_bytes + self.decoder.open_bytes
@@ -214,6 +266,26 @@ class _Worker:
                     final,
                 )
             )
+
+
+def _attributes(settings: Settings, oid: int) -> tuple[Attribute, ...]:
+    """The source's catalog of one table; waits for a source that is down."""
+    # Few decoders need this, and it takes 20 MB.
+    import psycopg
+
+    from cdc_assets.postgres.catalog import attributes
+    from cdc_assets.postgres.connect import connect
+
+    for attempt in tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(psycopg.OperationalError),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=5.0),
+        before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
+    ):
+        with attempt:
+            name = f"cdc_assets {settings.source} decoder"
+            with connect(settings.source_dsn, application_name=name) as connection:
+                return attributes(connection, oid)
+    raise AssertionError  # it is tried again for ever
 
 
 def _commit_time(microseconds: int | None) -> datetime | None:

@@ -31,10 +31,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cdc_assets.errors import ReplicationProblem
+from cdc_assets.errors import ReplicationProblem, TableProblem
 from cdc_assets.flusher.decoder_process import (
     Consumed,
     DecoderProcess,
+    Excluded,
     Failed,
     Finish,
     Flushed,
@@ -61,7 +62,7 @@ BATCH_SECONDS = 0.05
 # waking up for each costs more than all the rest (measured: 3.4 instead of 1.2 µs a change).
 GATHER_SECONDS = 0.002
 # Handed over and not yet taken in: what arrives during a flush of flush_bytes, and memory's bound.
-IN_FLIGHT_BYTES = 48 * 2**20
+IN_FLIGHT_BYTES = 32 * 2**20
 # An idle source: flushed_lsn moves when this much WAL of others went by (the promise is 8 MB) …
 IDLE_STEP_BYTES = 2**20
 # … or when it moved at all and this much time passed; not at every keepalive.
@@ -92,8 +93,29 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
     added one, and pinned it.
     """
     return {
-        row.oid: DecodeSpec(row.table, row.key_columns, row.excluded) for row in rows if row.oid
+        row.oid: DecodeSpec(
+            row.table,
+            row.key_columns,
+            row.excluded,
+            row.excluded_numbers,
+            tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns)
+            if row.excluded
+            else (),
+        )
+        for row in rows
+        if row.oid
     }
+
+
+def _doubt(found: Excluded) -> str:
+    names = ", ".join(found.doubtful)
+    problem = TableProblem(
+        found.table,
+        f"its schema changed more often than can be followed: {names} may be what columns.exclude"
+        " names, and was not staged",
+        f"Name it there if it is. Copy it anew: cdc-assets resync {found.table}.",
+    )
+    return str(problem)
 
 
 class Session:
@@ -126,6 +148,7 @@ class Session:
         self._specs: Mapping[int, DecodeSpec] = {}
         self._settings = Settings(
             config.name,
+            pipeline.source_dsn,
             pipeline.staging_uri,
             Storage.of(config.s3),
             config.staging.flush_bytes,
@@ -308,6 +331,10 @@ class Session:
             self._flush(reply)
             if reply.final:
                 self._finished.set()
+        elif isinstance(reply, Excluded):
+            self._store.add_excluded(reply.table, reply.numbers)
+            if reply.doubtful:
+                self._store.park(reply.table, _doubt(reply))
         elif isinstance(reply, Failed):
             logger.error("the decoder failed:\n%s", reply.trace)
             raise ReplicationProblem(f"the decoder failed: {reply.summary}")

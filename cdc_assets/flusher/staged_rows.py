@@ -18,7 +18,6 @@ Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.json_te
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,7 +26,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_assets.flusher import changes
 from cdc_assets.flusher.changes import Changes
 from cdc_assets.flusher.json_text import ABSENT, NULL, TEXT, Member, escape, objects, ranges
 from cdc_assets.log.files import STAGED_SCHEMA
@@ -57,21 +55,17 @@ _CODE[[INSERT, UPDATE, DELETE, TRUNCATE]] = [0, 1, 2, 3]
 
 @dataclass(frozen=True, slots=True)
 class DecodeSpec:
-    """How a table is staged: its name, the columns that find a row, those that are left out."""
+    """How a table is staged: its name, the columns that find a row, those that are left out.
+
+    Where there are some of those: their attribute numbers as far as they are known, and what is
+    known of the table's ``columns`` (number, name, type's oid and modifier), see ``hidden``.
+    """
 
     table: TableId
     key_columns: tuple[str, ...]
     excluded: frozenset[str] = frozenset()
-
-
-def staged(spec: DecodeSpec, relation: Relation, parts: Iterable[Changes]) -> Iterator[pa.Table]:
-    """The rows of ``parts``, changes of ``relation``, in tables of bounded size, in order.
-
-    Raises ReplicationProblem if a message isn't what the relation says.
-    """
-    plan = _Plan(spec, relation, [column.name for column in relation.columns])
-    # Nothing holds on to a batch whose rows are written.
-    yield from map(plan.rows, changes.batches(parts, len(relation.columns)))
+    excluded_numbers: frozenset[int] = frozenset()
+    columns: tuple[tuple[int, str, int, int], ...] = ()
 
 
 def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
@@ -92,12 +86,15 @@ def invalid_text(table: pa.Table) -> int:
     return int(table.schema.metadata.get(b"invalid", b"0")) if table.schema.metadata else 0
 
 
-class _Plan:
-    """What is the same for every batch of one relation."""
+class Plan:
+    """How the changes of one relation are read; ``layout``: what that depends on.
 
-    def __init__(self, spec: DecodeSpec, relation: Relation, names: list[str]) -> None:
+    Changes of several relations whose layouts are equal can be read as if they were of one.
+    """
+
+    def __init__(self, spec: DecodeSpec, relation: Relation) -> None:
         self.relation = relation
-        self.names = names
+        self.names = names = [column.name for column in relation.columns]
         self.kept = [i for i, name in enumerate(names) if name not in spec.excluded]
         # Old tuples have the columns of the replica identity, whatever the key was before. With
         # FULL they have all of them, and the key is what the catalog said.
@@ -106,9 +103,14 @@ class _Plan:
             self.key = [names.index(name) for name in spec.key_columns if name in names]
             if len(self.key) < len(spec.key_columns):
                 self.key = []
+        self.layout = (tuple(names), tuple(self.kept), tuple(self.key))
 
-    def rows(self, batch: Changes) -> pa.Table:
-        """One padded batch: read the tuples, pick the rows to be staged, write them."""
+    def rows(self, batch: Changes) -> tuple[pa.Table, Ints]:
+        """One padded batch: read the tuples, pick the rows to be staged, write them.
+
+        Beside the rows: where those of each change end. Raises ReplicationProblem if a message
+        isn't what the relation says.
+        """
         buffer = batch.message
         start = np.concatenate((np.zeros(1, np.int64), batch.stop[:-1]))
         tuples, new, old = self._tuples(buffer, start, batch.stop)
@@ -137,7 +139,7 @@ class _Plan:
             values, member = self._old_key(values, width, old, row, code, unchanged, split)
             members += member
         data = objects(len(row), values, members)
-        return _table(
+        rows = _table(
             code,
             batch.lsn[row],
             batch.commit_lsn[row],
@@ -146,6 +148,7 @@ class _Plan:
             self._unchanged_names(unchanged, len(row)),
             data,
         )
+        return rows, np.cumsum(1 + split)
 
     def _tuples(self, buffer: Bytes, start: Ints, stop: Ints) -> tuple[Tuples, Ints, Ints]:
         """All tuples in the order they came; of each change the new (or only) one and the old one.

@@ -1,11 +1,11 @@
 """Staged files: waiting changes written as Parquet where every consumer can read them.
 
 A file that is reported here exists, whole and durable: the acknowledgement to the source follows
-(invariant 1), and what is acknowledged is never sent again. So a local file is written under
-another name, synced, renamed, and its folder synced; an object store shows an object only when its
-upload is complete. Names are random: a restart can't meet a name again (a counter would overwrite
-live files). A file that was written but never registered is an orphan, which maintenance removes:
-whatever stands below ``<uri>/<source>/`` and isn't in ``log_index``, ``.….tmp`` included.
+(invariant 1), and what is acknowledged is never sent again. So a local file is synced, and its
+folder; an object store shows an object only when its upload is complete. Names are random: a
+restart can't meet a name again (a counter would overwrite live files). A file that was written, or
+half of it, but never registered is an orphan, which maintenance removes: whatever stands below
+``<uri>/<source>/`` and isn't in ``log_index``.
 
 Nothing that was received is given up because it can't be stored: storing is tried again until it
 works, and every failure is told (``on_trouble``), so that a person sees what is waited for. Only
@@ -28,7 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,8 +47,8 @@ from tenacity import (
 from tenacity.wait import wait_random_exponential
 
 from cdc_assets.errors import StagingProblem, first_line
-from cdc_assets.flusher.decoder import Pending
 from cdc_assets.flusher.staged_rows import invalid_text
+from cdc_assets.flusher.waiting import Pending, decoded
 from cdc_assets.log.files import RELATION_METADATA, STAGED_SCHEMA, Storage
 from cdc_assets.postgres.names import TableId, safe_folder
 from cdc_assets.postgres.pgoutput import Relation
@@ -75,8 +78,15 @@ _PERMANENT_S3 = (
     "NO_SUCH_BUCKET",
     "SIGNATURE_DOES_NOT_MATCH",
 )
-# These rise by little or stand still from row to row, which this encoding makes nearly free.
-_ENCODINGS = dict.fromkeys(("_lsn", "_commit_lsn", "_ts", "_xid"), "DELTA_BINARY_PACKED")
+_PARQUET: Mapping[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["_op"],
+    # These rise by little or stand still from row to row, which this encoding makes nearly free.
+    "column_encoding": dict.fromkeys(("_lsn", "_commit_lsn", "_ts", "_xid"), "DELTA_BINARY_PACKED"),
+    "write_statistics": False,
+    "store_schema": False,  # plain strings for every reader, not Arrow's dictionary type
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +119,19 @@ def _describe(relation: Relation) -> bytes:
     return json.dumps(told, ensure_ascii=False).encode()
 
 
-def encode(pending: Pending) -> tuple[pa.Buffer, Counter[str]]:
-    """Decode and write Parquet into memory: its bytes, and how many rows it has of each ``_op``.
+def encode(pending: Pending, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, Counter[str]]:
+    """Parquet in memory, and how many rows it has of each ``_op``.
 
-    Row groups are the decoder's batches, so no reader meets a huge one. Raises ReplicationProblem.
+    Row groups are the decoder's batches, so no reader meets a huge one.
     """
     sink = pa.BufferOutputStream()
     operations, invalid = Counter[str](), 0
-    with pq.ParquetWriter(
-        sink,
-        STAGED_SCHEMA,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=["_op"],
-        column_encoding=_ENCODINGS,
-        write_statistics=False,
-        store_schema=False,  # plain strings for every reader, not Arrow's dictionary type
-    ) as writer:
-        for table in pending.tables():
+    with pq.ParquetWriter(sink, STAGED_SCHEMA, **_PARQUET) as writer:
+        for table in tables:
             for found in pc.value_counts(table["_op"]).to_pylist():
                 operations[found["values"]] += found["counts"]
             invalid += invalid_text(table)
-            writer.write_table(table.cast(STAGED_SCHEMA), row_group_size=table.num_rows)
+            writer.write_table(table.replace_schema_metadata(), row_group_size=table.num_rows)
         writer.add_key_value_metadata({RELATION_METADATA: _describe(pending.relation)})
     if invalid:
         logger.warning(
@@ -168,16 +169,19 @@ class Staging:
         However long that takes. Raises ReplicationProblem when a message can't be decoded.
         """
         today = datetime.now(UTC).date().isoformat()
-        written, stored = [], []
-        for pending in pendings:
-            data, operations = encode(pending)
+        pendings = list(pendings)
+        written: list[WrittenFile | None] = [None] * len(pendings)
+        stored = []
+        for number, rows in groupby(decoded(pendings), key=itemgetter(0)):
+            pending = pendings[number]
+            data, operations = encode(pending, (table for _, table in rows))
             table = pending.spec.table
             path = f"{self._base}/{folder_name(table)}/{today}/{uuid.uuid4().hex}.parquet"
             stored.append(self._writers.submit(self._store, path, data))
-            written.append(WrittenFile(table, path, data.size, operations))
+            written[number] = WrittenFile(table, path, data.size, operations)
         for future in stored:
             future.result()
-        return written
+        return [file for file in written if file is not None]
 
     def close(self) -> None:
         """Give up what is being stored."""
@@ -237,18 +241,23 @@ def store(storage: Storage, uri: str, data: pa.Buffer) -> None:
 
 
 def _store_durably(path: Path, data: pa.Buffer) -> None:
-    """Write a local file so that after a power cut it is there whole, or not at all."""
-    _make_durably(path.parent)
-    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    """Write a local file: once this returns, it is there whole after a power cut, too.
+
+    Until then nobody looks at it: only what is registered is read.
+    """
     try:
-        with hidden.open("wb") as file:
+        file = path.open("wb")
+    except FileNotFoundError:
+        _make_durably(path.parent)
+        file = path.open("wb")
+    try:
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        hidden.rename(path)
     except OSError:
         with suppress(OSError):  # the half of a file would fill a full disk even more
-            hidden.unlink()
+            path.unlink()
         raise
     _sync(path.parent)
 

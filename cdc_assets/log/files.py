@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from pyarrow import fs
 
-from cdc_assets.config import S3Config
+if TYPE_CHECKING:  # the decoder process has no use for what a configuration takes: 30 MB
+    from cdc_assets.config import S3Config
 
 STAGED_SCHEMA = pa.schema(
     [

@@ -51,6 +51,7 @@ class TableRow:
     followed: bool = False
     published_as: str | None = None
     mode: str = "mirror"
+    excluded_numbers: frozenset[int] = frozenset()
 
     @property
     def followed_since(self) -> Lsn | None:
@@ -114,12 +115,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What of a table's log waits to be applied."""
+    """What of a table's log waits to be applied, from ``offset`` on."""
 
     table: TableId
     rows: int
     bytes: int
     oldest_commit: datetime | None
+    offset: int
 
 
 class LogStore:
@@ -231,7 +233,8 @@ class LogStore:
         """Every registered table, by name."""
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
-            " complete_lsn, pin, reason, excluded, followed, published_as, mode from tables"
+            " complete_lsn, pin, reason, excluded, followed, published_as, mode,"
+            " excluded_numbers from tables"
             " where source = %s order by table_name",
             (self.source,),
         ).fetchall()
@@ -251,6 +254,7 @@ class LogStore:
                 followed,
                 published_as,
                 mode,
+                frozenset(numbers),
             )
             for (
                 name,
@@ -267,6 +271,7 @@ class LogStore:
                 followed,
                 published_as,
                 mode,
+                numbers,
             ) in rows
         ]
 
@@ -290,13 +295,16 @@ class LogStore:
         A waiting one, of which no chunk was read yet, is described anew. ``excluded`` columns never
         leave the source.
         """
+        names = sorted(excluded)
         self.connection.execute(
             "insert into tables as t"
-            " (source, table_name, oid, state, key_columns, columns, excluded, mode)"
-            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s)"
+            " (source, table_name, oid, state, key_columns, columns, excluded, mode,"
+            "  excluded_numbers)"
+            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s, %s)"
             " on conflict (source, table_name) do update set oid = excluded.oid,"
             " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
-            " excluded = excluded.excluded, mode = excluded.mode, reason = null,"
+            " excluded = excluded.excluded, excluded_numbers = excluded.excluded_numbers,"
+            " mode = excluded.mode, reason = null,"
             " updated_at = now(),"
             " followed = t.followed and (t.oid, t.key_columns, t.excluded)"
             "  = (excluded.oid, excluded.key_columns, excluded.excluded)"
@@ -307,8 +315,9 @@ class LogStore:
                 table.oid,
                 list(table.key_columns),
                 json.dumps([c.to_json() for c in table.columns]),
-                sorted(excluded),
+                names,
                 mode,
+                [c.number for c in table.columns if c.name in names],
             ),
         )
 
@@ -332,6 +341,15 @@ class LogStore:
                     for row in tables
                 ],
             )
+
+    def add_excluded(self, table: TableId, numbers: Iterable[int]) -> None:
+        """Remember attribute numbers of excluded columns that came after the registration."""
+        self.connection.execute(
+            "update tables set excluded_numbers = array("
+            " select distinct n from unnest(excluded_numbers || %s::int[]) n order by n)"
+            " where source = %s and table_name = %s",
+            (sorted(numbers), self.source, str(table)),
+        )
 
     def park_unknown(self, table: TableId, reason: str) -> None:
         """Register a table that the source doesn't have; ``add_table`` revives it later."""
@@ -573,15 +591,16 @@ class LogStore:
         """What waits to be applied, for every table that streams; the caught-up have 0 rows."""
         rows = self.connection.execute(
             "select t.table_name, coalesce(sum(l.row_count), 0), coalesce(sum(l.byte_size), 0),"
-            " min(l.commit_time) from tables t"
+            ' min(l.commit_time), coalesce(m."offset", 0) from tables t'
             " left join mat_cursor m on m.source = t.source and m.table_name = t.table_name"
             "  and m.consumer_group = %s"
             " left join log_index l on l.source = t.source and l.table_name = t.table_name"
             '  and l.end_offset > coalesce(m."offset", 0)'
-            " where t.source = %s and t.state = 'streaming' group by t.table_name order by 1",
+            " where t.source = %s and t.state = 'streaming' group by t.table_name,"
+            ' m."offset" order by 1',
             (GROUP, self.source),
         ).fetchall()
-        return [Backlog(TableId.parse(n), int(r), int(b), at) for n, r, b, at in rows]
+        return [Backlog(TableId.parse(n), int(r), int(b), at, o) for n, r, b, at, o in rows]
 
     def flusher_report(self) -> tuple[dict[str, Any], float] | None:
         """What the flusher that has the turn, or had it last, told, and how many seconds ago."""

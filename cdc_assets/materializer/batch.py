@@ -22,6 +22,9 @@ from cdc_assets.log.files import OLD_KEY, Storage
 from cdc_assets.log.store import LogEntry
 from cdc_assets.postgres.lsn import Lsn
 
+# Rows a merge, where they compress well: a change doesn't get cheaper beyond, only older.
+BATCH_ROWS = 500_000
+
 EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data string"
 # For the modes that show when a row was changed; ``ts`` is in microseconds since 1970.
 WHOLE_SCHEMA = f"{EVENT_SCHEMA}, lsn bigint, ts bigint, xid bigint"
@@ -61,14 +64,15 @@ class Facts:
 
 
 def take(entries: Sequence[LogEntry], limit_bytes: int) -> list[LogEntry]:
-    """The leading entries of up to ``limit_bytes``, one at least."""
+    """The leading entries of up to ``limit_bytes`` and BATCH_ROWS, one at least."""
     taken: list[LogEntry] = []
-    size = 0
+    size = rows = 0
     for entry in entries:
-        if taken and size + entry.byte_size > limit_bytes:
+        size += entry.byte_size
+        rows += entry.end_offset - entry.start_offset
+        if taken and (size > limit_bytes or rows > BATCH_ROWS):
             break
         taken.append(entry)
-        size += entry.byte_size
     return taken
 
 

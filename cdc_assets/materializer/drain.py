@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import Fenced, TableProblem
+from cdc_assets.errors import Fenced, TablePaused, TableProblem
 from cdc_assets.log.files import Storage
+from cdc_assets.log.pauses import paused
 from cdc_assets.log.progress import chunks
 from cdc_assets.log.store import Claim, Cursor, LogEntry
 from cdc_assets.materializer.alter import current, follow
@@ -138,6 +139,8 @@ def _drain(
         raise TableProblem(table, row.reason or "it is parked")
     if row is None or row.state != "streaming" or row.snapshot_lsn is None:
         return None
+    if (since := paused(store).get(table)) is not None:
+        raise TablePaused(table, since)
     lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
     if (mode := lake.table.mode) not in (None, row.mode):
         problem = TableProblem(

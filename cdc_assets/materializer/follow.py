@@ -14,7 +14,8 @@ import psycopg
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.errors import TablePaused, TableProblem, first_line
+from cdc_assets.log.pauses import paused
 from cdc_assets.materializer.relation import altered
 from cdc_assets.materializer.turns import Turn, Turns
 from cdc_assets.materializer.workers import Worker
@@ -53,7 +54,8 @@ class Follower:
         ):
             while not self._stop.is_set():
                 now = time.monotonic()
-                wants = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
+                able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
+                wants = able - set(paused(pipeline.store))
                 for table in turns.pending(wants, also=self._told_by_catalog(pipeline)):
                     if not turns.start(table):
                         break
@@ -65,7 +67,7 @@ class Follower:
                     self._take(turn)
 
     def _take(self, turn: Turn) -> None:
-        if turn.error is None:
+        if turn.error is None or isinstance(turn.error, TablePaused):
             self._failures.pop(turn.table, None)
             return
         if isinstance(turn.error, TableProblem):

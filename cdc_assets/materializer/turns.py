@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -79,10 +79,17 @@ class Turns:
         self._pool = ThreadPoolExecutor(len(self._free), "hand")
         self.mine: frozenset[TableId] = frozenset()
         """What this worker looks after, as of the last :meth:`pending`."""
+        self.offsets: Mapping[TableId, int] = {}
+        """Up to where every table's log is applied, whoever did it, as of then."""
 
     @property
     def busy(self) -> bool:
         return bool(self._at_work)
+
+    @property
+    def relieved(self) -> bool:
+        """Whether a worker that came later would look after all that this one does."""
+        return self._worker.relieved
 
     def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
         """What of this worker's share of ``wants`` has something to apply, the next one first.
@@ -92,6 +99,7 @@ class Turns:
         """
         config = self._pipeline.config
         backlogs = [b for b in self._pipeline.store.backlogs() if b.table in wants]
+        self.offsets = {b.table: b.offset for b in backlogs}
         heavy = {b.table for b in backlogs if b.bytes > config.lake.merge_bytes}
         self.mine = self._worker.share(wants, heavy, keep=self._at_work)
         now = time.monotonic()

@@ -112,6 +112,8 @@ class Worker:
         self._heart.adopt(self._store)
         self._heart.start()
         self._has = frozenset[TableId]()
+        self.relieved = False
+        """As of the last :meth:`share`: one that came later would look after all of its tables."""
         self._looked_at = 0.0
         self._store.connection.execute(
             "insert into consumer (worker, consumer_group, source, process, tables)"
@@ -154,7 +156,12 @@ class Worker:
             for known in found.values()
             if known.alive and known.worker != self.id
         ]
-        mine = frozenset(found[self.id].claims)
+        me = found[self.id]
+        self.relieved = any(
+            known.alive and known.started_at > me.started_at and known.tables >= me.tables
+            for known in found.values()
+        )
+        mine = frozenset(me.claims)
         due = moves(
             Peer(self._wants, mine), others, heavy, {TableId.parse(name) for (name,) in rows}
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from psycopg import sql
+if TYPE_CHECKING:
+    from psycopg import sql
 
 _PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*'
 _NAME = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
@@ -138,6 +139,8 @@ class TableId:
     @property
     def identifier(self) -> sql.Identifier:
         """For composing statements with :mod:`psycopg.sql`."""
+        from psycopg import sql  # the decoder process composes none: 20 MB
+
         return sql.Identifier(self.schema, self.name)
 
 

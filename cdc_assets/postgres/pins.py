@@ -35,6 +35,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import make_slot_follow_failovers, refuse_or_park, settle
 from cdc_assets.postgres.catalog import Heap, SourceTable, describe, heaps, refuse_hidden_rows
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
+from cdc_assets.postgres.drop import refuse_if_dropped
 from cdc_assets.postgres.holders import Holder, hold, join_pin
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import (
@@ -85,6 +86,7 @@ class Pins:
         """
         self._store.lock("pins")
         try:
+            refuse_if_dropped(self._store)
             with self._pipeline.connect_source("pins") as source:
                 if self._config.snapshot.mode == "snapshot_only":
                     self._check_identity(source)
@@ -133,6 +135,7 @@ class Pins:
         if not self._store.try_lock("pins"):
             return  # another process is at it; the next tick looks again
         try:
+            refuse_if_dropped(self._store)
             for row in self._store.tables():
                 if row.state == "copying" and unread(self._store, row):
                     self._keep(row)

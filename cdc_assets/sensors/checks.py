@@ -86,7 +86,7 @@ def checks_sensor(
 
 
 def checks_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
-    """The job that runs both checks of every table."""
+    """The job that runs the checks of every table."""
     return dg.define_asset_job(
         check_job_name(config),
         selection=dg.AssetSelection.checks(table_checks(config)),

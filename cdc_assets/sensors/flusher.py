@@ -16,6 +16,7 @@ from cdc_assets.assets.names import TableAssets, all_tables
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.pipeline import embedded_postgres
+from cdc_assets.postgres.drop import dropped_since
 from cdc_assets.process import Status
 from cdc_assets.resources.flusher import FlusherResource
 from cdc_assets.sensors.services import demo_is_made
@@ -68,6 +69,13 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
         if config.postgres.demo and not demo_is_made(config):
             return dg.SkipReason("Waiting for the demo's tables to be made.")
         flusher: FlusherResource = getattr(context.resources, resource)
+        since = _dropped_since(config)
+        if since is not None:
+            flusher.stop()
+            return dg.SkipReason(
+                f"The source was dropped at {since}. The job resume_{config.name} takes it up"
+                " again."
+            )
         status = flusher.tick()
         if not status.running:
             raise ReplicationProblem(
@@ -89,6 +97,15 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
         )
 
     return tick
+
+
+def _dropped_since(config: SourceConfig) -> str | None:
+    """Since when the source is given up; a database that isn't there is the flusher's matter."""
+    try:
+        with session(config, "flusher sensor") as pipeline:
+            return dropped_since(pipeline.store)
+    except NOT_REACHABLE:
+        return None
 
 
 def _events(

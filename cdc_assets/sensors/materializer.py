@@ -16,12 +16,18 @@ from typing import Any
 
 import dagster as dg
 
-from cdc_assets.assets.lake import report_seconds
+from cdc_assets.assets.lake import RELIEF_SECONDS, report_seconds
 from cdc_assets.assets.metadata import STANDING
 from cdc_assets.assets.names import TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
-from cdc_assets.sensors.runs import PastRun, active_runs, past_runs, wait_seconds
+from cdc_assets.sensors.runs import (
+    PastRun,
+    active_runs,
+    past_runs,
+    relief_is_due,
+    wait_seconds,
+)
 from cdc_assets.sensors.services import spark_address
 from cdc_assets.sensors.sessions import (
     EVERY_LOOK_SECONDS,
@@ -51,7 +57,9 @@ class Decision:
 
 
 def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
-    """``active``: a run is at it. ``proven``: the log shows the source as of a moment ago.
+    """``active``: a run is at it that needs no relief yet.
+
+    ``proven``: the log shows the source as of a moment ago.
 
     A run is given every table that may go on, not only those with a backlog: it serves what becomes
     pending while it lasts, and what is copied meanwhile.
@@ -59,9 +67,15 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
     able = [
         look
         for look in looks
-        if look.status.state in ("copying", "streaming") and not look.wait_seconds
+        if look.status.state in ("copying", "streaming")
+        and not look.wait_seconds
+        and look.status.paused_since is None
     ]
-    streaming = [look for look in looks if look.status.state == "streaming"]
+    streaming = [
+        look
+        for look in looks
+        if look.status.state == "streaming" and look.status.paused_since is None
+    ]
     wanted = any(
         # A table without any event has just been copied: its first run reports it in full.
         look.status.state == "streaming"
@@ -132,7 +146,8 @@ def materializer_sensor(
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:
             with session(config, "materializer sensor") as pipeline:
-                active = bool(active_runs(context.instance, pipeline.store, tags))
+                runs = active_runs(context.instance, pipeline.store, tags)
+                active = not relief_is_due(context.instance, runs, RELIEF_SECONDS)
                 found = collect(pipeline)
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
@@ -194,6 +209,9 @@ def _sentence(
     pending = [look for look in looks if look.status.pending_rows]
     rows = sum(look.status.pending_rows for look in pending)
     streaming = [look for look in looks if look.status.state == "streaming"]
+    resting = [look for look in looks if look.status.paused_since is not None]
+    if resting and len(resting) == len(streaming):
+        return f"All {len(resting)} copied tables are paused; {rows:,} changes wait."
     if not streaming:
         return "No table is copied yet; there is nothing to apply the log to."
     if active:

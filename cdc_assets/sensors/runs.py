@@ -76,6 +76,17 @@ def active_runs(
     return alive
 
 
+def relief_is_due(
+    instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], after_seconds: float
+) -> bool:
+    """Whether each of ``runs`` has been at work for so long that the next one may be launched."""
+    if not runs or any(run.status != dg.DagsterRunStatus.STARTED for run in runs):
+        return not runs
+    records = instance.get_run_records(dg.RunsFilter(run_ids=[run.run_id for run in runs]))
+    now = time.time()
+    return all(now - (record.start_time or now) >= after_seconds for record in records)
+
+
 def past_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[PastRun]:
     """The last finished runs with these tags, newest first; cancelled ones count as no failure."""
     finished = [

@@ -3,12 +3,14 @@
 A source under mixed changes (60 % inserts, 30 % updates, 10 % deletes, by pgbench) is replicated by
 ``dagster dev`` with default settings: source, flusher, Spark and Dagster share the processors. At
 each rate, then as fast as it goes, this measures how old a change is when a reader of the Iceberg
-table sees it, what is applied a second, and the processor time of every part. At the end the table
-is scanned, and a freshly written copy of it.
+table sees it, what is applied a second, and the processor time of every part. Then it looks for
+the highest rate that is sustained: the lag in the last third of a phase isn't longer than in its
+second. At the end the table is scanned, before and after its maintenance, and a freshly written
+copy of it.
 
 Prints progress on stderr and one JSON line on stdout. Freshness is sampled evenly over the time in
-which changes were committed; a rate is *sustained* if the lag in its last third isn't longer than
-in its second.
+which changes were committed. The clock starts once a first change has come through: what starting
+up takes isn't measured here.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,10 +35,11 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
-from cdc_assets.commands import Spark
+from cdc_assets.commands import Spark, maintain
 from cdc_assets.config import SourceConfig, home, parse_config
 from cdc_assets.embedded.demo_schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.maintenance.run import Maintained
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.catalog import CATALOG, open_catalog
@@ -52,6 +56,8 @@ _START_ROWS = 1_000_000
 _LOOK_SECONDS = 0.2
 _PATIENCE_SECONDS = 300.0
 _SCANS = 3
+# How far the next rate is from one that was, or wasn't, sustained.
+_STEP = 0.15
 # Of a hundred changes of a transaction; one of ten has a tenth of each.
 _MIX = {"insert": 60, "update": 30, "delete": 10}
 _SCRIPT = """
@@ -61,13 +67,22 @@ insert into events (a, v, n, at, j)
   select g, md5(g::text) || 'abcdefgh', (g * 7.25)::numeric(18, 2), clock_timestamp(),
     jsonb_build_object('a', g, 'b', left(md5((g + 1)::text), 20))
   from generate_series(:at, :at + {insert} - 1) g;
-with low as (select last_value * (:at / 1000000000.0) as id from events_id_seq)
-update events set a = a + 1, v = md5(events.a::text) || 'abcdefgh' from low
-  where events.id >= low.id and events.id < low.id + {update};
-with low as (select last_value * (1 - :at / 1000000000.0) as id from events_id_seq)
-delete from events using low where events.id >= low.id and events.id < low.id + {delete};
+select (last_value * (:at / 1000000000.0))::bigint as changed,
+  (last_value * (1 - :at / 1000000000.0))::bigint as gone from events_id_seq \\gset
+update events set a = a + 1, v = md5(a::text) || 'abcdefgh'
+  where id >= :changed and id < :changed + {update};
+delete from events where id >= :gone and id < :gone + {delete};
 commit;
 """
+
+
+class Options(argparse.Namespace):
+    """The command's options."""
+
+    rates: Sequence[int]
+    search: int
+    seconds: float
+    cache: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +265,15 @@ def _phase(
     script = home() / "changes.sql"
     script.write_text(_SCRIPT.format(**{k: v * size // 100 for k, v in _MIX.items()}))
     command = [
-        str(postgres.program("pgbench")), "--no-vacuum", "--client", "2", "--file", str(script),
+        str(postgres.program("pgbench")), "--no-vacuum", "--client", "2", "--max-tries", "10",
+        "--file", str(script),
         "--time", str(round(seconds)), *(("--rate", f"{rate / size:g}") if rate else ()),
     ]  # fmt: skip
     processors = Processors()
-    with psycopg.connect(dsn, autocommit=True) as source:
+    with (
+        psycopg.connect(dsn, autocommit=True) as source,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
         made, staged = _made(source), _staged(source)
         written, applied = reader.written_bytes, reader.offset
         began = time.time()
@@ -262,14 +281,15 @@ def _phase(
             command,
             env=connection_environment(dsn),
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
         )
         while pgbench.poll() is None:
             processors.look()
             time.sleep(1.0)
         ended, last_applied = time.time(), reader.offset
         if pgbench.returncode:
-            raise RuntimeError(f"pgbench ended with {pgbench.returncode}")
+            errors.seek(0)
+            raise RuntimeError(f"pgbench ended with {pgbench.returncode}: {errors.read()}")
         time.sleep(1.5)  # the statistics of the last transactions
         changes = max(1, _made(source) - made)
         # Until all of it is visible: what waits at the end is the oldest, and counts.
@@ -305,26 +325,51 @@ def _phase(
 
 
 def _scans(config: SourceConfig) -> dict[str, object]:
-    """Seconds to read every column of the table, and of a copy written in one go."""
+    """Seconds to read every column of the table and of a copy written in one go, in turns.
+
+    As the merges left the table, and once maintenance has been at it.
+    """
     name = f"{CATALOG}.{ticked(config.namespace)}.{ticked(config.lake_name(TABLE))}"
     copy = f"{CATALOG}.{ticked(config.namespace)}.fresh"
-    with Spark(config).session() as session:
-        session.sql(f"create or replace table {copy} using iceberg as select * from {name}")
+
+    with Pipeline.open(config) as pipeline, Spark(config) as spark, spark.session() as session:
 
         def scan(table: str) -> float:
             began = time.perf_counter()
             session.sql(f"select sum(hash(*)) from {table}").collect()
             return time.perf_counter() - began
 
-        taken = [(scan(name), scan(copy)) for _ in range(_SCANS + 1)][1:]
-        files = session.sql(f"select count(*) from {name}.files").collect()[0][0]
-        session.sql(f"drop table {copy} purge")
-    return {
-        "files": int(files),
-        "scan_seconds": round(statistics.median(a for a, _ in taken), 3),
-        "fresh_scan_seconds": round(statistics.median(b for _, b in taken), 3),
-        "ratio": round(statistics.median(a / b for a, b in taken), 3),
-    }
+        def compared() -> dict[str, object]:
+            session.sql(f"create or replace table {copy} using iceberg as select * from {name}")
+            taken = [(scan(name), scan(copy)) for _ in range(_SCANS + 1)][1:]
+            files = session.sql(f"select count(*) from {name}.files").collect()[0][0]
+            session.sql(f"drop table {copy} purge")
+            return {
+                "files": int(files),
+                "seconds": round(statistics.median(a for a, _ in taken), 3),
+                "fresh_seconds": round(statistics.median(b for _, b in taken), 3),
+                "ratio": round(statistics.median(a / b for a, b in taken), 3),
+            }
+
+        before, maintained = compared(), list[Maintained]()
+        maintain(pipeline, spark, [TABLE], maintained.append)
+        after = compared()
+    seconds = {"maintenance_seconds": round(maintained[0].seconds, 1)}
+    found = {"before": before, "after": after, **seconds}
+    stderr.print(f"scans: {found}")
+    return found
+
+
+def _search(
+    postgres: EmbeddedPostgres, dsn: str, reader: Reader, fastest: Phase, options: Options
+) -> list[Phase]:
+    """Phases around what came through as fast as it goes: up from a rate that was sustained."""
+    found: list[Phase] = []
+    rate: float = fastest.made_changes_s if fastest.sustained else fastest.applied_changes_s
+    for _ in range(options.search):
+        found.append(_phase(postgres, dsn, reader, round(rate), options.seconds))
+        rate *= 1 + _STEP if found[-1].sustained else 1 - _STEP
+    return found
 
 
 def _copied(config: SourceConfig, server: DevServer) -> None:
@@ -344,12 +389,25 @@ def _quiet(look: Any) -> bool:
         return False
 
 
+def _came_through(dsn: str, reader: Reader, server: DevServer) -> None:
+    """One change, and wait until the table shows it: whatever has to start has started."""
+    began = time.time()
+    with psycopg.connect(dsn, autocommit=True) as source:
+        source.execute("update events set a = a + 1 where id = 1")
+    server.until(
+        "the first change",
+        lambda: bool(reader.steps) and reader.steps[-1][1] >= began,
+        _PATIENCE_SECONDS,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", type=int, nargs="*", default=[1_000, 10_000])
+    parser.add_argument("--search", type=int, default=2, help="phases that look for a limit")
     parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
-    options = parser.parse_args()
+    options = parser.parse_args(namespace=Options())
     load = os.getloadavg()[0]
     with workplace(options.cache.absolute(), stderr.print) as postgres:
         server_dsn = postgres.dsn()
@@ -367,17 +425,21 @@ def main() -> None:
             _copied(config, server)
             reader = Reader(config)
             with _looking(reader):
+                _came_through(dsn, reader, server)
                 phases = [
                     _phase(postgres, dsn, reader, rate, options.seconds)
                     for rate in [*options.rates, None]
                 ]
+                phases += _search(postgres, dsn, reader, phases[-1], options)
             scans = _scans(config)
         shutil.rmtree(folder, ignore_errors=True)
+    sustained = [phase.made_changes_s for phase in phases if phase.sustained]
     print(  # noqa: T201
         json.dumps(
             {
+                "sustained_changes_s": max(sustained, default=None),
                 "phases": [asdict(phase) for phase in phases],
-                "scan": scans,
+                "scans": scans,
                 "cpus": os.cpu_count(),
                 "load": round(load, 2),
             }

@@ -69,9 +69,9 @@ def test_dev_shows_live_tables_and_leaves_nothing_behind(public_directory: Path)
             return max(1.0, PROMISED_SECONDS * _patience() - (time.monotonic() - began))
 
         running = server.until("the sensors", lambda: _sensors(server), left())
-        assert set(running) == {
-            f"{name}_shop" for name in ("services", "flusher", "snapshot", "materializer", "checks")
-        }
+        works = ("services", "flusher", "snapshot", "materializer", "checks")
+        tells = ("cdc_alerts", "health")
+        assert set(running) == {f"{name}_shop" for name in works + tells}
         assert {state["status"] for state in running.values()} == {"RUNNING"}
         server.until("every CTID partition", lambda: _all_copied(server), left())
         assert _assets(server, "snapshot")["pgbench_accounts"]["partitionStats"] == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import dagster as dg
 import psycopg
 import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.events import DagsterEvent, DagsterEventType
 
 from cdc_assets.assets import lake, snapshot
-from cdc_assets.assets.names import TableAssets, all_tables
+from cdc_assets.assets.names import TableAssets, all_tables, run_lock
 from cdc_assets.build import build_defs
 from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.flusher.main import run as flush
+from cdc_assets.materializer.workers import Worker, workers
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.sensors import materializer, runs, sessions
 from cdc_assets.snapshot.copy import copy_table
@@ -247,7 +250,10 @@ def test_what_the_command_line_copied_is_marked_without_a_run(world: World) -> N
     assert len(world.materializations(world.names("big").snapshot)) == before
 
 
-def test_one_bad_table_fails_by_name_and_the_others_flow_on(world: World) -> None:
+def test_one_bad_table_fails_by_name_and_the_others_flow_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "FIRST_DELAY_SECONDS", 600.0)
     _copy_by_command(world)
     big, nokey = world.names("big"), world.names("nokey")
     open_catalog(world.config).drop_table(("world", "nokey"))
@@ -328,3 +334,97 @@ def test_a_run_whose_process_is_gone_is_ended_and_the_next_one_goes_on(
     monkeypatch.setattr(snapshot, "copy_table", watched)
     assert world.execute(request).success
     assert seen == [dg.DagsterRunStatus.STARTED]
+
+
+@contextmanager
+def _another_worker(world: World, *, after_a_run: bool) -> Iterator[None]:
+    """One that looks after every table that it is given, from the side; it applies nothing."""
+    tables = {names.table for names in all_tables(world.config)}
+    up, over = threading.Event(), threading.Event()
+
+    def others(pipeline: Pipeline) -> bool:
+        return bool(workers(pipeline.store))
+
+    def work() -> None:
+        with Pipeline.open(world.config) as pipeline:
+            if after_a_run:
+                world.until("the run", lambda: others(pipeline))
+            with Worker(pipeline, tables) as worker:
+                while not over.wait(0.2):
+                    worker.share(tables)
+                    up.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        if not after_a_run:
+            assert up.wait(60)
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+
+
+def test_a_run_ends_once_the_next_one_is_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _copy_by_command(world)
+    [request] = world.until("a merge", lambda: world.runs("materializer"))
+    monkeypatch.setattr(lake, "RELIEF_SECONDS", 1.0)
+    monkeypatch.setattr(lake, "LINGER_SECONDS", 200.0)
+    began = time.monotonic()
+    with _another_worker(world, after_a_run=True):
+        assert world.execute(request).success
+        assert time.monotonic() - began < 150.0
+
+
+def test_relief_is_asked_for_before_a_run_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _copy_by_command(world)
+    [request] = world.until("a merge", lambda: world.runs("materializer"))
+    assert request.job_name is not None
+    # A run that is at work, and holds its lock.
+    run = world.instance.create_run_for_job(
+        world.defs.resolve_job_def(request.job_name),
+        tags=dict(request.tags),
+        status=dg.DagsterRunStatus.NOT_STARTED,
+        asset_selection=frozenset(request.asset_selection or ()),
+    )
+    assert not world.runs("materializer")  # it is about to start
+    world.instance.handle_new_event(
+        dg.EventLogEntry(  # type: ignore[no-untyped-call]
+            error_info=None,
+            level=20,
+            user_message="",
+            run_id=run.run_id,
+            timestamp=time.time() - 100.0,
+            job_name=run.job_name,
+            dagster_event=DagsterEvent(DagsterEventType.PIPELINE_START.value, run.job_name),
+        )
+    )
+    with Pipeline.open(world.config) as pipeline:
+        pipeline.store.lock(run_lock(run.run_id))
+        assert not world.runs("materializer")
+        monkeypatch.setattr(materializer, "RELIEF_SECONDS", 90.0)
+        assert len(world.runs("materializer")) == 1
+
+
+def test_what_another_worker_leaves_lying_is_not_reported_as_fresh(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _copy_by_command(world)
+    world.until("level tables", lambda: _materialized(world))
+    names = world.names("big")
+    before = len(world.materializations(names.lake))
+    monkeypatch.setattr(lake, "BUDGET_SECONDS", 5.0)
+    monkeypatch.setattr(lake, "report_seconds", lambda _: 0.0)
+    with _another_worker(world, after_a_run=False):
+        world.client.execute("update big set note = 'waits'")
+        world.until("the change in the log", lambda: world.pending() >= 2000)
+        job = world.defs.resolve_job_def(f"materialize_{world.config.name}_tables")
+        asked = job.execute_in_process(instance=world.instance, asset_selection=[names.lake])
+        assert asked.success
+        assert len(world.materializations(names.lake)) == before
+    world.until("level tables", lambda: _materialized(world))
+    assert len(world.materializations(names.lake)) > before

@@ -15,6 +15,7 @@ from psycopg import sql
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.waiting import decoded
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests import pgoutput_reference as reference
@@ -135,10 +136,10 @@ def _decoded(
         batch = sent[low : low + 7]
         decoder.feed(b"".join(batch), np.array([len(f) for f in batch], np.int32))
     found: dict[int, list[tuple[object, ...]]] = {number: [] for number in specs}
-    for pending in decoder.take_committed():
-        for table in pending.tables():
-            rows = reference.parse_staged(0, table.to_pylist())
-            found[pending.relation.oid] += map(beside.comparable, rows)
+    taken = decoder.take_committed()
+    for number, table in decoded(taken):
+        rows = reference.parse_staged(0, table.to_pylist())
+        found[taken[number].relation.oid] += map(beside.comparable, rows)
     return [row for number in specs for row in found[number]]
 
 

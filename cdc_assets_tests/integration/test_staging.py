@@ -11,9 +11,10 @@ import pytest
 
 from cdc_assets.config import S3Config
 from cdc_assets.errors import StagingProblem
-from cdc_assets.flusher.decoder import Decoder, Pending
+from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.staging import Staging, check_place, folder_name
+from cdc_assets.flusher.waiting import Pending
 from cdc_assets.log.files import Storage
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref

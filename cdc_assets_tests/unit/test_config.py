@@ -51,6 +51,10 @@ def test_everything_has_a_default_but_the_tables() -> None:
         ({"spark": {"remote": "http://x"}}, ["spark.remote", "sc://"]),
         ({"lake": {"format_version": 1}}, ["lake.format_version"]),
         ({"tables": [{"name": "a", "mode": "upsert"}]}, ["tables.0.mode", "append", "mirror"]),
+        (
+            {"tables": [{"name": "a", "freshness": {"warn": "5s", "fail": "1h"}}]},
+            ["tables.0.freshness", "at least 1m"],
+        ),
         ({"maintenance": {"every": "7m"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"every": "10s"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"orphan_grace": "1h"}}, ["maintenance.orphan_grace", "at least 1d"]),

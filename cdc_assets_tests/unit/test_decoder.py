@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher import changes, staged_rows
-from cdc_assets.flusher.decoder import Decoder, Pending
+from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.waiting import Pending, decoded
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
 from cdc_assets_tests.pgoutput_reference import UNCHANGED, Reference, Row, Spec, Value
@@ -42,11 +43,14 @@ def feed(target: Decoder, frames: Sequence[bytes]) -> None:
 
 def rows_of(taken: Iterable[Pending]) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = {}
-    for pending in taken:
-        for table in pending.tables():
-            table.validate(full=True)
-            oid = pending.relation.oid
-            found.setdefault(oid, []).extend(ref.parse_staged(oid, table.to_pylist()))
+    pendings = list(taken)
+    parts: list[list[Row]] = [[] for _ in pendings]
+    for number, table in decoded(pendings):
+        table.validate(full=True)
+        oid = pendings[number].relation.oid
+        parts[number] += ref.parse_staged(oid, table.to_pylist())
+    for pending, rows in zip(pendings, parts, strict=True):
+        found.setdefault(pending.relation.oid, []).extend(rows)
     return found
 
 
@@ -214,8 +218,7 @@ def test_bytes_that_are_no_text_are_replaced_and_counted() -> None:
             ref.relation(1, ["a"]), ref.insert(1, [b"\xff\xfe\xc3"]), ref.insert(1, ["fine"])
         ),
     )
-    (pending,) = ours.take_committed()
-    (table,) = pending.tables()
+    ((_, table),) = decoded(ours.take_committed())
     assert [json.loads(d) for d in table["_data"].to_pylist()] == [{"a": "���"}, {"a": "fine"}]
     assert staged_rows.invalid_text(table) == 1
 
@@ -257,11 +260,52 @@ def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             ref.relation(1, ["id", "v"], ["id"]), *[ref.insert(1, [str(i), "v"]) for i in range(95)]
         ),
     )
-    (pending,) = ours.take_committed()
-    tables = list(pending.tables())
+    tables = [table for _, table in decoded(ours.take_committed())]
     assert [t.num_rows for t in tables] == [10] * 9 + [5]
     data = [json.loads(d)["id"] for t in tables for d in t["_data"].to_pylist()]
     assert data == [str(i) for i in range(95)]
+
+
+ALIKE = {oid: Spec(("id",)) for oid in (1, 2, 3)}
+
+
+def test_tables_that_look_the_same_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "CELLS_PER_BATCH", 100)  # of two tables, and of one
+    plain, ours = Reference(ALIKE), decoder(ALIKE)
+    messages = [ref.relation(oid, ["id", "v"], ["id"]) for oid in ALIKE]
+    for number in range(10):
+        for oid in ALIKE:
+            key = f"{oid}.{number}"
+            messages.append(ref.insert(oid, [key, "v"]))
+            messages.append(ref.update(oid, [f"-{key}", UNCHANGED], [key, None]))
+        if number == 5:
+            messages.append(ref.truncate(2))
+    frames = one_transaction(*messages)
+    for frame in frames:
+        plain.feed(frame)
+    feed(ours, frames)
+    taken = ours.take_committed()
+    sizes = [table.num_rows for _, table in decoded(taken)]
+    assert sum(sizes) == 91  # an update of the key is two rows
+    assert len(sizes) <= 6
+    assert rows_of(taken) == by_table(plain.rows)
+
+
+def test_what_is_odd_is_told_of_the_right_one_among_many() -> None:
+    frames = [ref.relation(oid, ["id"], ["id"], name=f"t{oid}") for oid in ALIKE]
+    good = one_transaction(*frames, *[ref.insert(oid, ["x"]) for oid in (1, 2)])
+    ours = decoder(ALIKE)
+    feed(ours, [*good, *one_transaction(ref.insert(3, [b"\xff"]))])
+    invalid = {number: staged_rows.invalid_text(t) for number, t in decoded(ours.take_committed())}
+    assert invalid == {0: 0, 1: 0, 2: 1}
+    ours = decoder(ALIKE)
+    feed(ours, [*good, *one_transaction(ref.insert(3, ["x", "y"]))])
+    with pytest.raises(ReplicationProblem, match="tuple that should have 1 columns"):
+        list(decoded(ours.take_committed()))
+    ours = decoder(ALIKE)
+    feed(ours, [*good, *one_transaction(ref.insert(3, ["x"]) + b"x")])
+    with pytest.raises(ReplicationProblem, match=r"a change of public\.t3 can't be read"):
+        list(decoded(ours.take_committed()))
 
 
 def test_nothing_in_nothing_out() -> None:

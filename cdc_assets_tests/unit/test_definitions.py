@@ -21,7 +21,8 @@ from cdc_assets.postgres.names import TableId
 
 _ENGINE = {
     *("postgres", "log", "flusher", "snapshot", "materializer", "maintenance", "verify", "spark"),
-    *("embedded", "config", "errors", "pipeline", "process", "status", "commands", "doctor"),
+    *("alerts", "config", "config_base", "embedded", "errors", "pipeline", "process", "status"),
+    *("commands", "doctor", "health"),
 }
 
 
@@ -44,6 +45,7 @@ def test_a_table_is_four_assets_with_lineage_from_source_to_lake_and_one_of_its_
         for key in graph.get_all_asset_keys()
     }
     assert lineage == {
+        "health/src": [],
         "postgres/src/public/Mixed_Case_Table": [],
         "snapshot/src/public/Mixed_Case_Table": ["postgres/src/public/Mixed_Case_Table"],
         "staged_log/src/public/Mixed_Case_Table": ["postgres/src/public/Mixed_Case_Table"],
@@ -62,6 +64,8 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     lake = {key.to_user_string() for key in graph.get_all_asset_keys() if key.path[0] == "shop"}
     assert {"shop/pgbench_accounts", "shop/orders", "shop/Mixed_Case_Table"} <= lake
     assert {sensor.name for sensor in defs.sensors or ()} == {
+        "cdc_alerts_shop",
+        "health_shop",
         "services_shop",
         "flusher_shop",
         "snapshot_shop",
@@ -77,7 +81,7 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
     checked = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
     assert {("shop/orders", "primary_key_unique"), ("shop/orders", "replication_lag")} <= checked
-    assert len(checked) == 2 * len(lake)
+    assert len(checked) == 3 * len(lake)
 
 
 @pytest.mark.parametrize(

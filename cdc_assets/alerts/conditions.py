@@ -1,0 +1,293 @@
+"""From facts to conditions: everything that is wrong at one moment. Pure functions.
+
+A condition is a matter that lasts: its key stays the same while it does, and its limits say after
+how long it is a warning and a failure. Whether anybody has been told already is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cdc_assets.alerts.facts import Facts, SlotFacts
+from cdc_assets.alerts.settings import Severity, SlotLimitsConfig, WindowConfig
+from cdc_assets.config import SourceConfig
+from cdc_assets.status import SourceStatus, TableStatus
+
+COMMAND = "cdc-assets --config FILE"
+# Of max_slot_wal_keep_size: with less than this left somebody has to hurry.
+_SAFE_WARN, _SAFE_FAIL = 0.5, 0.2
+# A run of ours that fails is tried again by its sensor; so often in a row that it needs a person.
+_RUNS_FAIL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """After how many seconds a condition is a warning, and a failure."""
+
+    warn: float
+    fail: float
+
+    @classmethod
+    def of(cls, window: WindowConfig) -> Limits:
+        return cls(window.warn.total_seconds(), window.fail.total_seconds())
+
+    def grade(self, seconds: float) -> Severity | None:
+        if seconds >= self.fail:
+            return "fail"
+        return "warn" if seconds >= self.warn else None
+
+
+WARN, FAIL = Limits(0.0, math.inf), Limits(0.0, 0.0)
+
+
+def _at_once(severity: Severity) -> Limits:
+    return FAIL if severity == "fail" else WARN
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that is wrong: ``what`` it is, how bad (``detail``), and the ``remedy``.
+
+    ``since`` where the facts know it; else since it was first seen.
+    """
+
+    key: str
+    what: str
+    detail: str
+    remedy: str
+    limits: Limits = FAIL
+    since: datetime | None = None
+
+
+def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
+    """Everything that is wrong; several may have one key, then the worst counts."""
+    return [
+        *_reachable(facts, config),
+        *_flusher(facts, config),
+        *_slot(facts, config.alerts.slot, config.slot),
+        *_materializer(facts, config),
+        *_spark(facts, config),
+        *_tables(facts, config),
+        *_dagster(facts),
+    ]
+
+
+def _ago(facts: Facts, seconds: float) -> datetime:
+    return facts.now - timedelta(seconds=seconds)
+
+
+def _reachable(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    limits = Limits.of(config.alerts.health)
+    for key, problem, what in (
+        ("source", facts.source_problem, "the source database can't be reached"),
+        ("coordination", facts.log_problem, "the coordination database can't be reached"),
+    ):
+        if problem is not None:
+            yield Condition(
+                key,
+                what,
+                problem,
+                f"Start it or mend the network; `{COMMAND} check` says what else is missing.",
+                limits,
+            )
+
+
+def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    if facts.status is None or config.snapshot.mode == "snapshot_only":
+        return
+    told = facts.status.flusher
+    state, limits = told["state"], Limits.of(config.alerts.health)
+    detail = f"{told['lag_bytes'] / 1e6:,.1f} MB of WAL behind" if told.get("lag_bytes") else state
+    if told.get("last_error"):
+        detail += f"; its last error: {told['last_error']}"
+    if state == "retrying staging":
+        yield Condition(
+            "staging",
+            f"the staging store can't be written ({config.staging_uri})",
+            detail,
+            "Make space or grant the rights; the flusher goes on by itself, and the slot keeps the"
+            " WAL meanwhile. See 'Faults the flusher lives through' in docs/operations.md.",
+            limits,
+        )
+    elif state in ("down", "silent", "stopped"):
+        yield Condition(
+            "flusher",
+            "no flusher is active" if state != "silent" else "the flusher hangs",
+            detail,
+            f"Look at the sensor flusher_{config.name} and the flusher's log; `{COMMAND} flush`"
+            " streams by hand.",
+            limits,
+        )
+    elif state == "reconnecting":
+        yield Condition(
+            "flusher",
+            "the flusher can't get its stream back",
+            detail,
+            f"Its log says why; `{COMMAND} check` names what the source lacks.",
+            limits,
+        )
+
+
+def _slot(facts: Facts, limits: SlotLimitsConfig, name: str) -> Iterator[Condition]:
+    if facts.status is None or facts.status.flusher["flushed_lsn"] is None:
+        return  # nothing was streamed yet
+    slot, anew = facts.slot, f"`{COMMAND} resync --all` (it copies every table)"
+    if slot is None or slot.wal_status == "lost":
+        gone = "is gone" if slot is None else "lost the WAL that it needs"
+        yield Condition(
+            "slot:state",
+            f"the replication slot {name} {gone}",
+            "changes since are missing from the lake",
+            f"Find out who did it, then {anew}.",
+        )
+        return
+    if slot.wal_status in ("unreserved", "extended"):
+        unreserved = slot.wal_status == "unreserved"
+        yield Condition(
+            "slot:state",
+            f"the replication slot {name} "
+            + ("is about to lose its WAL" if unreserved else "keeps more WAL than max_wal_size"),
+            f"wal_status {slot.wal_status}, {slot.retained_bytes / 1e6:,.0f} MB kept",
+            f"See why the flusher doesn't acknowledge (`{COMMAND} status`), or raise"
+            " max_slot_wal_keep_size.",
+            FAIL if unreserved else WARN,
+        )
+    yield from _slot_sizes(slot, limits, name)
+    if not slot.active:
+        since = None if slot.inactive_seconds is None else _ago(facts, slot.inactive_seconds)
+        yield Condition(
+            "slot:inactive",
+            f"nobody reads from the replication slot {name}",
+            f"{slot.retained_bytes / 1e6:,.0f} MB of WAL kept",
+            f"Start a flusher; a source that is given up: `{COMMAND} drop-source`.",
+            Limits.of(limits.inactive),
+            since,
+        )
+
+
+def _slot_sizes(slot: SlotFacts, limits: SlotLimitsConfig, name: str) -> Iterator[Condition]:
+    if slot.retained_bytes >= limits.retained_warn:
+        yield Condition(
+            "slot:retained",
+            f"the replication slot {name} keeps much WAL at the source",
+            f"{slot.retained_bytes / 1e9:,.2f} GB (failure from {limits.retained_fail / 1e9:,.0f}"
+            " GB on)",
+            f"`{COMMAND} status` says what the flusher waits for. Long transactions at the source"
+            " keep WAL, too (pg_stat_activity, pg_prepared_xacts).",
+            FAIL if slot.retained_bytes >= limits.retained_fail else WARN,
+        )
+    if slot.safe_bytes is not None and slot.keep_bytes:
+        left = slot.safe_bytes / slot.keep_bytes
+        if left < _SAFE_WARN:
+            yield Condition(
+                "slot:safe",
+                f"the replication slot {name} will lose its WAL",
+                f"{max(0, slot.safe_bytes) / 1e6:,.0f} MB of max_slot_wal_keep_size"
+                f" ({slot.keep_bytes / 1e6:,.0f} MB) are left",
+                "Raise max_slot_wal_keep_size at once (a reload is enough), then see why the"
+                " flusher doesn't acknowledge.",
+                FAIL if left < _SAFE_FAIL else WARN,
+            )
+    if slot.xmin_age is not None and slot.xmin_age >= limits.xmin_age_warn:
+        yield Condition(
+            "slot:xmin",
+            f"the replication slot {name} holds back the vacuum of the source's catalog",
+            f"catalog_xmin is {slot.xmin_age:,} transactions old",
+            "Start the flusher, or end the long transaction that holds the slot back"
+            " (pg_stat_activity, pg_prepared_xacts).",
+            FAIL if slot.xmin_age >= limits.xmin_age_fail else WARN,
+        )
+
+
+def _materializer(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    waiting = [t for t in _tables_of(facts.status) if t.pending_rows and t.state == "streaming"]
+    waiting = [table for table in waiting if table.paused_since is None]
+    if not waiting:
+        return
+    waited = max(table.lag_seconds or 0.0 for table in waiting)
+    stuck = waited if facts.merged_seconds is None else min(waited, facts.merged_seconds)
+    yield Condition(
+        "materializer",
+        "the log isn't applied to the lake",
+        f"{sum(t.pending_rows for t in waiting):,} changes of {len(waiting)} tables wait",
+        f"Look at the sensor materializer_{config.name} and its last run; `{COMMAND} materialize`"
+        " does it by hand.",
+        Limits.of(config.alerts.health),
+        _ago(facts, stuck),
+    )
+
+
+def _spark(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    if facts.spark_problem is not None:
+        help_ = "Start it, or correct spark.remote."
+        if config.spark.remote is None:
+            help_ = f"Look at the sensor services_{config.name}: it starts the local server."
+        yield Condition(
+            "spark",
+            "Spark can't be reached",
+            facts.spark_problem,
+            help_,
+            Limits.of(config.alerts.health),
+        )
+
+
+def _tables_of(status: SourceStatus | None) -> tuple[TableStatus, ...]:
+    return status.tables if status is not None else ()
+
+
+def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    for table in _tables_of(facts.status):
+        if table.state == "parked":
+            yield Condition(
+                f"parked:{table.name}",
+                f"{table.name} is parked: nothing of it is applied",
+                table.reason or "no reason was noted",
+                f"Mend the cause, then `{COMMAND} resync '{table.name}'`.",
+            )
+        elif table.paused_since is None and table.lag_seconds is not None:
+            window = config.table(table.name).freshness
+            limits = Limits(window.warn.total_seconds(), window.fail.total_seconds())
+            yield Condition(
+                f"freshness:{table.lake_table}",
+                f"{table.lake_table} is behind {table.name}",
+                f"{table.lag_seconds:.0f} s, {table.pending_rows:,} changes wait (warning above"
+                f" {limits.warn:.0f} s, failure above {limits.fail:.0f} s)",
+                f"`{COMMAND} status` says where it waits.",
+                limits,
+                _ago(facts, table.lag_seconds),
+            )
+
+
+def _dagster(facts: Facts) -> Iterator[Condition]:
+    paused = {t.lake_table for t in _tables_of(facts.status) if t.paused_since is not None}
+    for stale in facts.stale:
+        if stale.lake_table not in paused:
+            yield Condition(
+                f"freshness:{stale.lake_table}",
+                f"{stale.lake_table} isn't fresh",
+                f"Dagster's freshness policy: {stale.severity.upper()}",
+                f"Look at the sensors' last ticks; `{COMMAND} status` says where it waits.",
+                _at_once(stale.severity),
+                stale.since,
+            )
+    for run in facts.failed_runs:
+        often = f", {run.in_a_row} times in a row" if run.in_a_row > 1 else ""
+        yield Condition(
+            f"run:{run.name}",
+            f"the run of {run.name} failed",
+            f"run {run.run_id}{often}",
+            "Open it in the UI: the error is its last event. The sensors try again by themselves.",
+            FAIL if run.in_a_row >= _RUNS_FAIL else WARN,
+            run.since,
+        )
+    for check in facts.failed_checks:
+        yield Condition(
+            f"check:{check.asset}:{check.name}",
+            f"the check {check.name} of {check.asset} failed",
+            check.said,
+            check.remedy or f"`{COMMAND} verify` compares every row; `{COMMAND} resync` copies it.",
+            _at_once(check.severity),
+        )

@@ -1,0 +1,43 @@
+"""What every section of the configuration is made of: its base class, durations and sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_QUANTITY = re.compile(r"\A\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*\Z")
+
+
+def _quantity(value: object, units: Mapping[str, float], example: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    match = _QUANTITY.match(str(value))
+    if match is None or match[2].lower() not in units:
+        raise ValueError(f"{value!r} has no known unit; write it like {example}")
+    return float(match[1]) * units[match[2].lower()]
+
+
+def _duration(value: object) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    return timedelta(seconds=_quantity(value, _SECONDS, "1s, 500ms, 5m or 2h"))
+
+
+def _size(value: object) -> int:
+    return int(_quantity(value, _BYTES, "64MB or 16MiB"))
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Size = Annotated[int, BeforeValidator(_size)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, without unknown keys, without values in messages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

@@ -1,0 +1,1 @@
+"""Jobs that a person starts in the UI: resync, pause, resume, verify, drop."""

@@ -1,0 +1,115 @@
+"""Giving a source up: its slot and its publication go, the lake tables stay as they are.
+
+First it is written down that the source is dropped. A flusher sees that within seconds and ends,
+and none begins: or the next one would make the slot again. Then nobody holds the slot any more.
+Whoever wants the source back resumes it, and every table is copied anew under the new slot.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.errors import SlotBusy, SourceMismatch
+from cdc_assets.log.progress import restart_copy
+from cdc_assets.log.store import LogStore
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.replication import drop_slot, publication_oid, slot_status
+
+# Of pipeline_meta: since when the source is dropped.
+_DROPPED = "dropped_at"
+# A flusher looks every few seconds; one that hangs, or isn't ours, is told by the server.
+_PATIENCE_SECONDS, _LONGEST_SECONDS, _LOOK_SECONDS = 30.0, 60.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What was removed at the source, by name; None where there was nothing of that name."""
+
+    slot: str | None
+    publication: str | None
+
+
+def dropped_since(store: LogStore) -> str | None:
+    """Since when the source is dropped, as the coordination server prints it."""
+    return store.meta(_DROPPED)
+
+
+def refuse_if_dropped(store: LogStore) -> None:
+    """Raise SourceMismatch if the source is dropped: nothing may be made at it again."""
+    since = dropped_since(store)
+    if since is not None:
+        raise SourceMismatch(
+            ["source_dropped"],
+            f"source {store.source} was dropped at {since}.",
+            "Remove its configuration, or take it up again: cdc-assets resume copies every table"
+            " anew.",
+        )
+
+
+def take_up_again(store: LogStore) -> bool:
+    """Undo the mark of :func:`drop_source`; False if there was none."""
+    done = store.connection.execute(
+        "delete from pipeline_meta where source = %s and key = %s", (store.source, _DROPPED)
+    )
+    return bool(done.rowcount)
+
+
+def drop_source(pipeline: Pipeline) -> Dropped:
+    """Remove slot and publication. Done half, it is done by doing it again.
+
+    Raises SlotBusy when somebody keeps the slot, and psycopg.errors.InsufficientPrivilege for a
+    publication that somebody else owns.
+    """
+    store, config = pipeline.store, pipeline.config
+    store.connection.execute(
+        "insert into pipeline_meta (source, key, value) values (%s, %s, clock_timestamp()::text)"
+        " on conflict do nothing",
+        (config.name, _DROPPED),
+    )
+    with pipeline.connect_source("drop") as source:
+        slot = config.slot if slot_status(source, config.slot) is not None else None
+        _drop_slot(source, config.slot)
+        store.lock("pins")
+        try:
+            for row in store.tables():
+                restart_copy(store, row)
+            store.begin_anew()
+        finally:
+            store.unlock("pins")
+        publication = None
+        if publication_oid(source, config.publication) is not None:
+            publication = config.publication
+            source.execute(
+                sql.SQL("drop publication if exists {}").format(sql.Identifier(publication))
+            )
+    return Dropped(slot, publication)
+
+
+def _drop_slot(source: psycopg.Connection[Any], slot: str) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            with suppress(psycopg.errors.UndefinedObject):  # somebody was quicker
+                drop_slot(source, slot)
+        except psycopg.errors.ObjectInUse as error:
+            waited = time.monotonic() - began
+            if waited >= _LONGEST_SECONDS:
+                raise SlotBusy(
+                    f"the slot {slot} is in use ({str(error).strip()}).",
+                    "Stop who streams from it, then drop the source again.",
+                ) from error
+            if waited >= _PATIENCE_SECONDS:
+                source.execute(
+                    "select pg_terminate_backend(active_pid)"
+                    " from pg_catalog.pg_replication_slots where slot_name = %s",
+                    (slot,),
+                )
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return

@@ -1,0 +1,294 @@
+"""The sensor that tells people: real trouble at a real source, told at a webhook, and its end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
+
+from cdc_assets.alerts.conditions import conditions
+from cdc_assets.alerts.facts import SlotFacts, facts
+from cdc_assets.alerts.memory import Memory
+from cdc_assets.assets.names import TableAssets, all_tables, run_tags
+from cdc_assets.build import build_defs
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.flusher.main import run as flush
+from cdc_assets.log.pauses import pause, resume
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.pins import Pins
+from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.sensors import sessions
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.sink_support import Inbox, webhook
+
+T = "public.t"
+
+
+@dataclass
+class World:
+    """A source whose tables are pinned, with a listener where Spark would be."""
+
+    config: SourceConfig
+    client: psycopg.Connection[Any]
+    pipeline: Pipeline
+    instance: dg.DagsterInstance
+    inbox: Inbox
+    spark: socket.socket
+    defs: dg.Definitions = field(init=False)
+    cursor: str | None = None
+
+    def __post_init__(self) -> None:
+        self.defs = build_defs(self.config)
+
+    @property
+    def names(self) -> TableAssets:
+        return all_tables(self.config)[0]
+
+    def tick(self) -> list[str]:
+        """Evaluate the sensor as the daemon does; the headings that arrived."""
+        repository = self.defs.get_repository_def()
+        self.inbox.received.clear()
+        with dg.build_sensor_context(
+            self.instance, cursor=self.cursor, repository_def=repository
+        ) as context:
+            found = repository.get_sensor_def(f"cdc_alerts_{self.config.name}").evaluate_tick(
+                context
+            )
+        self.cursor = found.cursor
+        return [a["title"] for body in self.inbox.received for a in body["attachments"]]
+
+    def flush(self) -> None:
+        flush(self.config, until=current_lsn(self.client))
+
+    def wrong(self) -> set[str]:
+        """The keys that the engine finds, whatever their limits."""
+        return {condition.key for condition in conditions(facts(self.pipeline), self.config)}
+
+
+@pytest.fixture
+def world(tmp_home: Path, postgres_dsn: NewDatabase) -> Iterator[World]:
+    dsn = postgres_dsn()
+    with (
+        webhook() as inbox,
+        socket.create_server(("127.0.0.1", 0)) as spark,
+        psycopg.connect(dsn, autocommit=True) as client,
+        dg.DagsterInstance.ephemeral() as instance,
+    ):
+        client.execute("create table t (id int primary key); insert into t values (1)")
+        config = parse_config(
+            {
+                "name": "world",
+                "postgres": {"dsn": dsn},
+                "tables": [{"name": T, "freshness": {"warn": "1m", "fail": "1h"}}],
+                "spark": {"remote": f"sc://127.0.0.1:{spark.getsockname()[1]}"},
+                "alerts": {
+                    "sinks": [{"type": "webhook", "url": f"http://127.0.0.1:{inbox.port}/"}],
+                    "min_interval": 0,
+                    "health": {"warn": 0, "fail": "1h"},
+                    "slot": {"inactive": {"warn": 0, "fail": "1h"}},
+                },
+            },
+            "test",
+        )
+        with Pipeline.open(config) as pipeline:
+            pins = Pins(pipeline)
+            pins.prepare()
+            pins.tick()
+            try:
+                yield World(config, client, pipeline, instance, inbox, spark)
+            finally:
+                pins.close()
+                sessions.close_all()
+
+
+def test_flusher_slot_and_spark_are_told_and_told_to_be_well(world: World) -> None:
+    world.flush()  # it has ended since: no flusher is active
+    told = world.tick()
+    assert [line.split(" at ")[0] for line in told] == [
+        "WARN: no flusher is active",
+        "WARN: nobody reads from the replication slot cdc_world",
+    ]
+    assert world.tick() == []
+    world.spark.close()
+    assert world.tick() == ["WARN: Spark can't be reached"]
+    # Whoever holds the lock of the turn and tells how it is, is a flusher.
+    with Pipeline.open(world.config) as flusher:
+        assert flusher.store.try_lock("flusher:world")
+        report = (
+            "insert into flusher_reports (source, report) values ('world', '{\"state\": \"%s\"}')"
+            " on conflict (source) do update"
+            " set report = excluded.report, reported_at = clock_timestamp()"
+        )
+        flusher.store.connection.execute((report % "streaming").encode())
+        assert world.tick() == ["OK (was WARN): no longer: no flusher is active"]
+        flusher.store.connection.execute((report % "retrying staging").encode())
+        [told_staging] = world.tick()
+        assert told_staging.startswith("WARN: the staging store can't be written")
+        flusher.store.connection.execute((report % "reconnecting").encode())
+        assert world.tick()[0] == "WARN: the flusher can't get its stream back"
+
+
+def test_tables_are_told_by_name(world: World) -> None:
+    execute = world.pipeline.store.connection.execute
+    world.flush()
+    world.tick()
+    execute("update tables set state = 'streaming', complete_lsn = null")
+    world.client.execute("insert into t values (2)")
+    world.flush()
+    assert world.tick() == ["WARN: the log isn't applied to the lake"]
+    execute("update log_index set commit_time = commit_time - interval '2 minutes'")
+    assert world.tick() == ["WARN: world.t is behind public.t"]
+    pause(world.pipeline.store, all_tables(world.config)[0].table)
+    assert world.tick() == [
+        "OK (was WARN): no longer: world.t is behind public.t",
+        "OK (was WARN): no longer: the log isn't applied to the lake",
+    ], "a pause is somebody's wish"
+    resume(world.pipeline.store, all_tables(world.config)[0].table)
+    world.tick()
+    execute("update tables set state = 'parked', reason = 'it has no key any more'")
+    told = world.tick()
+    assert told[0] == "FAIL: public.t is parked: nothing of it is applied"
+    [body] = world.inbox.received
+    assert "resync 'public.t'" in body["attachments"][0]["text"]
+    assert "it has no key any more" in body["attachments"][0]["text"]
+
+
+def test_what_dagster_knows_is_told(world: World) -> None:
+    world.flush()
+    world.tick()
+
+    def freshness(state: FreshnessState) -> list[str]:
+        world.instance._report_runless_asset_event(
+            FreshnessStateChange(
+                key=world.names.lake,
+                previous_state=FreshnessState.PASS,
+                new_state=state,
+                state_change_timestamp=datetime.now(UTC).timestamp(),
+            )
+        )
+        return world.tick()
+
+    assert freshness(FreshnessState.WARN) == ["WARN: world.t isn't fresh"]
+    assert freshness(FreshnessState.FAIL) == ["FAIL (was WARN): world.t isn't fresh"]
+    assert freshness(FreshnessState.PASS) == ["OK (was FAIL): no longer: world.t isn't fresh"]
+
+    def checked(passed: bool) -> list[str]:
+        world.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                check_name="primary_key_unique", asset_key=world.names.lake, passed=passed
+            )
+        )
+        return world.tick()
+
+    assert checked(passed=False) == ["FAIL: the check primary_key_unique of world/t failed"]
+    assert checked(passed=True)[0].startswith("OK (was FAIL)")
+
+    fails: list[str] = []
+
+    @dg.op
+    def work() -> None:
+        if fails:
+            raise RuntimeError("it failed")
+
+    @dg.job
+    def merges() -> None:
+        work()
+
+    def ran(*, well: bool, by_hand: bool = False) -> list[str]:
+        tags = {} if by_hand else run_tags(world.config, "materialize")
+        fails[:] = [] if well else ["yes"]
+        merges.execute_in_process(instance=world.instance, tags=tags, raise_on_error=False)
+        return world.tick()
+
+    assert ran(well=False, by_hand=True) == []
+    assert ran(well=False) == ["WARN: the run of materialize failed"]
+    assert ran(well=False) == []
+    assert ran(well=False) == ["FAIL (was WARN): the run of materialize failed"]
+    assert ran(well=True) == ["OK (was FAIL): no longer: the run of materialize failed"]
+
+
+def test_a_slot_that_is_a_danger_or_gone_is_told(world: World) -> None:
+    world.flush()
+    base = SlotFacts(active=True, wal_status="reserved", retained_bytes=0)
+    limits = world.config.alerts.slot
+    assert limits.retained_warn > 0
+    world.tick()
+    small = {**world.config.alerts.slot.model_dump(), "retained_warn": 0, "xmin_age_warn": 1}
+    config = world.config.model_copy(
+        update={"alerts": world.config.alerts.model_copy(update={"slot": type(limits)(**small)})}
+    )
+    world.client.execute("create table burnt (v text); insert into burnt values ('a transaction')")
+    found = facts(world.pipeline)
+    assert found.slot is not None
+    assert found.slot.inactive_seconds is not None
+    assert {c.key for c in conditions(found, config)} >= {"slot:retained", "slot:xmin"}
+    assert base.safe_bytes is None
+    world.client.execute("select pg_drop_replication_slot('cdc_world')")
+    assert "FAIL: the replication slot cdc_world is gone" in world.tick()
+
+
+def test_a_source_that_cannot_be_reached_is_told(
+    world: World, public_directory: Path, postgres: EmbeddedPostgres
+) -> None:
+    with EmbeddedPostgres(public_directory / "alerts", 18) as other:
+        dsn = other.dsn()
+        assert dsn is not None
+        with psycopg.connect(dsn, autocommit=True) as client:
+            client.execute("alter system set max_slot_wal_keep_size = '64MB'")
+            client.execute("select pg_reload_conf()")
+            client.execute("create table t (id int primary key)")
+        world.config = parse_config(
+            {
+                **world.config.model_dump(by_alias=True, exclude={"postgres", "alerts", "spark"}),
+                "name": "other",
+                "slot": "cdc_other",
+                "publication": "cdc_other",
+                "postgres": {"dsn": dsn},
+                "spark": {"remote": world.config.spark.remote},
+                "alerts": {
+                    **world.config.alerts.model_dump(by_alias=True, exclude={"sinks"}),
+                    "sinks": [{"type": "webhook", "url": f"http://127.0.0.1:{world.inbox.port}/"}],
+                },
+            },
+            "test",
+        )
+        world.defs, world.cursor = build_defs(world.config), None
+        with Pipeline.open(world.config) as pipeline, psycopg.connect(dsn, autocommit=True) as c:
+            pins = Pins(pipeline)
+            pins.prepare()
+            pins.tick()
+            pins.close()
+            flush(world.config, until=current_lsn(c))
+            world.tick()
+            # Segments have 16 MB; the slot's own doesn't count.
+            for _ in range(4):
+                c.execute("select pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+            told = world.tick()
+            assert any(line.endswith("slot cdc_other will lose its WAL") for line in told), told
+            for _ in range(5):
+                c.execute("select pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+            told = world.tick()
+            assert "FAIL: the replication slot cdc_other is about to lose its WAL" in told
+            c.execute("checkpoint")
+            c.execute("checkpoint")
+            assert "FAIL: the replication slot cdc_other lost the WAL that it needs" in [
+                *world.tick(),
+                *_titles(world),
+            ]
+        sessions.close_all()
+    assert "WARN: the source database can't be reached" in world.tick()
+    assert "source" in Memory.load(world.cursor).known
+
+
+def _titles(world: World) -> list[str]:
+    known = Memory.load(world.cursor).known.values()
+    return [f"{(k.grade or 'ok').upper()}: {k.what}" for k in known]

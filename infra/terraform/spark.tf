@@ -1,0 +1,96 @@
+# Spark Connect on EMR. Its settings are those of infra/docker/spark.properties.
+
+locals {
+  connect_port = 15002
+  spark_defaults = {
+    "spark.jars.packages" = join(",", [
+      "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+      "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+    ])
+    "spark.sql.extensions"                     = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+    "spark.sql.catalogImplementation"          = "in-memory"
+    "spark.sql.session.timeZone"               = "UTC"
+    "spark.pyspark.python"                     = "/opt/venv/bin/python"
+    "spark.python.daemon.module"               = "cdc_assets.spark.python_daemon"
+    "spark.sql.artifact.isolation.enabled"     = "false"
+    "spark.connect.grpc.maxInboundMessageSize" = "268435456"
+    "spark.connect.grpc.binding.port"          = tostring(local.connect_port)
+    # The project's Python comes with the image, on every node.
+    "spark.executorEnv.YARN_CONTAINER_RUNTIME_TYPE"               = "docker"
+    "spark.executorEnv.YARN_CONTAINER_RUNTIME_DOCKER_IMAGE"       = var.spark_image_uri
+    "spark.yarn.appMasterEnv.YARN_CONTAINER_RUNTIME_TYPE"         = "docker"
+    "spark.yarn.appMasterEnv.YARN_CONTAINER_RUNTIME_DOCKER_IMAGE" = var.spark_image_uri
+  }
+}
+
+resource "aws_security_group" "primary" {
+  name_prefix            = "${var.name}-primary-"
+  description            = "Spark Connect: whoever reaches it runs code there."
+  vpc_id                 = var.vpc_id
+  revoke_rules_on_delete = true
+}
+
+resource "aws_security_group" "core" {
+  name_prefix            = "${var.name}-core-"
+  description            = "The nodes of Spark."
+  vpc_id                 = var.vpc_id
+  revoke_rules_on_delete = true
+}
+
+resource "aws_vpc_security_group_ingress_rule" "connect" {
+  security_group_id            = aws_security_group.primary.id
+  referenced_security_group_id = var.client_security_group_id
+  ip_protocol                  = "tcp"
+  from_port                    = local.connect_port
+  to_port                      = local.connect_port
+  description                  = "Spark Connect from the code server"
+}
+
+resource "aws_emr_cluster" "spark" {
+  name                              = "${var.name}-spark"
+  release_label                     = var.emr_release
+  applications                      = ["Spark"]
+  service_role                      = aws_iam_role.emr.arn
+  keep_job_flow_alive_when_no_steps = true
+  termination_protection            = true
+  log_uri                           = "s3://${aws_s3_bucket.lake.bucket}/logs/emr/"
+
+  ec2_attributes {
+    subnet_id                         = var.subnet_id
+    instance_profile                  = aws_iam_instance_profile.spark.arn
+    emr_managed_master_security_group = aws_security_group.primary.id
+    emr_managed_slave_security_group  = aws_security_group.core.id
+  }
+
+  master_instance_group {
+    instance_type = var.instance_type
+  }
+
+  core_instance_group {
+    instance_type  = var.instance_type
+    instance_count = var.core_instances
+  }
+
+  configurations_json = jsonencode([
+    { Classification = "spark-defaults", Properties = local.spark_defaults },
+  ])
+
+  step {
+    name              = "Spark Connect"
+    action_on_failure = "CANCEL_AND_WAIT"
+    hadoop_jar_step {
+      jar = "command-runner.jar"
+      args = [
+        "spark-submit", "--deploy-mode", "client",
+        "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal",
+      ]
+    }
+  }
+
+  # The managed policy of the service acts on what carries this tag only.
+  tags = { "for-use-with-amazon-emr-managed-policies" = "true" }
+
+  lifecycle {
+    ignore_changes = [step]
+  }
+}
