@@ -198,6 +198,10 @@ class LakeConfig(Section):
 
     namespace: str | None = None
     format_version: Literal[2, 3] = 3
+    max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
+    """Tables that one worker merges at once."""
+    merge_bytes: Size = 64 * 10**6
+    """Staged bytes that one merge takes at most; compressed, so about ten times as much parsed."""
     catalog: CatalogConfig = CatalogConfig()
 
     @field_validator("namespace")

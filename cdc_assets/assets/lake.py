@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 import dagster as dg
-from pyspark.sql import SparkSession
 
 from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
 from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
@@ -27,7 +26,7 @@ from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
 from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.drain import Drained
-from cdc_assets.materializer.turns import Turns
+from cdc_assets.materializer.turns import Turn, Turns
 from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -85,8 +84,11 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
-            with Worker(pipeline, [names.table for names in selected]) as worker:
-                yield from Rounds(context, pipeline, session, worker, selected).run()
+            with (
+                Worker(pipeline, [names.table for names in selected]) as worker,
+                Turns(pipeline, session, worker, context.log.info) as turns,
+            ):
+                yield from Rounds(context, pipeline, turns, selected).run()
 
     return materialize
 
@@ -98,13 +100,12 @@ class Rounds:
         self,
         context: dg.AssetExecutionContext,
         pipeline: Pipeline,
-        session: SparkSession,
-        worker: Worker,
+        turns: Turns,
         tables: Sequence[TableAssets],
     ) -> None:
         self._context = context
         self._pipeline = pipeline
-        self._turns = Turns(pipeline, session, worker)
+        self._turns = turns
         self._tables = {names.table: names for names in tables}
         self._sums: dict[TableId, Drained] = {}
         self._reported_at: dict[TableId, float] = {}
@@ -134,18 +135,23 @@ class Rounds:
         """
         self._say_who_cant()
         quiet_since = time.monotonic()
-        while not self._over():
-            pending = self._pending()
+        while not (over := self._over()) or self._turns.busy:
+            pending = [] if over else self._pending()
             for table in [table for table in pending if table in self._new]:
                 self._introduce(table)
             self._say_what_others_did()
-            if pending:
-                self._turn(pending[0])  # what it is given meanwhile goes behind the others
+            for table in pending:
+                if not self._turns.start(table):
+                    break
+                self._known.add(table)
+                self._awaited.pop(table, None)
+            done = self._turns.wait(_LOOK_SECONDS)
+            for turn in done:
+                self._take(turn)
+            if pending or done or self._turns.busy:
                 quiet_since = time.monotonic()
             elif not self._waits() and time.monotonic() - quiet_since > LINGER_SECONDS:
                 break
-            else:
-                time.sleep(_LOOK_SECONDS)
         for table in list(self._sums):
             yield dg.MaterializeResult(
                 asset_key=self._tables[table].lake, metadata=self._report(table)
@@ -189,7 +195,10 @@ class Rounds:
             if arrived or (moved and since >= every):
                 self._awaited.pop(table, None)
                 self._others[table] = offset
-                self._introduce(table)
+                if table in self._sums:
+                    self._log_report(table)
+                else:
+                    self._introduce(table)
 
     def _introduce(self, table: TableId) -> None:
         """Report a table as it stands: just copied, or merged by somebody else."""
@@ -209,23 +218,21 @@ class Rounds:
             dg.AssetMaterialization(self._tables[table].lake, metadata=self._report(table))
         )
 
-    def _turn(self, table: TableId) -> None:
-        self._known.add(table)
-        self._awaited.pop(table, None)
-        try:
-            drained = self._turns.turn(table, self._context.log.info)
-        except TablePaused as said:
-            self._context.log.info("%s", said)
-        except TableProblem as problem:
-            self._fail(problem)
-        except Exception as error:  # whatever one table has must not stop the others
-            self._context.log.warning("%s failed", table, exc_info=True)
-            self._fail(TableProblem(table, f"{type(error).__name__}: {error}"))
+    def _take(self, turn: Turn) -> None:
+        """Take note of what a turn did."""
+        table = turn.table
+        if isinstance(turn.error, TablePaused):
+            self._context.log.info("%s", turn.error)
+        elif isinstance(turn.error, TableProblem):
+            self._fail(turn.error)
+        elif turn.error is not None:  # whatever one table has must not stop the others
+            self._context.log.warning("%s failed", table, exc_info=turn.error)
+            what = f"{type(turn.error).__name__}: {turn.error}"
+            self._fail(TableProblem(table, what))
+        elif turn.drained is None:
+            self._context.log.info("%s: another worker is at it", table)
         else:
-            if drained is None:
-                self._context.log.info("%s: another worker is at it", table)
-                return
-            self._sums[table] = _added(self._sums.get(table), drained)
+            self._sums[table] = _added(self._sums.get(table), turn.drained)
             every = report_seconds(self._pipeline.config.table(table))
             since = time.monotonic() - self._reported_at.get(table, self._began)
             if since >= every:

@@ -22,9 +22,7 @@ from cdc_assets.log.files import OLD_KEY, Storage
 from cdc_assets.log.store import LogEntry
 from cdc_assets.postgres.lsn import Lsn
 
-# Staged bytes a merge: compressed JSON, so about ten times as much once parsed …
-BATCH_BYTES = 64 * 10**6
-# … and rows, where they compress well: a change doesn't get cheaper beyond, only older.
+# Rows a merge, where they compress well: a change doesn't get cheaper beyond, only older.
 BATCH_ROWS = 500_000
 
 EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data string"
@@ -65,7 +63,7 @@ class Facts:
     relinked: frozenset[tuple[str | None, ...]]
 
 
-def take(entries: Sequence[LogEntry], limit_bytes: int = BATCH_BYTES) -> list[LogEntry]:
+def take(entries: Sequence[LogEntry], limit_bytes: int) -> list[LogEntry]:
     """The leading entries of up to ``limit_bytes`` and BATCH_ROWS, one at least."""
     taken: list[LogEntry] = []
     size = rows = 0

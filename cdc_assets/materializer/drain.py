@@ -24,7 +24,7 @@ from cdc_assets.log.pauses import paused
 from cdc_assets.log.progress import chunks
 from cdc_assets.log.store import Claim, Cursor, LogEntry
 from cdc_assets.materializer.alter import current, follow
-from cdc_assets.materializer.batch import BATCH_BYTES, Window, events, facts, take
+from cdc_assets.materializer.batch import Window, events, facts, take
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.relation import Told, alike, told_by_catalog
 from cdc_assets.materializer.repair import rereader
@@ -89,7 +89,7 @@ def drain(
     below: Lsn | None = None,
     until_offset: int | None = None,
     budget_seconds: float | None = None,
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int | None = None,
     look: Look | None = None,
     worker: uuid.UUID | None = None,
     on_merge: Callable[[str], None] = logger.info,
@@ -117,7 +117,8 @@ def drain(
     elif not store.try_lock(lock):
         return None
     try:
-        limits = _Limits(below, until_offset, budget_seconds, batch_bytes, look, claim)
+        most = batch_bytes or pipeline.config.lake.merge_bytes
+        limits = _Limits(below, until_offset, budget_seconds, most, look, claim)
         return _drain(pipeline, session, table, limits, on_merge)
     finally:
         with suppress(psycopg.OperationalError):  # a session that is gone has no locks
@@ -158,7 +159,8 @@ def _drain(
     cursor = state.cursor or Cursor(0, row.snapshot_lsn)
     while True:
         entries, cursor = _skip_copied(pipeline, table, cursor, row.snapshot_lsn)
-        over = limits.reached(cursor, time.monotonic() - began)
+        # However little time there is, a turn gets something done.
+        over = limits.reached(cursor, time.monotonic() - began if merges else 0.0)
         if not entries:
             ahead = None if over and limits.look is None else _ahead(pipeline, lake, limits.look)
             if ahead is not None and store.entries(table, cursor.offset):

@@ -14,10 +14,10 @@ import psycopg
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.errors import TablePaused, TableProblem, first_line
 from cdc_assets.log.pauses import paused
 from cdc_assets.materializer.relation import altered
-from cdc_assets.materializer.turns import Turns
+from cdc_assets.materializer.turns import Turn, Turns
 from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -26,7 +26,7 @@ from cdc_assets.process import Backoff
 logger = logging.getLogger(__name__)
 
 # How soon a change that is registered is seen; the look costs a millisecond or two.
-_IDLE_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
 # Schema changes that no row of the log tells are looked for in the source's catalog.
 _CATALOG_SECONDS = 10.0
 _BACKOFF = Backoff(first_seconds=10.0, cap_seconds=600.0)
@@ -48,33 +48,36 @@ class Follower:
 
     def work(self, pipeline: Pipeline, session: SparkSession) -> None:
         """Be a worker until ``stop``. Raises what takes another session or connection."""
-        with Worker(pipeline, self._tables) as worker:
-            turns = Turns(pipeline, session, worker)
+        with (
+            Worker(pipeline, self._tables) as worker,
+            Turns(pipeline, session, worker, self._on_merge) as turns,
+        ):
             while not self._stop.is_set():
                 now = time.monotonic()
                 able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
                 wants = able - set(paused(pipeline.store))
-                pending = turns.pending(wants, also=self._told_by_catalog(pipeline))
-                if pending:
-                    self._turn(turns, pending[0])
-                else:
-                    self._stop.wait(_IDLE_SECONDS)
+                for table in turns.pending(wants, also=self._told_by_catalog(pipeline)):
+                    if not turns.start(table):
+                        break
+                    self._altered -= {table}
+                for turn in turns.wait(_LOOK_SECONDS):
+                    self._take(turn)
+            while turns.busy:
+                for turn in turns.wait(_LOOK_SECONDS):
+                    self._take(turn)
 
-    def _turn(self, turns: Turns, table: TableId) -> None:
-        self._altered -= {table}
-        try:
-            turns.turn(table, self._on_merge)
-        except TableProblem as problem:
-            self._failed(table, str(problem))
-        except psycopg.Error:
-            raise
-        except Exception as error:  # whatever one table has must not stop the others
-            logger.warning("%s failed", table, exc_info=True)
-            self._failed(table, first_line(error))
-            if isinstance(error, PySparkException):
-                raise  # it may be the session
-        else:
-            self._failures.pop(table, None)
+    def _take(self, turn: Turn) -> None:
+        if turn.error is None or isinstance(turn.error, TablePaused):
+            self._failures.pop(turn.table, None)
+            return
+        if isinstance(turn.error, TableProblem):
+            self._failed(turn.table, str(turn.error))
+            return
+        if not isinstance(turn.error, psycopg.Error):
+            logger.warning("%s failed", turn.table, exc_info=turn.error)
+            self._failed(turn.table, first_line(turn.error))
+        if isinstance(turn.error, (psycopg.Error, PySparkException)):
+            raise turn.error  # it may be the connection, or the session
 
     def _failed(self, table: TableId, why: str) -> None:
         self._failures[table] = self._failures.get(table, 0) + 1

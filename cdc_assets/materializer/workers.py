@@ -126,12 +126,15 @@ class Worker:
         return self._heart.holder
 
     def share(
-        self, wants: Collection[TableId], heavy: Collection[TableId] = ()
+        self,
+        wants: Collection[TableId],
+        heavy: Collection[TableId] = (),
+        keep: Collection[TableId] = (),
     ) -> frozenset[TableId]:
         """The tables that are this worker's to look after now, of those that it would.
 
-        ``heavy``: those with a long backlog. Call it between two merges: what is given away may be
-        taken by another one at once. Raises Fenced if this worker was taken for dead.
+        ``heavy``: those with a long backlog. ``keep``: those that it is at, so that it can't give
+        them away. Raises Fenced if this worker was taken for dead.
         """
         if time.monotonic() - self._looked_at < LOOK_SECONDS and self._wants == frozenset(wants):
             return self._has
@@ -162,17 +165,22 @@ class Worker:
         due = moves(
             Peer(self._wants, mine), others, heavy, {TableId.parse(name) for (name,) in rows}
         )
-        if due.give:
-            self._store.connection.execute(_GIVE, {**which, "tables": self._names(due.give)})
+        give = set(due.give) - set(keep)
+        if give:
+            self._store.connection.execute(_GIVE, {**which, "tables": self._names(give)})
         taken = set[TableId]()
         if due.take:
             rows = self._store.connection.execute(
                 _TAKE, {**which, "tables": self._names(due.take)}
             ).fetchall()
             taken = {TableId.parse(name) for (name,) in rows}
-        self._has = (mine - set(due.give)) | taken
+        self._has = (mine - give) | taken
         self._looked_at = time.monotonic()
         return self._has
+
+    def adopt(self, store: LogStore) -> None:
+        """Vouch for a session that holds locks for this worker, too."""
+        self._heart.adopt(store)
 
     def leave(self) -> None:
         """Give everything away, and be no worker any more."""

@@ -57,6 +57,19 @@ def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
     return session
 
 
+def another_session(session: SparkSession, config: SourceConfig) -> SparkSession:
+    """A session beside ``session``, on its server; the caller stops it.
+
+    Not while a statement's settings last (:func:`summary`): it would have them, too. Raises
+    PySparkException where the server is too old for it.
+    """
+    clone: SparkSession = session.cloneSession()  # type: ignore[attr-defined]
+    # PySpark 4.1 forgets it, and a session can't be stopped without.
+    vars(clone)["release_session_on_close"] = True
+    prepare_session(clone, config)
+    return clone
+
+
 def prepare_session(session: SparkSession, config: SourceConfig) -> None:
     """Make ``session`` fit for this source: its catalog, UTC, names as Postgres spells them."""
     settings = {
