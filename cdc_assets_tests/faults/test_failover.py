@@ -48,7 +48,8 @@ class Pair:
 
     def ask_standby(self, statement: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.standby_dsn, autocommit=True) as connection:
-            return connection.execute(statement.encode()).fetchall()
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
 
 
 def _data(server: EmbeddedPostgres) -> Path:
@@ -207,6 +208,56 @@ def test_a_standby_without_the_slot_is_named(
         with pytest.raises(SourceMismatch) as caught:
             source.flush(config)
         assert caught.value.codes == ("slot_gone",)
+        source.resync(config)
+        source.execute("insert into t values (2)")
+        source.flush(config)
+        assert _logged(source) == [2]
+        source.connection.close()
+
+
+@pytest.mark.soak
+def test_a_slot_that_a_conflict_on_the_standby_ended_is_named(
+    tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
+) -> None:
+    """Without feedback the primary removes catalog rows that the standby's slot still needs."""
+    with (
+        _pair(tmp_home, {}, {}) as pair,
+        bench(pair.dsn, "failing", tmp_path, postgres_dsn()) as source,
+    ):
+        source.execute("create table t (id int primary key)")
+        config = source.config("public.t")
+        source.flush(config)
+
+        def is_synced() -> list[tuple[object, ...]]:
+            source.execute("select pg_log_standby_snapshot()")
+            source.flush(config)
+            return pair.ask_standby(
+                "select 1 from pg_replication_slots where synced and not temporary"
+            )
+
+        wait_for(is_synced, 120)
+        for setting in ("hot_standby_feedback", "sync_replication_slots"):
+            pair.ask_standby(f"alter system set {setting} = off")
+        pair.ask_standby("select pg_reload_conf()")
+
+        def is_ended() -> list[tuple[object, ...]]:
+            source.execute("create table gone (id int)")
+            source.execute("drop table gone")  # in the same transaction nobody would have seen it
+            source.execute("select pg_log_standby_snapshot()")
+            source.flush(config)
+            source.execute("vacuum pg_class")
+            source.execute("vacuum pg_attribute")
+            return pair.ask_standby(
+                "select 1 from pg_replication_slots where invalidation_reason = 'rows_removed'"
+            )
+
+        wait_for(is_ended, 120)
+        pair.kill_primary()
+        pair.promote()
+        _reconnect(source)
+        with pytest.raises(SourceMismatch, match="rows_removed") as caught:
+            source.flush(config)
+        assert caught.value.codes == ("slot_invalidated",)
         source.resync(config)
         source.execute("insert into t values (2)")
         source.flush(config)

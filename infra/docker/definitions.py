@@ -1,4 +1,4 @@
-"""The code location of the containers: every ``*.yaml`` below ``/opt/dagster/sources`` is a source."""
+"""The code location of the containers: every ``sources/*.yaml`` beside this file is a source."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ import dagster as dg
 from cdc_assets.build import build_defs
 from cdc_assets.config import load_config
 
-SOURCES = Path(__file__).parent / "sources"
+SOURCES = sorted((Path(__file__).parent / "sources").glob("*.yaml"))
 
-defs = dg.Definitions.merge(*(build_defs(load_config(path)) for path in sorted(SOURCES.glob("*.yaml"))))
+defs = dg.Definitions.merge(*(build_defs(load_config(path)) for path in SOURCES))
