@@ -215,7 +215,7 @@ def test_from_the_first_tick_to_level_tables(world: World) -> None:
     evaluations = {
         (e.asset_key.path[-1], e.check_name): e for e in result.get_asset_check_evaluations()
     }
-    assert len(evaluations) == 6
+    assert len(evaluations) == 9
     assert all(e.passed for e in evaluations.values()), evaluations
     assert "no key" in str(evaluations["nokey", "primary_key_unique"].description)
 
