@@ -337,9 +337,9 @@ def test_a_run_whose_process_is_gone_is_ended_and_the_next_one_goes_on(
 
 
 @contextmanager
-def _another_worker(world: World, *, after_a_run: bool) -> Iterator[None]:
-    """One that looks after every table that it is given, from the side; it applies nothing."""
-    tables = {names.table for names in all_tables(world.config)}
+def _another_worker(world: World, *names: TableAssets, after_a_run: bool = False) -> Iterator[None]:
+    """One that looks after the tables that it is given, from the side, and applies nothing."""
+    tables = {name.table for name in names}
     up, over = threading.Event(), threading.Event()
 
     def others(pipeline: Pipeline) -> bool:
@@ -373,7 +373,7 @@ def test_a_run_ends_once_the_next_one_is_there(
     monkeypatch.setattr(lake, "RELIEF_SECONDS", 1.0)
     monkeypatch.setattr(lake, "LINGER_SECONDS", 200.0)
     began = time.monotonic()
-    with _another_worker(world, after_a_run=True):
+    with _another_worker(world, *all_tables(world.config), after_a_run=True):
         assert world.execute(request).success
         assert time.monotonic() - began < 150.0
 
@@ -419,7 +419,7 @@ def test_what_another_worker_leaves_lying_is_not_reported_as_fresh(
     before = len(world.materializations(names.lake))
     monkeypatch.setattr(lake, "BUDGET_SECONDS", 5.0)
     monkeypatch.setattr(lake, "report_seconds", lambda _: 0.0)
-    with _another_worker(world, after_a_run=False):
+    with _another_worker(world, names):
         world.client.execute("update big set note = 'waits'")
         world.until("the change in the log", lambda: world.pending() >= 2000)
         job = world.defs.resolve_job_def(f"materialize_{world.config.name}_tables")
