@@ -1,10 +1,11 @@
 # make help lists what there is. Variables: PYTHON=python3.12 (which Python makes .venv), PORT=3000
 # (the UI's port), CDC_ASSETS_HOME=… (where everything of run time is kept; default ./.cdc_assets),
-# SCALE=1 and ROUNDS=3 (of bench-snapshot).
+# SCALE=1 and ROUNDS=3 (of bench-snapshot), JOBS=1 (test files one after the other).
 
 PORT ?= 3000
 SCALE ?= 1
 ROUNDS ?= 3
+JOBS ?= 2
 export CDC_ASSETS_HOME ?= $(CURDIR)/.cdc_assets
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,8 +49,8 @@ dev: install ## Start everything on an embedded Postgres and serve the Dagster U
 demo: java ## Replicate an embedded Postgres under live traffic, break it, and verify every row
 	@exec $(BIN)/cdc-assets demo
 
-test: java lint ## Lint, types and all tests
-	@$(BIN)/pytest
+test: java lint ## Lint, types and all tests, two files at a time (JOBS=2)
+	@$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit
