@@ -17,6 +17,7 @@ from cdc_assets.assets.names import all_tables
 from cdc_assets.assets.postgres import source_spec
 from cdc_assets.assets.snapshot import snapshot_asset
 from cdc_assets.assets.staged_log import staged_log_spec
+from cdc_assets.checks.ready import ready_checks
 from cdc_assets.checks.tables import table_checks
 from cdc_assets.config import SourceConfig
 from cdc_assets.jobs.operations import operation_jobs
@@ -60,7 +61,7 @@ def build_defs(
             maintenance_assets(config),
             health_asset(config),
         ],
-        asset_checks=[table_checks(config)],
+        asset_checks=[table_checks(config), ready_checks(config)],
         jobs=[merges, checks, care, *operation_jobs(config)],
         schedules=[schedule] if schedule is not None else [],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,

@@ -26,8 +26,7 @@ from rich.table import Table
 from cdc_assets.config import SourceConfig, load_config
 from cdc_assets.errors import CdcError, ConfigurationError
 from cdc_assets.log.store import LogStore
-from cdc_assets.pipeline import Pipeline, coordination_dsn, selected, services, source_dsn
-from cdc_assets.postgres.connect import connect
+from cdc_assets.pipeline import Pipeline, selected, services
 
 if TYPE_CHECKING:
     from cdc_assets.maintenance.run import Maintained
@@ -103,31 +102,16 @@ def _pipeline(config: SourceConfig) -> Iterator[Pipeline]:
         yield pipeline
 
 
-@contextmanager
-def _known(config: SourceConfig) -> Iterator[LogStore | None]:
-    """What is remembered of the source, if anything is; never created or migrated here."""
-    store = LogStore.peek(coordination_dsn(config), config.name, config.state.schema_)
-    try:
-        yield store
-    finally:
-        if store is not None:
-            store.close()
-
-
 @cli.command()
 @_json
 @click.pass_context
 def check(ctx: click.Context, as_json: bool) -> None:
-    """Look whether the source is ready; changes nothing."""
-    from cdc_assets.postgres.preflight import preflight
+    """Look whether the source is ready, and all that it needs; changes nothing."""
+    from cdc_assets import readiness
 
     config = _config(ctx)
-    with (
-        services(config),
-        connect(source_dsn(config), application_name="cdc_assets check") as source,
-        _known(config) as store,
-    ):
-        findings = preflight(source, config, store, source_dsn(config))
+    with services(config):
+        findings = readiness.review(config)
     if as_json:
         click.echo(json.dumps([finding.to_json() for finding in findings], indent=2))
     else:

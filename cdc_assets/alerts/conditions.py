@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cdc_assets.alerts.facts import Facts, SlotFacts
+from cdc_assets.alerts.facts import Facts
 from cdc_assets.alerts.settings import Severity, SlotLimitsConfig, WindowConfig
 from cdc_assets.config import SourceConfig
+from cdc_assets.postgres.slot_facts import SlotFacts
 from cdc_assets.status import SourceStatus, TableStatus
 
 COMMAND = "cdc-assets --config FILE"

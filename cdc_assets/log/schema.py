@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import CoordinationError
+from cdc_assets.postgres.connect import pools_transactions
 
 # Any constant will do, as long as every process uses the same; this one spells "cdc" in ASCII.
 _MIGRATION_LOCK = 0x636463
@@ -43,13 +44,18 @@ def version(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int
     return int(row[0]) if row else 0
 
 
-def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int:
+def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: str) -> int:
     """Create or upgrade ``schema`` and return its version.
 
-    ``connection`` is in autocommit mode. Raises CoordinationError when the schema is newer than
-    this program, or when the connection goes through a pooler that doesn't keep a session.
+    ``connection``, to ``dsn``, is in autocommit mode. Raises CoordinationError when the schema is
+    newer than this program, or when the connection goes through a pooler that doesn't keep a session.
     """
-    refuse_transaction_pooling(connection)
+    if pools_transactions(connection, dsn):
+        raise CoordinationError(
+            "the coordination database is reached through a transaction pooler: session locks and"
+            " exported snapshots don't survive there.",
+            "Give the database's own address, or a session-mode pool.",
+        )
     known = migrations()
     try:
         with connection.transaction(), connection.cursor() as cursor:
@@ -86,20 +92,3 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int
             " state.postgres_url to a database where it may.",
         ) from error
     return known[-1][0]
-
-
-def refuse_transaction_pooling(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-    """Raise CoordinationError if session state doesn't survive from one transaction to the next."""
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('cdc_assets.session', pg_backend_pid()::text, false)")
-        for _ in range(3):
-            cursor.execute(
-                "select pg_backend_pid()::text = current_setting('cdc_assets.session', true)"
-            )
-            row = cursor.fetchone()
-            if row is None or row[0] is not True:
-                raise CoordinationError(
-                    "the coordination database is reached through a transaction pooler: session"
-                    " locks and exported snapshots don't survive there.",
-                    "Give the database's own address, or a session-mode pool.",
-                )

@@ -153,7 +153,7 @@ class LogStore:
         """Connect, bring the schema up to date, and return the store."""
         connection = connect(dsn, application_name=f"cdc_assets {source} log")
         try:
-            migrate(connection, schema)
+            migrate(connection, schema, dsn)
             return cls(connection, source, schema)
         except BaseException:
             connection.close()

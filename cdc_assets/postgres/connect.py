@@ -79,6 +79,10 @@ def uri(dsn: str, application_name: str) -> str:
     return "postgresql://?" + urlencode(query, quote_via=quote)
 
 
+# Others who use the pooler may come in between.
+_POOLER_TRIES = 3
+
+
 def connect(
     dsn: str, *, application_name: str = "cdc_assets", autocommit: bool = True
 ) -> psycopg.Connection[tuple[Any, ...]]:
@@ -87,6 +91,26 @@ def connect(
     connection.execute(NO_NEW_TIMEOUTS)
     connection.autocommit = autocommit
     return connection
+
+
+def pools_transactions(connection: psycopg.Connection[Any], dsn: str) -> bool:
+    """Whether a transaction pooler stands between us and the server of ``connection``, by ``dsn``.
+
+    Such a pooler lends the backend that was used last. So a second session that begins a
+    transaction gets the first one's, and the first one is then given another, or has to wait.
+    """
+
+    def backend(session: psycopg.Connection[Any]) -> object:
+        row = session.execute("select pg_backend_pid()").fetchone()
+        return row[0] if row else None
+
+    with connect(dsn, application_name="cdc_assets pooler?") as other:
+        for _ in range(_POOLER_TRIES):
+            before = backend(connection)
+            with other.transaction():
+                if backend(other) == before or backend(connection) != before:
+                    return True
+    return False
 
 
 def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.PGconn:

@@ -14,12 +14,16 @@ Severity = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found; ``remedy`` says what to do about it."""
+    """One thing that was found; ``remedy`` says what to do about it.
+
+    ``table``: the SQL name of the table that it is about, None for all of the source.
+    """
 
     code: str
     severity: Severity
     message: str
     remedy: str
+    table: str | None = None
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, str | None]:
         return asdict(self)

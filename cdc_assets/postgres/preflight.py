@@ -7,6 +7,7 @@ changed. More guards belong here as more is known; a finding's ``code`` stays th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -14,7 +15,8 @@ import psycopg
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.store import LogStore
-from cdc_assets.postgres.catalog import describe, heaps
+from cdc_assets.postgres.catalog import SourceTable, describe, heaps
+from cdc_assets.postgres.connect import pools_transactions
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.replication import (
@@ -25,6 +27,7 @@ from cdc_assets.postgres.replication import (
     slot_status,
 )
 from cdc_assets.postgres.restart_record import Recorded, compare_slot
+from cdc_assets.postgres.slot_facts import slot_facts
 from cdc_assets.postgres.source_facts import review
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -48,11 +51,11 @@ def preflight(
     """
     follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
-        *_server(connection, follows),
+        *_server(connection, follows, dsn),
         *_privileges(connection, config, follows),
         *(_objects(connection, config, store, dsn) if follows else ()),
         *(
-            finding
+            replace(finding, table=table.name)
             for table in config.tables
             for finding in _table(connection, table, config.publication, follows)
         ),
@@ -64,7 +67,7 @@ def _one(connection: Connection, query: str, *params: object) -> Any:
     return row[0] if row else None
 
 
-def _server(connection: Connection, follows: bool) -> Iterator[Finding]:
+def _server(connection: Connection, follows: bool, dsn: str) -> Iterator[Finding]:
     version = connection.info.server_version
     name = _one(connection, "select current_setting('server_version')")
     if version < OLDEST:
@@ -108,6 +111,14 @@ def _server(connection: Connection, follows: bool) -> Iterator[Finding]:
             "this server is a standby: it has no publication of its own to create.",
             "Give the primary's address in postgres.dsn.",
         )
+    if dsn and pools_transactions(connection, dsn):
+        yield Finding(
+            "pooler",
+            "error",
+            "the source is reached through a transaction pooler: exported snapshots and session"
+            " locks don't survive there, and it can't stream.",
+            "Give the database's own address in postgres.dsn.",
+        )
     keep = _one(connection, "select current_setting('max_slot_wal_keep_size')")
     if keep == "-1":
         yield Finding(
@@ -146,23 +157,86 @@ def _privileges(connection: Connection, config: SourceConfig, follows: bool) -> 
         )
 
 
+# What runs for longer than this at the source holds up the creation of a slot for as long.
+LONG_TRANSACTION_SECONDS = 60.0
+# Of max_slot_wal_keep_size: with less than this left the flusher has to catch up soon.
+HEADROOM = 0.5
+
+_LONG_TRANSACTIONS = """
+select 'process ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
+       extract(epoch from clock_timestamp() - xact_start)::float8
+  from pg_catalog.pg_stat_activity
+ where backend_xid is not null and xact_start < clock_timestamp() - make_interval(secs => %(old)s)
+ union all
+select 'the prepared transaction ' || quote_literal(gid),
+       extract(epoch from clock_timestamp() - prepared)::float8
+  from pg_catalog.pg_prepared_xacts
+ where prepared < clock_timestamp() - make_interval(secs => %(old)s)
+ order by 2 desc
+"""
+
+
+def _before_a_slot(connection: Connection) -> Iterator[Finding]:
+    """What would keep a slot from being made, or from being read."""
+    free = _one(
+        connection,
+        "select current_setting('max_replication_slots')::int - count(*)"
+        " from pg_catalog.pg_replication_slots",
+    )
+    if free < 2:  # the slot itself, and a temporary one for a table that is added later
+        yield Finding(
+            "slots_exhausted",
+            "error",
+            f"{free} replication slots are free; two are needed.",
+            "alter system set max_replication_slots = 20; then restart, or drop unused slots.",
+        )
+    old = {"old": LONG_TRANSACTION_SECONDS}
+    rows = connection.execute(_LONG_TRANSACTIONS, old).fetchall()
+    if rows:
+        listed = ", ".join(f"{who} for {seconds:.0f} s" for who, seconds in rows[:5])
+        yield Finding(
+            "long_transactions",
+            "warning",
+            f"a slot can only be made once these end, which write: {listed}.",
+            "Let them end, or end them: select pg_terminate_backend(pid); rollback prepared '…'.",
+        )
+
+
+def _senders(connection: Connection) -> Iterator[Finding]:
+    free = _one(
+        connection,
+        "select current_setting('max_wal_senders')::int - count(*)"
+        " from pg_catalog.pg_stat_get_wal_senders()",
+    )
+    if free < 1:
+        yield Finding(
+            "senders_exhausted",
+            "error",
+            "all of max_wal_senders are in use: nobody else can stream.",
+            "alter system set max_wal_senders = 20; then restart, or stop a receiver that nobody"
+            " needs (pg_stat_replication).",
+        )
+
+
+def _headroom(connection: Connection, slot: str) -> Iterator[Finding]:
+    facts = slot_facts(connection, slot)
+    safe, keep = (facts.safe_bytes, facts.keep_bytes) if facts is not None else (None, None)
+    if safe is not None and keep and safe < HEADROOM * keep:
+        yield Finding(
+            "slot_headroom",
+            "warning",
+            f"the slot {slot} loses its WAL after another {max(0, safe) / 1e6:,.0f} MB"
+            f" (max_slot_wal_keep_size is {keep / 1e6:,.0f} MB).",
+            "Start the flusher, or raise max_slot_wal_keep_size; a reload is enough.",
+        )
+
+
 def _objects(
     connection: Connection, config: SourceConfig, store: LogStore | None, dsn: str
 ) -> Iterator[Finding]:
     slot = slot_status(connection, config.slot)
     if slot is None:
-        free = _one(
-            connection,
-            "select current_setting('max_replication_slots')::int - count(*)"
-            " from pg_catalog.pg_replication_slots",
-        )
-        if free < 2:  # the slot itself, and a temporary one for a table that is added later
-            yield Finding(
-                "slots_exhausted",
-                "error",
-                f"{free} replication slots are free; two are needed.",
-                "alter system set max_replication_slots = 20; then restart, or drop unused slots.",
-            )
+        yield from _before_a_slot(connection)
         yield Finding(
             "slot", "info", f"the slot {config.slot} doesn't exist yet; it will be created.", ""
         )
@@ -173,6 +247,7 @@ def _objects(
             f"the slot {config.slot} exists and keeps {slot.retained_bytes / 1e6:,.1f} MB of WAL.",
             "",
         )
+        yield from _headroom(connection, config.slot)
         if connection.info.server_version >= FAILOVER_SLOTS and not slot.failover:
             yield Finding(
                 "slot_failover",
@@ -180,10 +255,12 @@ def _objects(
                 f"the slot {config.slot} isn't a failover slot: a promoted standby won't have it.",
                 "Restart the flusher while nobody else uses the slot: it makes it one.",
             )
+    if slot is None or slot.active_pid is None:
+        yield from _senders(connection)
     if store is not None:
         found, _ = review(connection, dsn, store, config.slot, config.publication)
         yield from (f for f in found.source if f.code != "in_recovery")  # said above
-        yield from (finding for _, finding in found.tables)
+        yield from (replace(finding, table=str(table)) for table, finding in found.tables)
     elif slot is not None:
         yield from compare_slot(Recorded(None), slot, _database(connection), config.slot)
     published = published_tables(connection, config.publication)
@@ -194,6 +271,32 @@ def _objects(
     elif missing:
         message = f"the publication {config.publication} lacks {', '.join(missing)}; will be added."
         yield Finding("publication", "info", message, "")
+
+
+def _toast(connection: Connection, found: SourceTable, table: TableConfig) -> Iterator[Finding]:
+    """An update doesn't say large values that it left alone, unless the identity is FULL."""
+    rows = connection.execute(
+        "select attname from pg_catalog.pg_attribute where attrelid = %s and attnum > 0"
+        " and not attisdropped and attstorage in ('x', 'e') order by attnum",
+        (found.oid,),
+    ).fetchall()
+    large = [str(name) for (name,) in rows if name not in found.key_columns]
+    if not large or not found.identifies_rows:
+        return
+    append = table.mode == "append"
+    yield Finding(
+        "toast_columns",
+        "warning" if append else "info",
+        f"{table.name}: updates leave large unchanged values of {', '.join(large)} out;"
+        + (
+            " they are read again from the source, which may have newer ones by then."
+            if append
+            else " they are completed from the lake's own row."
+        ),
+        f"alter table {table.name} replica identity full; sends them all, at more WAL."
+        if append
+        else "",
+    )
 
 
 def _database(connection: Connection) -> str:
@@ -216,6 +319,8 @@ def _table(
             " Postgres refuses UPDATE and DELETE on it.",
             f"Add a primary key, or: alter table {table.name} replica identity full;",
         )
+    if follows and found.replica_identity != "f":
+        yield from _toast(connection, found, table)
     unlogged, owner, readable = connection.execute(
         "select c.relpersistence <> 'p', pg_has_role(c.relowner, 'USAGE'),"
         " has_table_privilege(c.oid, 'SELECT') from pg_catalog.pg_class c where c.oid = %s",

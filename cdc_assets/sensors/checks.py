@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from cdc_assets.assets.names import all_tables, run_tags
+from cdc_assets.assets.names import TableAssets, all_tables, run_tags
+from cdc_assets.checks import ready
+from cdc_assets.checks.ready import ready_checks
 from cdc_assets.checks.tables import check_job_name, table_checks
 from cdc_assets.config import SourceConfig
 from cdc_assets.sensors.runs import active_runs
@@ -42,22 +44,26 @@ def checks_sensor(
 ) -> dg.SensorDefinition:
     """``checks_<source>``."""
     tables = all_tables(config)
-    tags = run_tags(config, "check")
+    tags, first_tags = run_tags(config, "check"), run_tags(config, "ready")
 
     @dg.sensor(
         name=f"checks_{config.name}",
         job=job,
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Has the checks run after a table's copy, then every ten minutes.",
+        description="Has the checks run: of the source at once, of a table after its copy, then all"
+        " of them every ten minutes.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
             with session(config, "checks sensor") as pipeline:
                 active = bool(active_runs(context.instance, pipeline.store, tags))
+                asking = bool(active_runs(context.instance, pipeline.store, first_tags))
                 states = {row.table: row.state for row in pipeline.store.tables()}
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
+        if not asking and (asked := _never_asked(context.instance, tables)):
+            return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
         streaming = [names for names in tables if states.get(names.table) == "streaming"]
         if not streaming:
             return dg.SkipReason("No table is copied yet.")
@@ -85,10 +91,19 @@ def checks_sensor(
     return tick
 
 
+def _never_asked(
+    instance: dg.DagsterInstance, tables: Sequence[TableAssets]
+) -> list[dg.AssetCheckKey]:
+    """The checks ``ready``, unless each was evaluated before: they come before a copy."""
+    keys = [dg.AssetCheckKey(names.source, ready.NAME) for names in tables]
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    return [] if all(key in known for key in keys) else keys
+
+
 def checks_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
     """The job that runs the checks of every table."""
     return dg.define_asset_job(
         check_job_name(config),
-        selection=dg.AssetSelection.checks(table_checks(config)),
-        description=f"The checks of every lake table of {config.name}.",
+        selection=dg.AssetSelection.checks(table_checks(config), ready_checks(config)),
+        description=f"The checks of the source {config.name} and of its lake tables.",
     )

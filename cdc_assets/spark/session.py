@@ -6,17 +6,22 @@ difference. Only the DataFrame and SQL API is used: a Connect client has nothing
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
 from cdc_assets.config import SourceConfig, home
+from cdc_assets.errors import first_line
 from cdc_assets.spark.catalog import spark_settings
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
+
+_ANSWER_SECONDS = 2.0
 
 
 def _keep_release_threads() -> None:
@@ -48,6 +53,20 @@ def server(config: SourceConfig) -> SparkServer:
 def connect_url(config: SourceConfig) -> str:
     """``spark.remote``, or the local server's address, which is started if there is none."""
     return config.spark.remote or server(config).ensure()
+
+
+def spark_problem(config: SourceConfig) -> str | None:
+    """Why nothing answers where Spark Connect should be; None if something does."""
+    url = config.spark.remote or server(config).url()
+    if url is None:
+        return "the local Spark server isn't running"
+    address = urlsplit(url.split(";", 1)[0])
+    host, port = address.hostname or "", address.port or 15002
+    try:
+        socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        return f"{host}:{port}: {first_line(error)}"
+    return None
 
 
 def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:

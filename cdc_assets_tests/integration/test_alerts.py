@@ -15,7 +15,7 @@ import pytest
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 
 from cdc_assets.alerts.conditions import conditions
-from cdc_assets.alerts.facts import SlotFacts, facts
+from cdc_assets.alerts.facts import facts
 from cdc_assets.alerts.memory import Memory
 from cdc_assets.assets.names import TableAssets, all_tables, run_tags
 from cdc_assets.build import build_defs
@@ -26,6 +26,7 @@ from cdc_assets.log.pauses import pause, resume
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slot_facts import SlotFacts
 from cdc_assets.sensors import sessions
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.sink_support import Inbox, webhook

@@ -81,7 +81,8 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
     checked = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
     assert {("shop/orders", "primary_key_unique"), ("shop/orders", "replication_lag")} <= checked
-    assert len(checked) == 3 * len(lake)
+    assert ("postgres/shop/shop/orders", "ready") in checked
+    assert len(checked) == 4 * len(lake)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""Is the source ready, and all that it needs? What ``check`` says, on the source assets."""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+from collections.abc import Iterator, Sequence
+
+import dagster as dg
+
+from cdc_assets.assets.names import TableAssets, all_tables
+from cdc_assets.config import SourceConfig
+from cdc_assets.postgres.findings import Finding
+from cdc_assets.readiness import review
+from cdc_assets.resources.owner import end_with_owner
+
+NAME = "ready"
+
+
+def ready_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
+    """The check ``ready`` of every source table: one look for all of them."""
+    tables = all_tables(config)
+
+    @dg.multi_asset_check(
+        name=f"ready_{config.name}",
+        specs=[
+            dg.AssetCheckSpec(
+                NAME,
+                asset=names.source,
+                description="The source, the log, staging, the catalog and Spark are as they have"
+                " to be.",
+            )
+            for names in tables
+        ],
+        can_subset=True,
+    )
+    def ready(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        end_with_owner()
+        findings = review(config)
+        for names in tables:
+            if dg.AssetCheckKey(names.source, NAME) in context.selected_asset_check_keys:
+                yield check_ready(findings, names)
+
+    return ready
+
+
+def check_ready(findings: Sequence[Finding], names: TableAssets) -> dg.AssetCheckResult:
+    """What was found of the table, and of all that it shares with others; the worst counts."""
+    mine = [
+        finding
+        for finding in findings
+        if finding.table in (None, str(names.table)) and finding.severity != "info"
+    ]
+    errors = sum(finding.severity == "error" for finding in mine)
+    lines = [f"- **{f.severity}** `{f.code}`: {f.message} {f.remedy}" for f in mine]
+    return dg.AssetCheckResult(
+        asset_key=names.source,
+        check_name=NAME,
+        passed=not mine,
+        severity=dg.AssetCheckSeverity.ERROR if errors else dg.AssetCheckSeverity.WARN,
+        description=mine[0].message if mine else "Everything is as it has to be.",
+        metadata={"findings": dg.MetadataValue.md("\n".join(lines))} if lines else {},
+    )

@@ -1,0 +1,252 @@
+"""Whether all that a source needs is ready: the source itself, and everything around it.
+
+``check`` prints it, and the check ``ready`` of the source assets shows it. Each question is asked
+by itself, so that whatever is missing is named at once; what can't be reached is a finding, too.
+Probes write, read and remove again: afterwards everything is as it was before.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+import pyarrow as pa
+from pyiceberg.exceptions import NamespaceAlreadyExistsError
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, NestedField
+from pyspark.sql import SparkSession
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.doctor import check_java
+from cdc_assets.errors import CdcError, EnvironmentProblem, StagingProblem, first_line
+from cdc_assets.flusher.staging import check_place
+from cdc_assets.log.files import Storage
+from cdc_assets.log.schema import newest, version
+from cdc_assets.log.store import LogStore
+from cdc_assets.pipeline import coordination_dsn, source_dsn
+from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.findings import Finding
+from cdc_assets.postgres.preflight import preflight
+from cdc_assets.spark.catalog import CATALOG, open_catalog
+from cdc_assets.spark.server import PACKAGES
+from cdc_assets.spark.session import open_session, server, spark_problem
+
+# Lags are measured by the coordination server's clock, and commit times are the source's.
+SKEW_SECONDS = 5.0
+_SPARK = "4.1"
+_ICEBERG = next(p.rsplit(":", 1)[1] for p in PACKAGES if "iceberg-spark-runtime" in p)
+
+
+def review(config: SourceConfig) -> list[Finding]:
+    """Everything that is wrong or worth knowing, the source's first."""
+    return [
+        *_source(config),
+        *_coordination(config),
+        *_clocks(config),
+        *_staging(config),
+        *_catalog(config),
+        *_spark(config),
+    ]
+
+
+def _source(config: SourceConfig) -> list[Finding]:
+    try:
+        dsn = source_dsn(config)
+        with connect(dsn, application_name="cdc_assets check") as source, _known(config) as store:
+            return preflight(source, config, store, dsn)
+    except (psycopg.OperationalError, CdcError) as error:
+        return [
+            Finding(
+                "source_unreachable",
+                "error",
+                f"the source can't be reached: {first_line(error)}",
+                "Start it, mend the network, or correct postgres.dsn.",
+            )
+        ]
+
+
+@contextmanager
+def _known(config: SourceConfig) -> Iterator[LogStore | None]:
+    """What is remembered of the source, if anything can be read; never created or migrated here."""
+    store = None
+    with suppress(psycopg.OperationalError):  # has a finding of its own
+        store = LogStore.peek(coordination_dsn(config), config.name, config.state.schema_)
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+
+
+def _coordination(config: SourceConfig) -> Iterator[Finding]:
+    schema = config.state.schema_
+    try:
+        with connect(coordination_dsn(config), application_name="cdc_assets check") as state:
+            found, known = version(state, schema), newest()
+    except (psycopg.OperationalError, CdcError) as error:
+        yield Finding(
+            "coordination_unreachable",
+            "error",
+            f"the coordination database can't be reached: {first_line(error)}",
+            "Start it, mend the network, or correct state.postgres_url.",
+        )
+        return
+    if found > known:
+        yield Finding(
+            "coordination_newer",
+            "error",
+            f"the coordination schema {schema} is at version {found}, this program knows {known}.",
+            "Upgrade cdc_assets here too.",
+        )
+    elif 0 < found < known:
+        yield Finding(
+            "coordination_older",
+            "info",
+            f"the coordination schema {schema} is at version {found}; the first start makes it"
+            f" {known}.",
+            "",
+        )
+
+
+def _clocks(config: SourceConfig) -> Iterator[Finding]:
+    """How far the source's clock is from the coordination server's."""
+    try:
+        offsets = [_offset(source_dsn(config)), _offset(coordination_dsn(config))]
+    except (psycopg.OperationalError, CdcError):
+        return  # said above
+    apart = abs(offsets[0] - offsets[1])
+    if apart > SKEW_SECONDS:
+        yield Finding(
+            "clock_skew",
+            "warning",
+            f"the clocks of the source and the coordination database are {apart:.0f} s apart:"
+            " every lag is wrong by that.",
+            "Have both hosts synchronize their clocks (chrony, NTP).",
+        )
+
+
+def _offset(dsn: str) -> float:
+    """Seconds that the server's clock is ahead of this machine's."""
+    with connect(dsn, application_name="cdc_assets check") as connection:
+        before = time.time()
+        row = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+        after = time.time()
+    assert row is not None
+    return float(row[0]) - (before + after) / 2
+
+
+def _staging(config: SourceConfig) -> Iterator[Finding]:
+    if config.snapshot.mode == "snapshot_only":
+        return
+    try:
+        check_place(config.staging_uri, config.name, Storage.of(config.s3))
+    except StagingProblem as error:
+        yield Finding("staging_unwritable", "error", error.what, error.remedy)
+
+
+def _catalog(config: SourceConfig) -> Iterator[Finding]:
+    """Make a table and remove it: the catalog and the warehouse have to take it."""
+    name = f"cdc_probe_{uuid.uuid4().hex}"
+    try:
+        catalog = open_catalog(config)
+        made = True
+        try:
+            catalog.create_namespace(config.namespace)
+        except NamespaceAlreadyExistsError:
+            made = False
+        try:
+            schema = Schema(NestedField(1, "probe", IntegerType(), required=False))
+            location = f"{config.warehouse}/{config.namespace}/{name}"
+            catalog.create_table((config.namespace, name), schema, location=location)
+            catalog.purge_table((config.namespace, name))
+        finally:
+            if made:
+                catalog.drop_namespace(config.namespace)
+    except Exception as error:  # noqa: BLE001 - each catalog and each store has errors of its own
+        yield Finding(
+            "catalog_unwritable",
+            "error",
+            f"no table can be made in {config.namespace} at {config.warehouse}:"
+            f" {type(error).__name__}: {first_line(error)}",
+            "Correct lake.catalog, its rights, or those of the warehouse's folder or bucket"
+            + ("; its keys come from AWS_… variables." if "s3://" in config.warehouse else "."),
+        )
+
+
+def _spark(config: SourceConfig) -> Iterator[Finding]:
+    """Java where we start Spark; versions and Python where a server is up."""
+    url = config.spark.remote
+    if url is None:
+        try:
+            check_java()
+        except EnvironmentProblem as error:
+            yield Finding("java", "error", error.what, error.remedy)
+            return
+        url = server(config).url()
+        if url is None:
+            return  # it is started, in its right version, once it is needed
+    problem = spark_problem(config)  # the client would try for minutes
+    try:
+        session = open_session(config, url) if problem is None else None
+    except Exception as error:  # noqa: BLE001 - gRPC's, Spark's and the network's
+        session, problem = None, first_line(error)
+    if session is None:
+        yield Finding(
+            "spark_unreachable",
+            "error",
+            f"Spark Connect can't be used: {problem}",
+            "Start it, or correct spark.remote.",
+        )
+        return
+    try:
+        yield from _versions(session)
+    finally:
+        session.stop()
+
+
+def _versions(session: SparkSession) -> Iterator[Finding]:
+    if not session.version.startswith(f"{_SPARK}."):
+        yield Finding(
+            "spark_version",
+            "error",
+            f"the server is Spark {session.version}; {_SPARK} is needed.",
+            "Use the image of infra/docker, or a cluster of that version.",
+        )
+    runtime = _asked(lambda: session.sql(f"select {CATALOG}.system.iceberg_version()").first())
+    if isinstance(runtime, Exception) or runtime != _ICEBERG:
+        said = first_line(runtime) if isinstance(runtime, Exception) else f"it is {runtime}"
+        yield Finding(
+            "iceberg_runtime",
+            "error",
+            f"the server doesn't have Iceberg's Spark runtime {_ICEBERG}: {said}",
+            f"Start it with spark.jars.packages={','.join(PACKAGES)}.",
+        )
+    ours = importlib.metadata.version("cdc-assets")
+    theirs = _asked(lambda: session.range(1).mapInArrow(_version_there, "version string").first())
+    if isinstance(theirs, Exception) or theirs != ours:
+        said = first_line(theirs) if isinstance(theirs, Exception) else f"it has {theirs}"
+        yield Finding(
+            "spark_python",
+            "error",
+            f"Spark's Python doesn't have cdc_assets {ours}: {said}",
+            "Install the same version for spark.pyspark.python on every node.",
+        )
+
+
+def _version_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The version of this package in a Spark task."""
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"version": [importlib.metadata.version("cdc-assets")]})
+
+
+def _asked(question: Callable[[], object]) -> object:
+    """The first column of the answer, or the error."""
+    try:
+        row = question()
+    except Exception as error:  # noqa: BLE001 - Spark's, the JVM's or Python's in a task
+        return error
+    return row[0] if row else None  # type: ignore[index]
