@@ -50,7 +50,7 @@ demo: java ## Replicate an embedded Postgres under live traffic, break it, and v
 	@exec $(BIN)/cdc-assets demo
 
 test: java lint ## Lint, types and all tests, two files at a time (JOBS=2)
-	@$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
+	@$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit

@@ -48,7 +48,7 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: s
     """Create or upgrade ``schema`` and return its version.
 
     ``connection``, to ``dsn``, is in autocommit mode. Raises CoordinationError when the schema is
-    newer than this program, or when the connection goes through a pooler that doesn't keep a session.
+    newer than this program, or when a pooler is in between that doesn't keep a session.
     """
     if pools_transactions(connection, dsn):
         raise CoordinationError(
