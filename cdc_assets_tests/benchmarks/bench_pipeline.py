@@ -58,6 +58,8 @@ _PATIENCE_SECONDS = 300.0
 _SCANS = 3
 # How far the next rate is from one that was, or wasn't, sustained.
 _STEP = 0.15
+# Of the changes that are made in a phase; what was made in its last seconds is still under way.
+_KEEPS_UP = 0.9
 # Of a hundred changes of a transaction; one of ten has a tenth of each.
 _MIX = {"insert": 60, "update": 30, "delete": 10}
 _SCRIPT = """
@@ -315,7 +317,8 @@ def _phase(
         percentile(0.5),
         percentile(0.95),
         percentile(0.99),
-        statistics.median(last) <= 1.25 * statistics.median(second) + 1.0,
+        statistics.median(last) <= 1.25 * statistics.median(second) + 1.0
+        and last_applied - applied >= _KEEPS_UP * changes,
         round(staged_bytes / changes, 1),
         round(written_bytes / changes, 1),
         {part: round(s / changes * 1e6, 1) for part, s in processors.seconds().items()},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,29 +282,33 @@ def test_a_spark_that_is_not_there(ready: str, unused_port: int) -> None:
 
 @pytest.fixture
 def bare_spark(tmp_path: Path) -> Iterator[str]:
-    """A Spark without Iceberg, whose Python has nothing of this project."""
-    conf = {
-        "spark.jars.packages": "",
-        "spark.sql.extensions": "",
-        "spark.python.daemon.module": "pyspark.daemon",
-        "spark.pyspark.python": getattr(sys, "_base_executable", sys.executable),
-    }
+    """A Spark without Iceberg."""
+    conf = {"spark.jars.packages": "", "spark.sql.extensions": ""}
     server = SparkServer(SparkServerSettings(conf=conf), tmp_path)
     yield server.ensure()
     server.stop()
 
 
 @pytest.mark.spark
-def test_a_spark_of_another_kind(
-    ready: str, bare_spark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spark_without_iceberg(ready: str, bare_spark: str) -> None:
     config = config_of(ready, spark={"remote": bare_spark})
     named = found(config)
     assert "spark.jars.packages=" in named["iceberg_runtime"].remedy
-    assert "spark.pyspark.python" in named["spark_python"].remedy
-    assert "spark_version" not in named
+    assert {"spark_version", "spark_python"} & set(named) == set()
+
+
+@pytest.mark.spark
+def test_a_spark_of_other_versions(
+    ready: str, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(ready, spark={"remote": spark_server.ensure()})
+    theirs = importlib.metadata.version("cdc-assets")
     monkeypatch.setattr(readiness, "_SPARK", "3.5")
-    assert "3.5 is needed" in found(config)["spark_version"].message
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "9.9.9")  # here, not there
+    named = found(config)
+    assert "3.5 is needed" in named["spark_version"].message
+    assert f"it has {theirs}" in named["spark_python"].message
+    assert "spark.pyspark.python" in named["spark_python"].remedy
 
 
 def test_the_ui_has_the_check_on_every_source_table(ready: str) -> None:
