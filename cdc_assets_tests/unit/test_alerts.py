@@ -6,6 +6,10 @@ import email
 import email.policy
 import json
 import socket
+import ssl
+import subprocess
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -357,3 +361,58 @@ def test_a_mistake_in_the_section_is_named_and_no_secret(
     with pytest.raises(ConfigurationError, match=culprit.replace(".", r"\.")) as raised:
         parse_config({**json.loads(_config().dump()), "alerts": alerts}, "test")
     assert TOKEN not in str(raised.value)
+
+
+@pytest.mark.parametrize("security", ["tls", "starttls"])
+def test_mail_is_not_given_to_a_server_that_nobody_vouches_for(
+    tmp_path: Path, security: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can make a certificate of their own; the password must not get there."""
+    monkeypatch.setattr(sinks, "_ATTEMPTS", 1)
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            client, _ = server.accept()
+            with client, suppress(OSError):
+                if security == "starttls":
+                    client.sendall(b"220 hello\r\n")
+                    client.recv(1000)
+                    client.sendall(b"250-hello\r\n250 STARTTLS\r\n")
+                    client.recv(1000)
+                    client.sendall(b"220 go on\r\n")
+                with context.wrap_socket(client, server_side=True) as secure:
+                    heard.append(b"a handshake")
+                    secure.sendall(b"220 hello\r\n")
+                    heard.append(secure.recv(1000))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        config = _config(
+            {
+                "type": "mail",
+                "host": "localhost",
+                "port": server.getsockname()[1],
+                "security": security,
+                "username": "cdc",
+                "password": TOKEN,
+                "from": "cdc@example.com",
+                "to": ["ops@example.com"],
+            }
+        )
+        notice = Notice("k", "problem", "fail", None, "w", "d", "r", START.isoformat(), 0.0)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            sinks.send(config, config.alerts.sinks[0], [notice])
+        thread.join(30)
+    assert heard == []
