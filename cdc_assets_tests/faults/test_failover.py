@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cdc_assets.config import SourceConfig
 from cdc_assets.embedded.binaries import own, server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
@@ -147,6 +148,17 @@ def _reconnect(source: Bench) -> None:
     source.connection = psycopg.connect(source.dsn, autocommit=True)
 
 
+def _synced(source: Bench, pair: Pair, config: SourceConfig) -> None:
+    """Until the standby has the slot for good."""
+
+    def look() -> list[tuple[object, ...]]:
+        source.execute("select pg_log_standby_snapshot()")
+        source.flush(config)
+        return pair.ask_standby("select 1 from pg_replication_slots where synced and not temporary")
+
+    wait_for(look, 120)
+
+
 @pytest.mark.parametrize("log", ["inside", pytest.param("beside", marks=pytest.mark.soak)])
 def test_a_promoted_standby_goes_on_without_loss(
     tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase, log: str
@@ -227,15 +239,7 @@ def test_a_slot_that_a_conflict_on_the_standby_ended_is_named(
         source.execute("create table t (id int primary key)")
         config = source.config("public.t")
         source.flush(config)
-
-        def is_synced() -> list[tuple[object, ...]]:
-            source.execute("select pg_log_standby_snapshot()")
-            source.flush(config)
-            return pair.ask_standby(
-                "select 1 from pg_replication_slots where synced and not temporary"
-            )
-
-        wait_for(is_synced, 120)
+        _synced(source, pair, config)
         for setting in ("hot_standby_feedback", "sync_replication_slots"):
             pair.ask_standby(f"alter system set {setting} = off")
         pair.ask_standby("select pg_reload_conf()")
@@ -276,14 +280,7 @@ def test_a_standby_that_lacks_what_the_log_has_is_named(
         source.execute("create table t (id int primary key)")
         config = source.config("public.t")
         source.flush(config)
-        synced = "select 1 from pg_replication_slots where synced and not temporary"
-
-        def is_synced() -> list[tuple[object, ...]]:
-            source.execute("select pg_log_standby_snapshot()")
-            source.flush(config)
-            return pair.ask_standby(synced)
-
-        wait_for(is_synced, 120)
+        _synced(source, pair, config)
         pair.standby.stop()
         source.execute("insert into t select generate_series(1, 20000)")
         source.flush(config)
