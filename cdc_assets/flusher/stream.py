@@ -9,6 +9,7 @@ hang the stream (probes have connections of their own).
 from __future__ import annotations
 
 import logging
+import select
 import struct
 import time
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Well below wal_sender_timeout's default of 60 s; a server that allows less asks for a reply.
 FEEDBACK_SECONDS: Final = 10.0
+# How long an orderly end waits for the server's.
+CLOSE_SECONDS: Final = 5.0
 # A stopped flusher's walsender would hold the slot for as long as the server's own setting says, or
 # for ever: it ends when a waiting flusher may have the turn (see ``turn``).
 _HANG_UP: Final = (
@@ -145,10 +148,27 @@ class Stream:
                 self.acknowledge(flushed)
                 self._connection.put_copy_end()
                 self._connection.flush()
+                self._drain()
         except (psycopg.OperationalError, StreamLost) as error:
             logger.warning("the last acknowledgement didn't reach the server: %s", error)
         finally:
             self._connection.finish()  # sends Terminate
+
+    def _drain(self) -> None:
+        """Read on until the server has ended the stream too.
+
+        A socket closed with unread bytes is reset, and then the server never reads what it was sent
+        before: the acknowledgement. In the middle of a large transaction it only ends behind it.
+        """
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            length, _ = self._connection.get_copy_data(1)
+            if length < 0:
+                return
+            if length == 0:
+                select.select([self._connection.socket], [], [], left)
+                self._connection.consume_input()
+        logger.info("the server had more to send; it may not have read the last acknowledgement")
 
     def _ended(self) -> ReplicationProblem:
         result = self._connection.get_result()
