@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlparse
 
 import psutil
 import psycopg
-import pyarrow.parquet as pq
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -25,7 +24,7 @@ from psycopg.conninfo import make_conninfo
 from cdc_assets.config import S3Config, SourceConfig, parse_config
 from cdc_assets.flusher.main import FlushResult, run
 from cdc_assets.flusher.report import Progress
-from cdc_assets.log.files import Storage
+from cdc_assets.log.files import StagedRows, Storage
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
@@ -125,10 +124,14 @@ class Bench:
         """All rows of the table's log; checks that the offsets have neither gap nor overlap."""
         rows, end = list[Row](), None
         storage = Storage.of(S3Config.model_validate(self.s3 or {}))
-        for start, stop, uri in self.uris(table):
+        for start, stop, uri, first in self.ask_log(
+            "select start_offset, end_offset, path, first_row from _pg2iceberg.log_index"
+            " where table_name = %s order by start_offset",
+            table,
+        ):
             assert start == (end if end is not None else start)
-            filesystem, path = storage.locate(uri)
-            found = parse_staged(0, pq.read_table(path, filesystem=filesystem).to_pylist())
+            staged = StagedRows(uri, stop - start, first).read(storage)
+            found = parse_staged(0, staged.to_pylist())
             assert len(found) == stop - start
             rows, end = rows + found, stop
         return rows

@@ -39,6 +39,11 @@ class Changes:
     commit_time: Ints
     xid: Ints
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the messages; what surrounds one is as much as a small one has."""
+        return len(self.message)
+
     def part(self, low: int, high: int) -> Changes:
         """The changes ``low`` to ``high`` (excluded), without a copy of their messages."""
         begin = int(self.stop[low - 1]) if low else 0

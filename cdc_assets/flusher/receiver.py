@@ -353,6 +353,7 @@ class Session:
                 file.byte_size,
                 Lsn(flushed.commit_end),
                 commit_time,
+                file.first_row,
             )
             for file in flushed.files
             if commit_time is not None  # it never is where there are files

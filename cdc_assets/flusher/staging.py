@@ -17,25 +17,21 @@ What does not belong: when to write (``decoder_process``), registration (``recei
 from __future__ import annotations
 
 import errno
-import json
 import logging
+import math
 import os
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyarrow import fs
 from tenacity import (
     RetryCallState,
@@ -47,11 +43,10 @@ from tenacity import (
 from tenacity.wait import wait_random_exponential
 
 from cdc_assets.errors import StagingProblem, first_line
-from cdc_assets.flusher.staged_rows import invalid_text
+from cdc_assets.flusher.staged_file import encode, encode_shared
 from cdc_assets.flusher.waiting import Pending, decoded
-from cdc_assets.log.files import RELATION_METADATA, STAGED_SCHEMA, Storage
+from cdc_assets.log.files import Storage
 from cdc_assets.postgres.names import TableId, safe_folder
-from cdc_assets.postgres.pgoutput import Relation
 
 logger = logging.getLogger(__name__)
 
@@ -78,28 +73,27 @@ _PERMANENT_S3 = (
     "NO_SUCH_BUCKET",
     "SIGNATURE_DOES_NOT_MATCH",
 )
-_PARQUET: Mapping[str, Any] = {
-    # The other columns are small as they are: compressing them takes a third of a small file's time
-    # and saves 2 % of a large one's size.
-    "compression": {name: "zstd" if name == "_data" else "none" for name in STAGED_SCHEMA.names},
-    "compression_level": {"_data": 1},
-    "use_dictionary": ["_op"],
-    # These rise by little or stand still from row to row, which this encoding makes nearly free.
-    "column_encoding": dict.fromkeys(("_lsn", "_commit_lsn", "_ts", "_xid"), "DELTA_BINARY_PACKED"),
-    "write_statistics": False,
-    "store_schema": False,  # plain strings for every reader, not Arrow's dictionary type
-}
+# What has less than this to be written shares a file with others …
+SMALL_BYTES = 256 * 2**10
+# … until this is in it: large enough to be worth a file, small enough to be read for one table.
+SHARED_FILE_BYTES = 4 * 2**20
+# Where shared files are, beside the tables' folders, whose names all have a dot.
+SHARED_FOLDER = "shared"
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A durable staged file that isn't registered yet; ``path`` is a URI."""
+    """Rows of a table in a durable staged file that isn't registered yet; ``path`` is a URI.
+
+    ``byte_size``: of the file, or the rows' share of a shared one. ``operations``: how many rows
+    there are of each ``_op``. ``first_row``: of a shared file, the number of the first one.
+    """
 
     table: TableId
     path: str
     byte_size: int
     operations: Mapping[str, int]
-    """How many rows there are of each ``_op``."""
+    first_row: int | None = None
 
     @property
     def row_count(self) -> int:
@@ -113,35 +107,6 @@ def folder_name(table: TableId) -> str:
     """
     dotted = "." in table.schema + table.name  # a.b of c, or b.c of a?
     return safe_folder(f"{table.schema}.{table.name}", str(table) if dotted else None)
-
-
-def _describe(relation: Relation) -> bytes:
-    columns = [[c.name, c.type_oid, c.type_modifier, c.is_key] for c in relation.columns]
-    told = {"oid": relation.oid, "identity": relation.replica_identity, "columns": columns}
-    return json.dumps(told, ensure_ascii=False).encode()
-
-
-def encode(pending: Pending, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, Counter[str]]:
-    """Parquet in memory, and how many rows it has of each ``_op``.
-
-    Row groups are the decoder's batches, so no reader meets a huge one.
-    """
-    sink = pa.BufferOutputStream()
-    operations, invalid = Counter[str](), 0
-    with pq.ParquetWriter(sink, STAGED_SCHEMA, **_PARQUET) as writer:
-        for table in tables:
-            for found in pc.value_counts(table["_op"]).to_pylist():
-                operations[found["values"]] += found["counts"]
-            invalid += invalid_text(table)
-            writer.write_table(table.replace_schema_metadata(), row_group_size=table.num_rows)
-        writer.add_key_value_metadata({RELATION_METADATA: _describe(pending.relation)})
-    if invalid:
-        logger.warning(
-            "%s: %d rows held bytes that are no UTF-8 text; each became U+FFFD",
-            pending.spec.table,
-            invalid,
-        )
-    return sink.getvalue(), operations
 
 
 class Staging:
@@ -166,24 +131,61 @@ class Staging:
         self._writers = ThreadPoolExecutor(PARALLEL_WRITES, "staging")
 
     def write(self, pendings: Iterable[Pending]) -> list[WrittenFile]:
-        """One file for each, in their order; all are durable when this returns.
+        """The rows of each, those of one table in their order; all are durable when this returns.
 
         However long that takes. Raises ReplicationProblem when a message can't be decoded.
         """
-        today = datetime.now(UTC).date().isoformat()
-        pendings = list(pendings)
-        written: list[WrittenFile | None] = [None] * len(pendings)
-        stored = []
+        # Always by the same order, so that the same tables share files: a file lives until the last
+        # of them is past it.
+        pendings = sorted(pendings, key=lambda pending: pending.relation.oid)
+        small = {i for i, pending in enumerate(pendings) if pending.byte_size < SMALL_BYTES}
+        self._written: dict[int, WrittenFile] = {}
+        self._stored: list[Future[None]] = []
+        shared: dict[int, list[pa.Table]] = {}
+        shared_bytes = 0
         for number, rows in groupby(decoded(pendings), key=itemgetter(0)):
-            pending = pendings[number]
-            data, operations = encode(pending, (table for _, table in rows))
-            table = pending.spec.table
-            path = f"{self._base}/{folder_name(table)}/{today}/{uuid.uuid4().hex}.parquet"
-            stored.append(self._writers.submit(self._store, path, data))
-            written[number] = WrittenFile(table, path, data.size, operations)
-        for future in stored:
+            tables = (table for _, table in rows)
+            if number not in small or len(small) == 1:
+                self._write_alone(number, pendings[number], tables)
+                continue
+            shared[number] = list(tables)
+            shared_bytes += pendings[number].byte_size
+            if shared_bytes >= SHARED_FILE_BYTES:
+                self._write_shared(pendings, shared)
+                shared, shared_bytes = {}, 0
+        if shared:
+            self._write_shared(pendings, shared)
+        for future in self._stored:
             future.result()
-        return [file for file in written if file is not None]
+        return [self._written[number] for number in sorted(self._written)]
+
+    def _write_alone(self, number: int, pending: Pending, tables: Iterable[pa.Table]) -> None:
+        data, operations = encode(pending, tables)
+        table = pending.spec.table
+        path = self._submit(folder_name(table), data)
+        self._written[number] = WrittenFile(table, path, data.size, operations)
+
+    def _write_shared(
+        self, pendings: Sequence[Pending], pieces: Mapping[int, Sequence[pa.Table]]
+    ) -> None:
+        data, found = encode_shared([(pendings[n], tables) for n, tables in pieces.items()])
+        path = self._submit(SHARED_FOLDER, data)
+        row_bytes = data.size / sum(operations.total() for _, operations in found)
+        for number, (first_row, operations) in zip(pieces, found, strict=True):
+            self._written[number] = WrittenFile(
+                pendings[number].spec.table,
+                path,
+                math.ceil(row_bytes * operations.total()),
+                operations,
+                first_row,
+            )
+
+    def _submit(self, folder: str, data: pa.Buffer) -> str:
+        """Have a file stored, under a new name, which is returned."""
+        today = datetime.now(UTC).date().isoformat()
+        path = f"{self._base}/{folder}/{today}/{uuid.uuid4().hex}.parquet"
+        self._stored.append(self._writers.submit(self._store, path, data))
+        return path
 
     def close(self) -> None:
         """Give up what is being stored."""

@@ -29,6 +29,11 @@ class Pending:
     relation: Relation
     parts: list[Changes | pa.Table] = field(default_factory=list)
 
+    @property
+    def byte_size(self) -> int:
+        """Of the messages and of what surrounds them, about."""
+        return sum(part.nbytes for part in self.parts)
+
 
 def decoded(pendings: Sequence[Pending]) -> Iterator[tuple[int, pa.Table]]:
     """Staged rows in tables of bounded size, each with the number of the pending it is of.

@@ -10,12 +10,15 @@ snapshot pinned at c exactly if its commit record begins below c, so a row is in
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 if TYPE_CHECKING:  # the decoder process has no use for what a configuration takes: 30 MB
@@ -41,7 +44,7 @@ S3_REQUEST_SECONDS = 10.0
 S3_ATTEMPTS = 2
 
 # The key of a staged file's metadata that says which columns its rows have, with their types.
-RELATION_METADATA = b"cdc_assets.relation"
+_RELATION_METADATA = "cdc_assets.relation"
 
 # The member of `_data` that carries the old key of a key change: no Postgres identifier is empty.
 OLD_KEY = ""
@@ -65,6 +68,37 @@ class Storage:
         if parsed.scheme == "s3":
             return _object_store(self), unquote(parsed.netloc + parsed.path)
         return fs.LocalFileSystem(), unquote(parsed.path)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """The rows of one entry of the log: all of a file's, or those of a shared one's.
+
+    ``first_row`` is None, or the number of the first one in the shared file; ``path`` is a URI.
+    """
+
+    path: str
+    row_count: int
+    first_row: int | None = None
+
+    def read(self, storage: Storage, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows, in order. Raises FileNotFoundError if the file is gone."""
+        filesystem, path = storage.locate(self.path)
+        table = pq.read_table(path, columns=columns, filesystem=filesystem)
+        if self.first_row is None:
+            return table
+        return table.slice(self.first_row, self.row_count)
+
+    def relation(self, storage: Storage) -> Any:
+        """What the file tells of the rows' table, as JSON says it. Raises FileNotFoundError."""
+        filesystem, path = storage.locate(self.path)
+        told = pq.read_metadata(path, filesystem=filesystem).metadata
+        return json.loads(told[relation_key(self.first_row)])
+
+
+def relation_key(first_row: int | None) -> bytes:
+    """Where a file's metadata says it; of a shared file, for the rows from ``first_row`` on."""
+    return (_RELATION_METADATA + ("" if first_row is None else f".{first_row}")).encode()
 
 
 @lru_cache(maxsize=16)

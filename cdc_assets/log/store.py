@@ -21,6 +21,7 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import Fenced
+from cdc_assets.log.files import StagedRows
 from cdc_assets.log.schema import migrate, newest, version
 from cdc_assets.postgres.catalog import Column, SourceTable
 from cdc_assets.postgres.connect import connect
@@ -71,9 +72,10 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A staged Parquet file of one table, ready to be registered.
+    """A table's rows in a staged Parquet file, ready to be registered.
 
-    ``flushable_lsn`` is where the last transaction in it ended; ``path`` is a URI.
+    ``flushable_lsn`` is where the last transaction of them ended; ``path`` is a URI. ``first_row``:
+    the number of the first one in a file that tables share, None where it is this table's alone.
     """
 
     table: TableId
@@ -82,11 +84,15 @@ class StagedFile:
     byte_size: int
     flushable_lsn: Lsn
     commit_time: datetime
+    first_row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A registered file: it holds the offsets ``start_offset`` to ``end_offset`` (excluded)."""
+    """Registered rows of a table: the offsets ``start_offset`` to ``end_offset`` (excluded).
+
+    ``first_row`` is as in StagedFile, ``byte_size`` their share of a shared file.
+    """
 
     start_offset: int
     end_offset: int
@@ -94,6 +100,12 @@ class LogEntry:
     byte_size: int
     flushable_lsn: Lsn
     commit_time: datetime
+    first_row: int | None = None
+
+    @property
+    def rows(self) -> StagedRows:
+        """Where they are."""
+        return StagedRows(self.path, self.end_offset - self.start_offset, self.first_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,19 +473,20 @@ class LogStore:
                 "with file as (select *, sum(row_count) over (partition by table_name order by"
                 "   place) as after, sum(row_count) over (partition by table_name) as total"
                 "  from unnest(%(tables)s::text[], %(paths)s::text[], %(rows)s::bigint[],"
-                "   %(sizes)s::bigint[], %(lsns)s::pg_lsn[], %(times)s::timestamptz[])"
+                "   %(sizes)s::bigint[], %(lsns)s::pg_lsn[], %(times)s::timestamptz[],"
+                "   %(firsts)s::bigint[])"
                 "  with ordinality as f (table_name, path, row_count, byte_size, flushable_lsn,"
-                "   commit_time, place)),"
+                "   commit_time, first_row, place)),"
                 " taken as (insert into log_seq as s (source, table_name, next_offset)"
                 "  select distinct %(source)s, table_name, total from file order by table_name"
                 "  on conflict (source, table_name)"
                 "  do update set next_offset = s.next_offset + excluded.next_offset"
                 "  returning table_name, next_offset)"
                 " insert into log_index (source, table_name, start_offset, end_offset, path,"
-                "  row_count, byte_size, flushable_lsn, commit_time)"
+                "  row_count, byte_size, flushable_lsn, commit_time, first_row)"
                 " select %(source)s, table_name, next_offset - total + after - row_count,"
                 "  next_offset - total + after, path, row_count, byte_size, flushable_lsn,"
-                "  commit_time from file join taken using (table_name) order by place",
+                "  commit_time, first_row from file join taken using (table_name) order by place",
                 {
                     "source": self.source,
                     "tables": [str(file.table) for file in files],
@@ -482,6 +495,7 @@ class LogStore:
                     "sizes": [file.byte_size for file in files],
                     "lsns": [str(file.flushable_lsn) for file in files],
                     "times": [file.commit_time for file in files],
+                    "firsts": [file.first_row for file in files],
                 },
             )
             self._move_flushed(flushed, commit_time)
@@ -500,14 +514,18 @@ class LogStore:
         )
 
     def entries(self, table: TableId, offset: int) -> list[LogEntry]:
-        """The registered files of ``table`` that hold offsets from ``offset`` on, in order."""
+        """The entries of ``table`` that hold offsets from ``offset`` on, in order."""
         rows = self.connection.execute(
-            "select start_offset, end_offset, path, byte_size, flushable_lsn, commit_time"
+            "select start_offset, end_offset, path, byte_size, flushable_lsn, commit_time,"
+            " first_row"
             " from log_index where source = %s and table_name = %s and end_offset > %s"
             " order by start_offset",
             (self.source, str(table), offset),
         ).fetchall()
-        return [LogEntry(a, b, path, size, _must(lsn), at) for a, b, path, size, lsn, at in rows]
+        return [
+            LogEntry(start, end, path, size, _must(lsn), at, first)
+            for start, end, path, size, lsn, at, first in rows
+        ]
 
     def log_end(self, table: TableId) -> int:
         """The offset that the next registered row of ``table`` gets."""

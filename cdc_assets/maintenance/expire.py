@@ -47,6 +47,13 @@ class Removed:
     bytes: int = 0
     snapshots: int = 0
 
+    def __add__(self, other: Removed) -> Removed:
+        return Removed(
+            self.files + other.files,
+            self.bytes + other.bytes,
+            self.snapshots + other.snapshots,
+        )
+
 
 NOTHING = Removed()
 
@@ -152,9 +159,9 @@ def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed
             continue  # somebody's own table, of an unlucky name
         if loaded is not None:
             with suppress(Busy), writing(store, lake.row.table):
-                gone = _sum(gone, _purge(storage, shadow, loaded))
+                gone += _purge(storage, shadow, loaded)
         if shadow.location is not None:
-            gone = _sum(gone, _remove_old(storage, shadow.location, oldest))
+            gone += _remove_old(storage, shadow.location, oldest)
     return gone
 
 
@@ -163,10 +170,6 @@ def _purge(storage: Storage, shadow: LakeTable, loaded: Table) -> Removed:
     open_catalog(shadow.config).purge_table(shadow.identifier)
     after = stored(storage, loaded.location())
     return Removed(before.files - after.files, before.bytes - after.bytes)
-
-
-def _sum(one: Removed, other: Removed) -> Removed:
-    return Removed(one.files + other.files, one.bytes + other.bytes)
 
 
 def _remove_old(storage: Storage, location: str, oldest: datetime) -> Removed:

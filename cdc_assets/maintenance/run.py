@@ -123,8 +123,10 @@ def maintain(
     """
     until = time.monotonic() + budget_seconds if budget_seconds is not None else math.inf
     settle(pipeline)
-    for table in tables:
-        yield _Table(pipeline, session, table).maintain(until, thorough=thorough)
+    for number, table in enumerate(tables):
+        # The first one's turn looks after what tables share, too.
+        turn = _Table(pipeline, session, table, shared=number == 0)
+        yield turn.maintain(until, thorough=thorough)
     remove_old_rows(pipeline.store)
 
 
@@ -132,11 +134,17 @@ class _Table:
     """One table's turn; what is done is kept step by step, so that an error doesn't hide it."""
 
     def __init__(
-        self, pipeline: Pipeline, session: Callable[[], SparkSession], table: TableId
+        self,
+        pipeline: Pipeline,
+        session: Callable[[], SparkSession],
+        table: TableId,
+        *,
+        shared: bool,
     ) -> None:
         self._pipeline = pipeline
         self._store = pipeline.store
         self._session = session
+        self._shared = shared
         self._done = Maintained(table)
 
     def maintain(self, until: float, *, thorough: bool) -> Maintained:
@@ -186,9 +194,10 @@ class _Table:
             )
         )
         settled = settle(self._pipeline)
-        self._note(
-            staged_orphans=remove_staged_orphans(self._pipeline, lake.row.table, settled, now)
-        )
+        orphans = remove_staged_orphans(self._pipeline, lake.row.table, settled, now)
+        if self._shared:
+            orphans += remove_staged_orphans(self._pipeline, None, settled, now)
+        self._note(staged_orphans=orphans)
 
     def _look(self, lake: LakeTable) -> None:
         """How the table stands now, for people."""

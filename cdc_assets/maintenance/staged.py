@@ -5,10 +5,12 @@ past it; the lake's cursor is what the Iceberg table says, never its cache. Firs
 from ``log_index``, then the file: a run that dies between leaves an orphan, never an entry without
 its file.
 
-An orphan is a file below the table's folder without an entry. A flusher stages a long transaction
-in parts and registers them at its COMMIT, perhaps days later, so age alone proves nothing. What
-does: every transaction that ran when the file was written has ended, and what had committed by then
-is registered. ``Settling`` watches for that, over as many runs as it takes.
+A file that small tables share goes with the last entry that names it; until then it is kept.
+
+An orphan is a file below the table's folder, or the shared one, without an entry. A flusher stages
+a long transaction in parts and registers them at its COMMIT, perhaps days later, so age alone
+proves nothing. What does: every transaction that ran when the file was written has ended, and what
+had committed by then is registered. ``Settling`` watches for that, over as many runs as it takes.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +29,7 @@ import psycopg
 from pyarrow import fs
 
 from cdc_assets.errors import first_line
-from cdc_assets.flusher.staging import folder_name
+from cdc_assets.flusher.staging import SHARED_FOLDER, folder_name
 from cdc_assets.log.files import Storage
 from cdc_assets.log.store import GROUP, Cursor, LogStore, TableRow
 from cdc_assets.maintenance.expire import NOTHING, Removed
@@ -91,7 +94,10 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
 
 
 def remove_passed(store: LogStore, table: TableId, storage: Storage, grace: timedelta) -> Removed:
-    """Remove the files that were passed longer ago than ``grace``, their entries first."""
+    """Remove the files that were passed longer ago than ``grace``, their entries first.
+
+    Of shared files their share is counted in bytes, and the last table counts the file.
+    """
     gone = NOTHING
     while True:
         rows = store.connection.execute(
@@ -99,13 +105,27 @@ def remove_passed(store: LogStore, table: TableId, storage: Storage, grace: time
             " (select source, table_name, start_offset from log_index"
             "   where source = %s and table_name = %s and passed_at <= now() - %s"
             "   order by start_offset limit %s)"
-            " returning path, byte_size",
+            " returning path, byte_size, first_row is not null",
             (store.source, str(table), grace, _BATCH),
         ).fetchall()
         if not rows:
             return gone
-        delete_files(storage, [storage.locate(path)[1] for path, _ in rows], of=rows[0][0])
-        gone = Removed(gone.files + len(rows), gone.bytes + sum(size for _, size in rows))
+        # After the deletion is committed: of two that do this at once, the last one sees nothing.
+        kept = _shared(store, {path for path, _, shared in rows if shared})
+        paths = {path for path, _, _ in rows} - kept
+        delete_files(storage, [storage.locate(path)[1] for path in paths], of=rows[0][0])
+        gone += Removed(len(paths), sum(size for _, size, _ in rows))
+
+
+def _shared(store: LogStore, paths: AbstractSet[str]) -> set[str]:
+    """Those of ``paths`` that entries of other tables still name."""
+    if not paths:
+        return set()
+    rows = store.connection.execute(
+        "select distinct path from log_index where first_row is not null and path = any(%s)",
+        (list(paths),),
+    )
+    return {path for (path,) in rows}
 
 
 def delete_files(storage: Storage, paths: Sequence[str], *, of: str) -> None:
@@ -121,14 +141,15 @@ def delete_files(storage: Storage, paths: Sequence[str], *, of: str) -> None:
 
 
 def remove_staged_orphans(
-    pipeline: Pipeline, table: TableId, settled: datetime | None, now: datetime
+    pipeline: Pipeline, table: TableId | None, settled: datetime | None, now: datetime
 ) -> Removed:
-    """Remove files that nobody registered nor will, older than the grace."""
+    """Remove files that nobody registered nor will, older than the grace; None: shared ones."""
     config, storage = pipeline.config, Storage.of(pipeline.config.s3)
     if settled is None:
         return NOTHING
     oldest = min(settled, now - config.maintenance.orphan_grace)
-    base = f"{pipeline.staging_uri}/{config.name}/{folder_name(table)}"
+    folder = SHARED_FOLDER if table is None else folder_name(table)
+    base = f"{pipeline.staging_uri}/{config.name}/{folder}"
     found = list(_files(storage, base, oldest))
     if not found:
         return NOTHING
@@ -136,8 +157,10 @@ def remove_staged_orphans(
     registered = {
         storage.locate(path)[1]
         for (path,) in pipeline.store.connection.execute(
-            "select path from log_index where source = %s and table_name = %s",
-            (config.name, str(table)),
+            "select path from log_index where source = %(source)s"
+            " and case when %(table)s::text is null then first_row is not null"
+            "  else table_name = %(table)s end",
+            {"source": config.name, "table": None if table is None else str(table)},
         )
     }
     orphans = [info for info in found if info.path not in registered]

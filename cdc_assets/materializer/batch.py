@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc_assets.log.files import OLD_KEY, Storage
+from cdc_assets.log.files import OLD_KEY, StagedRows, Storage
 from cdc_assets.log.store import LogEntry
 from cdc_assets.postgres.lsn import Lsn
 
@@ -79,7 +78,7 @@ def take(entries: Sequence[LogEntry], limit_bytes: int) -> list[LogEntry]:
 def _selected(
     table: pa.Table, entry_start: int, window: Window
 ) -> tuple[pa.Array, pa.ChunkedArray | pa.Array]:
-    """``(offsets, mask)`` of a staged file's rows."""
+    """``(offsets, mask)`` of an entry's rows."""
     offsets = pa.array(np.arange(entry_start, entry_start + table.num_rows, dtype=np.int64))
     commit = table["_commit_lsn"].combine_chunks()
     mask = pc.and_(
@@ -100,10 +99,7 @@ def facts(
     unchanged: set[str] = set()
     relinked: set[tuple[str | None, ...]] = set()
     for entry in entries:
-        filesystem, path = storage.locate(entry.path)
-        table = pq.read_table(
-            path, columns=["_op", "_commit_lsn", "_unchanged_cols"], filesystem=filesystem
-        )
+        table = entry.rows.read(storage, ["_op", "_commit_lsn", "_unchanged_cols"])
         offsets, mask = _selected(table, entry.start_offset, window)
         chosen, kept = table.filter(mask), offsets.filter(mask)
         rows += len(kept)
@@ -114,7 +110,7 @@ def facts(
         if chosen["_unchanged_cols"].null_count < len(chosen):
             for text in pc.unique(chosen["_unchanged_cols"]).to_pylist():
                 unchanged.update(json.loads(text) if text else ())
-            data = pq.read_table(path, columns=["_data"], filesystem=filesystem).filter(mask)
+            data = entry.rows.read(storage, ["_data"]).filter(mask)
             relinked |= _relinked(data["_data"], key)
         if window.below is None:
             end = entry.end_offset
@@ -151,7 +147,7 @@ def events(
 
     ``whole``: of WHOLE_SCHEMA.
     """
-    files = tuple((entry.path, entry.start_offset) for entry in entries)
+    files = tuple((entry.rows, entry.start_offset) for entry in entries)
     number = max(1, min(tasks, len(files)))
     shares = tuple(files[i::number] for i in range(number))
     return session.range(0, number, 1, number).mapInArrow(
@@ -160,19 +156,18 @@ def events(
 
 
 def _event_reader(
-    shares: tuple[tuple[tuple[str, int], ...], ...],
+    shares: tuple[tuple[tuple[StagedRows, int], ...], ...],
     window: Window,
     storage: Storage,
     whole: bool,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in [n for batch in numbers for n in batch.column(0).to_pylist()]:
-            for uri, start in shares[number]:
-                filesystem, path = storage.locate(uri)
+            for rows, start in shares[number]:
                 columns = ["_op", "_commit_lsn", "_unchanged_cols", "_data"]
                 if whole:
                     columns += ["_lsn", "_ts", "_xid"]
-                table = pq.read_table(path, columns=columns, filesystem=filesystem)
+                table = rows.read(storage, columns)
                 offsets, mask = _selected(table, start, window)
                 chosen = table.filter(mask)
                 found = {

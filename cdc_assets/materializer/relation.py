@@ -6,16 +6,14 @@ between the rows before and after it. What a change means for the lake is in ``e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import pyarrow.parquet as pq
 
-from cdc_assets.log.files import RELATION_METADATA, Storage
+from cdc_assets.log.files import Storage
 from cdc_assets.log.store import LogEntry, TableRow
 from cdc_assets.postgres.catalog import attributes, describe
 from cdc_assets.postgres.names import TableId
@@ -67,10 +65,8 @@ class Told:
 
 
 def told_by(entry: LogEntry, storage: Storage) -> Told:
-    """The relation of a staged file. Raises FileNotFoundError if it is gone."""
-    filesystem, path = storage.locate(entry.path)
-    found = pq.read_metadata(path, filesystem=filesystem).metadata[RELATION_METADATA]
-    told = json.loads(found)
+    """The relation of an entry's rows. Raises FileNotFoundError if it is gone."""
+    told = entry.rows.relation(storage)
     return Told(told["identity"], tuple(ToldColumn(*column) for column in told["columns"]))
 
 

@@ -175,6 +175,7 @@ def _answers(url: str) -> bool:
 def spark_properties(settings: SparkServerSettings, scratch: Path) -> dict[str, str]:
     """All of the server's Spark settings; ``scratch`` is emptied at every start."""
     log4j = resources.files("cdc_assets.spark") / "log4j2.properties"
+    turns = Path(str(resources.files("cdc_assets.spark") / "fairscheduler.xml"))
     ours = {
         "spark.app.name": "cdc_assets",
         "spark.master": f"local[{settings.cores}]",
@@ -182,6 +183,8 @@ def spark_properties(settings: SparkServerSettings, scratch: Path) -> dict[str, 
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={log4j} -Dderby.system.home={scratch / 'derby'}"
         ),
+        "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": turns.as_uri(),
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.maxInboundMessageSize": str(_MESSAGE_BYTES),
         "spark.jars.packages": ",".join(PACKAGES),

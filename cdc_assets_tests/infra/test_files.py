@@ -25,6 +25,8 @@ DOCKER = INFRA / "docker"
 SECRETS = {"APP_DSN": "postgresql://u:p@h/app", "STATE_DSN": "postgresql://u:p@h/state"}
 # What differs where the server is reached from other machines.
 ADDRESS = re.compile(r"spark\.(master|driver|connect\.grpc\.binding|app\.name|jars|sql\.warehouse)")
+# A file, which is elsewhere in an image or a bucket.
+TURNS = "spark.scheduler.allocation.file"
 
 
 def _compose() -> dict[str, Any]:
@@ -98,8 +100,13 @@ def test_spark_has_the_settings_of_our_own_server(tmp_path: Path) -> None:
     assert theirs["spark.jars.packages"].split(",") == list(PACKAGES)
     for key, value in ours.items():
         # A plugin would start a second server; the UI and the log are a matter of taste.
-        if not ADDRESS.match(key) and key not in {"spark.plugins", "spark.ui.enabled"}:
+        if not ADDRESS.match(key) and key not in {"spark.plugins", "spark.ui.enabled", TURNS}:
             assert theirs.get(key) == value, key
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    pattern = r"^COPY .* cdc_assets/spark/fairscheduler\.xml (\S+)$"
+    copied = re.search(pattern, dockerfile, re.MULTILINE)
+    assert copied
+    assert theirs[TURNS] == f"file://{copied[1]}fairscheduler.xml"
 
 
 def test_terraform_parses_and_sets_what_our_own_server_does(tmp_path: Path) -> None:
@@ -120,6 +127,7 @@ def test_terraform_parses_and_sets_what_our_own_server_does(tmp_path: Path) -> N
     ours = spark_properties(SparkServerSettings(), tmp_path)
     for key in ("spark.python.daemon.module", "spark.sql.artifact.isolation.enabled"):
         assert re.search(rf'"{re.escape(key)}"\s*= "{re.escape(ours[key])}"', text), key
+    assert f'"{TURNS}"' in text
 
 
 def test_shell_scripts_parse() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher.staging import folder_name
+from cdc_assets.flusher.staging import SHARED_FOLDER, folder_name
 from cdc_assets.log.files import Storage
 from cdc_assets.log.store import Cursor, StagedFile
 from cdc_assets.maintenance import staged
@@ -168,6 +168,51 @@ def _settled(source: Bench, pipeline: Pipeline) -> datetime:
             return found
         flush(source, pipeline)
     raise AssertionError("it never settles")
+
+
+U = TableId("public", "u")
+
+
+@pytest.fixture
+def shared(source: Bench, pipeline: Pipeline) -> Path:
+    """Two files more: one that t and u share, and an orphan beside it."""
+    source.execute("create table u (id int primary key)")
+    pipeline.store.add_table(describe(source.connection, U))
+    source.execute("update _pg2iceberg.tables set state = 'streaming', snapshot_lsn = '0/1'")
+    uri = f"{pipeline.staging_uri}/{source.name}/{SHARED_FOLDER}/2026-01-01/0.parquet"
+    local = Path(Storage().locate(uri)[1])
+    local.parent.mkdir(parents=True)
+    local.write_bytes(b"staged")
+    local.with_name("1.parquet").write_bytes(b"orphan")
+    lsn, now = current_lsn(source.connection), pipeline.store.server_now()
+    files = [StagedFile(U, uri, 4, 3, lsn, now, 0), StagedFile(T, uri, 10, 7, lsn, now, 4)]
+    pipeline.store.register(files, lsn, None)
+    return local
+
+
+def test_invariant_11_a_shared_file_goes_with_the_last_table(
+    source: Bench, pipeline: Pipeline, shared: Path
+) -> None:
+    assert passes(pipeline, 40) == 3  # t's own ones
+    assert source.entries("public.t") == []
+    assert shared.exists()
+    row = pipeline.store.table(U)
+    assert row is not None
+    mark_passed(pipeline.store, row, 4)
+    assert remove_passed(pipeline.store, U, Storage(), NO_GRACE).files == 1
+    assert not shared.exists()
+
+
+def test_invariant_11_a_shared_file_with_an_entry_is_no_orphan(
+    source: Bench, pipeline: Pipeline, shared: Path
+) -> None:
+    orphan = shared.with_name("1.parquet")
+    _age([shared, orphan], days=10)
+    now = _settled(source, pipeline)
+    assert remove_staged_orphans(pipeline, T, now, now).files == 0
+    assert remove_staged_orphans(pipeline, U, now, now).files == 0
+    assert remove_staged_orphans(pipeline, None, now, now).files == 1
+    assert (shared.exists(), orphan.exists()) == (True, False)
 
 
 def test_orphans_stay_while_a_transaction_that_may_register_them_runs(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,37 @@ def test_sessions_work_and_python_tasks_run_in_this_python(spark_server: SparkSe
         assert "iceberg" in extensions
     finally:
         session.stop()
+
+
+def test_a_short_job_does_not_wait_for_a_long_one(spark_server: SparkServer) -> None:
+    url = spark_server.url()
+    assert url is not None
+    seconds = {}
+
+    def run(name: str, tasks: int) -> None:
+        session = SparkSession.builder.remote(url).create()
+        began = time.monotonic()
+        try:
+            session.range(0, tasks, 1, tasks).mapInArrow(_slow, "id bigint").collect()
+        finally:
+            seconds[name] = time.monotonic() - began
+            session.stop()
+
+    run("first", 1)  # Python workers start
+    long = threading.Thread(target=run, args=("long", 40))
+    long.start()
+    time.sleep(2.0)
+    run("short", 2)
+    long.join()
+    # In the order of their coming the short one would end with the long one's last tasks.
+    assert seconds["short"] < seconds["long"] / 2
+
+
+def _slow(batches):  # type: ignore[no-untyped-def]
+    import time
+
+    time.sleep(0.5)
+    yield from batches
 
 
 def _interpreter(batches):  # type: ignore[no-untyped-def]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,15 @@ from cdc_assets.config import S3Config
 from cdc_assets.errors import StagingProblem
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.staging import Staging, check_place, folder_name
+from cdc_assets.flusher.staging import (
+    SHARED_FILE_BYTES,
+    SMALL_BYTES,
+    Staging,
+    check_place,
+    folder_name,
+)
 from cdc_assets.flusher.waiting import Pending
-from cdc_assets.log.files import Storage
+from cdc_assets.log.files import StagedRows, Storage
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
 from cdc_assets_tests.s3_support import Fault, ObjectStore, cut, hang, lost_answer, status
@@ -38,6 +46,70 @@ def pending(rows: int) -> list[Pending]:
 
 def storage_of(store: ObjectStore) -> Storage:
     return Storage.of(S3Config.model_validate(store.settings))
+
+
+def test_small_tables_share_files_and_each_finds_its_rows(s3: ObjectStore) -> None:
+    decoder = Decoder(lambda oid: DecodeSpec(TableId("public", f"t{oid}"), ("id",)))
+    big = "x" * SMALL_BYTES
+    # Of table 7 there is much, of 8 and 9 the columns change in between, 9 is truncated, too.
+    frames = [ref.xlog(1, ref.begin(9, 0, 7))]
+    for oid in (9, 2, 7, 8):
+        frames.append(ref.xlog(1, ref.relation(oid, ["id"], ["id"])))
+        frames += [ref.xlog(2, ref.insert(oid, [f"{oid}.{i}"])) for i in range(oid)]
+    frames.append(ref.xlog(3, ref.insert(7, [big])))
+    frames.append(ref.xlog(3, ref.truncate(9)))
+    for oid in (8, 9):
+        frames.append(ref.xlog(4, ref.relation(oid, ["id", "v"], ["id"])))
+        frames.append(ref.xlog(4, ref.insert(oid, ["new", "1"])))
+    frames.append(ref.xlog(9, ref.commit(9, 10, 0)))
+    decoder.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
+    storage = storage_of(s3)
+    staging = Staging("s3://bucket/prefix", "shop", storage)
+    written = staging.write(decoder.take_committed())
+    staging.close()
+    assert s3.requests == {"PUT": 2}  # one for table 7, one for the others
+
+    found: dict[str, list[str]] = {}
+    for file in written:
+        rows = StagedRows(file.path, file.row_count, file.first_row)
+        table = rows.read(storage)
+        told = rows.relation(storage)
+        assert f"t{told['oid']}" == file.table.name
+        for op, data in zip(table["_op"].to_pylist(), table["_data"].to_pylist(), strict=True):
+            row = json.loads(data) if op != "T" else {}
+            assert list(row) == ([name for name, *_ in told["columns"]] if row else [])
+            found.setdefault(file.table.name, []).append(row.get("id", op))
+        assert (file.first_row is None) == (file.table.name == "t7")
+        assert Counter(table["_op"].to_pylist()) == file.operations
+    assert {"/shared/" in file.path for file in written if file.first_row is not None} == {True}
+    assert found == {
+        "t2": ["2.0", "2.1"],
+        "t7": [*(f"7.{i}" for i in range(7)), big],
+        "t8": [*(f"8.{i}" for i in range(8)), "new"],
+        "t9": [*(f"9.{i}" for i in range(9)), "T", "new"],
+    }
+    filesystem, path = storage.locate(next(file.path for file in written if file.first_row == 0))
+    shares = sum(file.byte_size for file in written if file.first_row is not None)
+    size = filesystem.get_file_info(path).size
+    assert size <= shares <= size + len(written)
+
+
+def test_shared_files_are_cut(tmp_path: Path) -> None:
+    count = 3 * SHARED_FILE_BYTES // (SMALL_BYTES // 2)
+    decoder = Decoder(lambda oid: DecodeSpec(TableId("public", f"t{oid}"), ("id",)))
+    frames = [ref.xlog(1, ref.begin(9, 0, 7))]
+    value = "x" * (SMALL_BYTES // 2)
+    for oid in range(1, count + 1):
+        frames.append(ref.xlog(1, ref.relation(oid, ["id"], ["id"])))
+        frames.append(ref.xlog(2, ref.insert(oid, [value])))
+    frames.append(ref.xlog(9, ref.commit(9, 10, 0)))
+    decoder.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
+    staging = Staging(tmp_path.as_uri(), "shop", Storage())
+    written = staging.write(decoder.take_committed())
+    staging.close()
+    assert len(written) == count
+    assert 3 <= len({file.path for file in written}) <= 4
+    assert [file.table.name for file in written] == [f"t{oid}" for oid in range(1, count + 1)]
 
 
 def test_an_object_store(s3: ObjectStore) -> None:
@@ -99,7 +171,7 @@ def test_files_are_uploaded_in_parallel(s3: ObjectStore) -> None:
     staging = Staging("s3://bucket/prefix", "shop", storage_of(s3))
     s3.fault = meet
     began = time.monotonic()
-    assert len(staging.write(p for _ in range(4) for p in pending(10))) == 4
+    assert len(staging.write(pending(40_000) * 4)) == 4  # too much to share a file
     staging.close()
     assert time.monotonic() - began < 40, "one waited alone"
 

@@ -7,6 +7,8 @@ locals {
       "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
       "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
     ])
+    "spark.scheduler.mode"                     = "FAIR"
+    "spark.scheduler.allocation.file"          = "s3://${aws_s3_object.scheduler.bucket}/${aws_s3_object.scheduler.key}"
     "spark.sql.extensions"                     = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
     "spark.sql.catalogImplementation"          = "in-memory"
     "spark.sql.session.timeZone"               = "UTC"
@@ -21,6 +23,13 @@ locals {
     "spark.yarn.appMasterEnv.YARN_CONTAINER_RUNTIME_TYPE"         = "docker"
     "spark.yarn.appMasterEnv.YARN_CONTAINER_RUNTIME_DOCKER_IMAGE" = var.spark_image_uri
   }
+}
+
+# Jobs share the cores by turns, as on a server of one's own.
+resource "aws_s3_object" "scheduler" {
+  bucket = aws_s3_bucket.lake.bucket
+  key    = "staging/fairscheduler.xml"
+  source = "${path.module}/../../cdc_assets/spark/fairscheduler.xml"
 }
 
 resource "aws_security_group" "primary" {
