@@ -69,7 +69,8 @@ def test_files_and_metadata_stay_bounded(
                     assert found.problem is None
                     seen.append(found)
         assert source.rows(T) == sorted(source.execute("select * from t"), key=repr)
-        _report(source, number, seen)
+        if number > 30:  # figures for a person, no test of anything
+            _report(source, number, seen)
         for found in seen:
             assert found.data_files < 10
             assert found.deleted_rows <= 0.2 * ROWS
