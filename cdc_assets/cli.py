@@ -366,6 +366,7 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
                         "lake_rows": c.lake_rows,
                         "differing": c.differing,
                         "keys": list(c.keys),
+                        "columns": list(c.columns),
                         "problem": c.problem,
                         "seconds": round(c.seconds, 3),
                     }

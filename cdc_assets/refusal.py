@@ -71,10 +71,18 @@ def source_findings(config: SourceConfig, *, start: bool = False) -> list[Findin
             Finding(
                 "source_unreachable",
                 "error",
-                f"the source can't be reached: {first_line(error)}",
-                "Start it, mend the network, or correct postgres.dsn.",
+                f"the source can't be reached: {_what(error)}",
+                _remedy(error, "Start it, mend the network, or correct postgres.dsn."),
             )
         ]
+
+
+def _what(error: Exception) -> str:
+    return error.what if isinstance(error, CdcError) else first_line(error)
+
+
+def _remedy(error: Exception, otherwise: str) -> str:
+    return (error.remedy if isinstance(error, CdcError) else "") or otherwise
 
 
 @contextmanager
@@ -100,8 +108,8 @@ def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
         yield Finding(
             "coordination_unreachable",
             "error",
-            f"the coordination database can't be reached: {first_line(error)}",
-            "Start it, mend the network, or correct state.postgres_url.",
+            f"the coordination database can't be reached: {_what(error)}",
+            _remedy(error, "Start it, mend the network, or correct state.postgres_url."),
         )
         return
     if found > known:
