@@ -18,6 +18,7 @@ from cdc_assets.assets.postgres import source_spec
 from cdc_assets.assets.snapshot import snapshot_asset
 from cdc_assets.assets.staged_log import staged_log_spec
 from cdc_assets.checks.ready import ready_checks
+from cdc_assets.checks.sample import sample_checks
 from cdc_assets.checks.tables import table_checks
 from cdc_assets.config import SourceConfig
 from cdc_assets.jobs.operations import operation_jobs
@@ -30,6 +31,7 @@ from cdc_assets.sensors.flusher import flusher_sensor
 from cdc_assets.sensors.health import health_sensor
 from cdc_assets.sensors.maintenance import maintenance_job, maintenance_schedule
 from cdc_assets.sensors.materializer import materializer_job, materializer_sensor
+from cdc_assets.sensors.sample import sample_job, sample_schedule
 from cdc_assets.sensors.services import needed, services_sensor
 from cdc_assets.sensors.snapshot import snapshot_sensor
 
@@ -51,7 +53,8 @@ def build_defs(
     tables = all_tables(config)
     merges, checks = materializer_job(config), checks_job(config)
     care = maintenance_job(config)
-    schedule = maintenance_schedule(config, care)
+    samples = sample_job(config)
+    schedules = [maintenance_schedule(config, care), sample_schedule(config, samples)]
     return dg.Definitions(
         assets=[
             *(source_spec(names) for names in tables),
@@ -61,9 +64,9 @@ def build_defs(
             maintenance_assets(config),
             health_asset(config),
         ],
-        asset_checks=[table_checks(config), ready_checks(config)],
-        jobs=[merges, checks, care, *operation_jobs(config)],
-        schedules=[schedule] if schedule is not None else [],
+        asset_checks=[table_checks(config), ready_checks(config), sample_checks(config)],
+        jobs=[merges, checks, care, samples, *operation_jobs(config)],
+        schedules=[schedule for schedule in schedules if schedule is not None],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources={
             f"spark_{config.name}": SparkConnectResource(source=config.name),

@@ -286,16 +286,16 @@ def flush(ctx: click.Context, until: str | None) -> None:
 
     config = _following(ctx)
     stop = _until_told()
+    if until is None:
+        with services(config):
+            run(config, stop=stop)
+        return
     with _pipeline(config) as pipeline:
-        target = None
-        if until is not None:
-            try:
-                target = flush_target(pipeline, until)
-            except ValueError as error:
-                raise ConfigurationError(f"--until: {error}.") from error
-            reach(pipeline, target, stop)
-        else:
-            run(config, until=None, stop=stop)
+        try:
+            target = flush_target(pipeline, until)
+        except ValueError as error:
+            raise ConfigurationError(f"--until: {error}.") from error
+        reach(pipeline, target, stop)
 
 
 @cli.command()
@@ -366,6 +366,7 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
                         "lake_rows": c.lake_rows,
                         "differing": c.differing,
                         "keys": list(c.keys),
+                        "columns": list(c.columns),
                         "problem": c.problem,
                         "seconds": round(c.seconds, 3),
                     }

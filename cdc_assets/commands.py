@@ -46,6 +46,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.process import Backoff, Child, ChildSpec
+from cdc_assets.readiness import admitted
 from cdc_assets.snapshot.copy import copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
 from cdc_assets.spark.session import open_session, server
@@ -241,7 +242,7 @@ def _copy_all(
 def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
     """Apply what is registered now, and schema changes that no row of the log has told.
 
-    Raises TablesFailed naming the tables that can't go on.
+    Raises TablesFailed naming the tables that can't go on, NotReady if nothing can begin.
     """
     done: list[Drained] = []
     problems: list[TableProblem] = []
@@ -261,7 +262,9 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
         except TableProblem as problem:
             problems.append(problem)
     if ends:
-        with spark.session() as session, Worker(pipeline, tables=ends) as worker:
+        with ExitStack() as stack:
+            session = admitted(pipeline.config, lambda: stack.enter_context(spark.session()))
+            worker = stack.enter_context(Worker(pipeline, tables=ends))
             for table in _own_first(worker, ends):
                 end = ends[table]
                 try:
@@ -326,8 +329,9 @@ def follow(
         while not stop.is_set():
             began = time.monotonic()
             try:
-                with Pipeline.open(config) as pipeline, spark.session() as session:
-                    follower.work(pipeline, session)
+                with ExitStack() as stack:
+                    session = admitted(config, lambda: stack.enter_context(spark.session()))
+                    follower.work(stack.enter_context(Pipeline.open(config)), session)
             except (PySparkException, psycopg.Error, CdcError) as error:
                 logger.warning("begins anew: %s", first_line(error))
                 failures = _BACKOFF.failures(failures, time.monotonic() - began)

@@ -243,6 +243,28 @@ class MetricsConfig(Section):
     host: str = "127.0.0.1"
 
 
+def _dividing(value: timedelta | None) -> timedelta | None:
+    """An interval that a cron line can say."""
+    minutes = value.total_seconds() / 60 if value is not None else 60
+    if minutes < 1 or not (60 % minutes == 0 or (minutes % 60 == 0 and 1440 % minutes == 0)):
+        raise ValueError("write what divides an hour or a day evenly, like 15m, 1h or 6h")
+    return value
+
+
+class VerifyConfig(Section):
+    """How a part of each table is compared with the source, again and again."""
+
+    every: Duration | None = timedelta(hours=1)
+    """How often the schedule runs; null: only by hand."""
+    sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    """Rows of a table that one run compares, about."""
+
+    @field_validator("every")
+    @classmethod
+    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
+        return _dividing(value)
+
+
 class KeepSnapshotsConfig(Section):
     """Which snapshots of a lake table stay: the newest ``count``, and all younger than ``age``."""
 
@@ -271,10 +293,7 @@ class MaintenanceConfig(Section):
     @field_validator("every")
     @classmethod
     def _as_cron(cls, value: timedelta | None) -> timedelta | None:
-        minutes = value.total_seconds() / 60 if value is not None else 60
-        if minutes < 1 or not (60 % minutes == 0 or (minutes % 60 == 0 and 1440 % minutes == 0)):
-            raise ValueError("write what divides an hour or a day evenly, like 15m, 1h or 6h")
-        return value
+        return _dividing(value)
 
     @field_validator("target_file_size")
     @classmethod
@@ -307,6 +326,7 @@ class SourceConfig(Section):
     spark: SparkConfig = SparkConfig()
     metrics: MetricsConfig = MetricsConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
+    verify: VerifyConfig = VerifyConfig()
     alerts: AlertsConfig = AlertsConfig()
 
     @model_validator(mode="before")

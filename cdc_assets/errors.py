@@ -30,6 +30,14 @@ class PreflightError(CdcError):
     """The source database isn't ready for logical replication."""
 
 
+class NotReady(CdcError):
+    """A process doesn't begin. ``codes`` name each error as ``check`` does; the message has all."""
+
+    def __init__(self, codes: Sequence[str], what: str, remedy: str = "") -> None:
+        self.codes = tuple(codes)
+        super().__init__(what, remedy)
+
+
 class ReplicationProblem(CdcError):
     """The replication stream can't go on without a person or a restart."""
 

@@ -3,6 +3,8 @@
 ``check`` prints it, and the check ``ready`` of the source assets shows it. Each question is asked
 by itself, so that whatever is missing is named at once; what can't be reached is a finding, too.
 Probes write, read and remove again: afterwards everything is as it was before.
+
+A materializer asks for what it needs when it begins (:func:`admitted`), the flusher in ``refusal``.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import importlib.metadata
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 
 import psycopg
 import pyarrow as pa
+from pyarrow import fs
 from pyiceberg.exceptions import NamespaceAlreadyExistsError
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, NestedField
@@ -22,15 +24,12 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.doctor import check_java
-from cdc_assets.errors import CdcError, EnvironmentProblem, StagingProblem, first_line
-from cdc_assets.flusher.staging import check_place
+from cdc_assets.errors import CdcError, EnvironmentProblem, first_line
 from cdc_assets.log.files import Storage
-from cdc_assets.log.schema import newest, version
-from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import coordination_dsn, source_dsn
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.preflight import preflight
+from cdc_assets.refusal import coordination_findings, refuse, source_findings, staging
 from cdc_assets.spark.catalog import CATALOG, open_catalog
 from cdc_assets.spark.server import PACKAGES
 from cdc_assets.spark.session import open_session, server, spark_problem
@@ -44,72 +43,70 @@ _ICEBERG = next(p.rsplit(":", 1)[1] for p in PACKAGES if "iceberg-spark-runtime"
 def review(config: SourceConfig) -> list[Finding]:
     """Everything that is wrong or worth knowing, the source's first."""
     return [
-        *_source(config),
-        *_coordination(config),
+        *source_findings(config),
+        *coordination_findings(config),
         *_clocks(config),
-        *_staging(config),
+        *staging(config),
         *_catalog(config),
         *_spark(config),
     ]
 
 
-def _source(config: SourceConfig) -> list[Finding]:
+def admitted(config: SourceConfig, opened: Callable[[], SparkSession]) -> SparkSession:
+    """The session that ``opened`` gives, if nothing is wrong that merging needs.
+
+    Raises NotReady naming all that is. Nothing is written: a merge does that, and a run of it may
+    begin every few minutes. A server of ours has the right versions.
+    """
+    found = [*coordination_findings(config), *_readable(config), *_catalog_answers(config)]
+    session, problem = None, spark_problem(config) if config.spark.remote else None
     try:
-        dsn = source_dsn(config)
-        with connect(dsn, application_name="cdc_assets check") as source, _known(config) as store:
-            return preflight(source, config, store, dsn)
-    except (psycopg.OperationalError, CdcError) as error:
-        return [
-            Finding(
-                "source_unreachable",
-                "error",
-                f"the source can't be reached: {first_line(error)}",
-                "Start it, mend the network, or correct postgres.dsn.",
-            )
-        ]
+        session = opened() if problem is None else None
+    except Exception as error:  # noqa: BLE001 - gRPC's, Spark's and the network's
+        problem = first_line(error)
+    if session is None:
+        found.append(_unreachable(problem))
+    elif config.spark.remote:
+        found += _versions(session)
+    refuse(found)
+    assert session is not None  # or it was refused
+    return session
 
 
-@contextmanager
-def _known(config: SourceConfig) -> Iterator[LogStore | None]:
-    """What is remembered of the source, if anything can be read; never created or migrated here."""
-    store = None
-    with suppress(psycopg.OperationalError):  # has a finding of its own
-        store = LogStore.peek(coordination_dsn(config), config.name, config.state.schema_)
+def _readable(config: SourceConfig) -> Iterator[Finding]:
+    """Whether staged files can be found."""
+    filesystem, path = Storage.of(config.s3).locate(f"{config.staging_uri}/{config.name}")
     try:
-        yield store
-    finally:
-        if store is not None:
-            store.close()
-
-
-def _coordination(config: SourceConfig) -> Iterator[Finding]:
-    schema = config.state.schema_
-    try:
-        with connect(coordination_dsn(config), application_name="cdc_assets check") as state:
-            found, known = version(state, schema), newest()
-    except (psycopg.OperationalError, CdcError) as error:
+        filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    except OSError as error:
         yield Finding(
-            "coordination_unreachable",
+            "staging_unreadable",
             "error",
-            f"the coordination database can't be reached: {first_line(error)}",
-            "Start it, mend the network, or correct state.postgres_url.",
+            f"the staging place {config.staging_uri} can't be read: {first_line(error)}",
+            "Correct staging.uri (and s3:), or the rights of this process there.",
         )
-        return
-    if found > known:
+
+
+def _catalog_answers(config: SourceConfig) -> Iterator[Finding]:
+    try:
+        open_catalog(config).namespace_exists(config.namespace)
+    except Exception as error:  # noqa: BLE001 - each catalog has errors of its own
         yield Finding(
-            "coordination_newer",
+            "catalog_unreachable",
             "error",
-            f"the coordination schema {schema} is at version {found}, this program knows {known}.",
-            "Upgrade cdc_assets here too.",
+            f"the catalog can't be asked for {config.namespace}:"
+            f" {type(error).__name__}: {first_line(error)}",
+            "Start it, mend the network, or correct lake.catalog.",
         )
-    elif 0 < found < known:
-        yield Finding(
-            "coordination_older",
-            "info",
-            f"the coordination schema {schema} is at version {found}; the first start makes it"
-            f" {known}.",
-            "",
-        )
+
+
+def _unreachable(problem: str | None) -> Finding:
+    return Finding(
+        "spark_unreachable",
+        "error",
+        f"Spark Connect can't be used: {problem}",
+        "Start it, or correct spark.remote.",
+    )
 
 
 def _clocks(config: SourceConfig) -> Iterator[Finding]:
@@ -137,15 +134,6 @@ def _offset(dsn: str) -> float:
         after = time.time()
     assert row is not None
     return float(row[0]) - (before + after) / 2
-
-
-def _staging(config: SourceConfig) -> Iterator[Finding]:
-    if config.snapshot.mode == "snapshot_only":
-        return
-    try:
-        check_place(config.staging_uri, config.name, Storage.of(config.s3))
-    except StagingProblem as error:
-        yield Finding("staging_unwritable", "error", error.what, error.remedy)
 
 
 def _catalog(config: SourceConfig) -> Iterator[Finding]:
@@ -195,12 +183,7 @@ def _spark(config: SourceConfig) -> Iterator[Finding]:
     except Exception as error:  # noqa: BLE001 - gRPC's, Spark's and the network's
         session, problem = None, first_line(error)
     if session is None:
-        yield Finding(
-            "spark_unreachable",
-            "error",
-            f"Spark Connect can't be used: {problem}",
-            "Start it, or correct spark.remote.",
-        )
+        yield _unreachable(problem)
         return
     try:
         yield from _versions(session)
@@ -225,8 +208,15 @@ def _versions(session: SparkSession) -> Iterator[Finding]:
             f"the server doesn't have Iceberg's Spark runtime {_ICEBERG}: {said}",
             f"Start it with spark.jars.packages={','.join(PACKAGES)}.",
         )
+
+    def version_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The version of this package in a Spark task; sent there whole, as it may not be there."""
+        for _ in batches:
+            found = importlib.metadata.version("cdc-assets")
+            yield pa.RecordBatch.from_pydict({"version": [found]})
+
     ours = importlib.metadata.version("cdc-assets")
-    theirs = _asked(lambda: session.range(1).mapInArrow(_version_there, "version string").first())
+    theirs = _asked(lambda: session.range(1).mapInArrow(version_there, "version string").first())
     if isinstance(theirs, Exception) or theirs != ours:
         said = first_line(theirs) if isinstance(theirs, Exception) else f"it has {theirs}"
         yield Finding(
@@ -235,12 +225,6 @@ def _versions(session: SparkSession) -> Iterator[Finding]:
             f"Spark's Python doesn't have cdc_assets {ours}: {said}",
             "Install the same version for spark.pyspark.python on every node.",
         )
-
-
-def _version_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The version of this package in a Spark task."""
-    for _ in batches:
-        yield pa.RecordBatch.from_pydict({"version": [importlib.metadata.version("cdc-assets")]})
 
 
 def _asked(question: Callable[[], object]) -> object:

@@ -30,6 +30,7 @@ from cdc_assets.materializer.turns import Turn, Turns
 from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness import admitted
 from cdc_assets.resources.owner import end_with_owner
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.tables import LakeTable
@@ -81,7 +82,8 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
     def materialize(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         end_with_owner()
         selected = [names for names in tables if names.lake in context.selected_asset_keys]
-        session = spark_session(getattr(context.resources, resource), config)
+        spark = getattr(context.resources, resource)
+        session = admitted(config, lambda: spark_session(spark, config))
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
             with (

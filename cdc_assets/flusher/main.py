@@ -30,16 +30,15 @@ from cdc_assets.flusher.health import Health
 from cdc_assets.flusher.pin_keeper import PinKeeper
 from cdc_assets.flusher.receiver import Session
 from cdc_assets.flusher.report import Progress
-from cdc_assets.flusher.staging import check_place
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
 from cdc_assets.flusher.turn import active_process
-from cdc_assets.log.files import Storage
 from cdc_assets.log.heart import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.process import die_with_parent
+from cdc_assets.refusal import refuse_to_flush
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +81,8 @@ def run(
     ``progress`` is kept true meanwhile, for a caller that shows it.
 
     It survives the loss of its connections, once it has streamed, and waits for a staging place
-    that fails. Raises SourceMismatch, ReplicationProblem, PreflightError, CoordinationError,
-    EnvironmentProblem, StagingProblem (at once, if nobody can write there), or
+    that fails. Raises NotReady (at once, naming all that is wrong), SourceMismatch,
+    ReplicationProblem, PreflightError, CoordinationError, EnvironmentProblem, or
     psycopg.OperationalError when a database can't be reached to begin with.
     """
     return _Flusher(config, until, stop or threading.Event(), progress or Progress()).run()
@@ -108,9 +107,7 @@ class _Flusher:
         self._failures = 0
 
     def run(self) -> FlushResult:
-        config = self._config
-        if config.snapshot.mode != "snapshot_only":  # which stages nothing
-            check_place(config.staging_uri, config.name, Storage.of(config.s3))
+        refuse_to_flush(self._config)
         self._heart.start()
         self._health.start()
         try:

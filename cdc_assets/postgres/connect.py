@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import abc
 
 from cdc_assets.errors import ReplicationProblem
+from cdc_assets.postgres.tls import tls_problem
 
 # One text form for each value, whatever the role or the database has set.
 TEXT_FORM = {
@@ -86,8 +87,16 @@ _POOLER_TRIES = 3
 def connect(
     dsn: str, *, application_name: str = "cdc_assets", autocommit: bool = True
 ) -> psycopg.Connection[tuple[Any, ...]]:
-    """An ordinary session with the pinned text form. Raises psycopg.OperationalError."""
-    connection = psycopg.connect(conninfo(dsn, application_name), autocommit=True)
+    """An ordinary session with the pinned text form. Raises psycopg.OperationalError.
+
+    That is a TlsProblem where certificates are to blame.
+    """
+    try:
+        connection = psycopg.connect(conninfo(dsn, application_name), autocommit=True)
+    except psycopg.OperationalError as error:
+        if (problem := tls_problem(str(error))) is not None:
+            raise problem from error
+        raise
     connection.execute(NO_NEW_TIMEOUTS)
     connection.autocommit = autocommit
     return connection
@@ -117,8 +126,9 @@ def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.P
     """A replication session (``replication=database``), as libpq has it."""
     connection = pq.PGconn.connect(conninfo(dsn, application_name, replication="database").encode())
     if connection.status != pq.ConnStatus.OK:
-        raise ReplicationProblem(
-            "can't open a replication connection: " + connection.get_error_message().strip(),
+        said = connection.get_error_message().strip()
+        raise tls_problem(said) or ReplicationProblem(
+            "can't open a replication connection: " + said,
             "The role needs REPLICATION, pg_hba.conf must let it in, and a transaction pooler"
             " (PgBouncer) can't be in between: give the database's own address.",
         )

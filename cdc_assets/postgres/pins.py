@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def _under(source: psycopg.Connection[Any], snapshot_name: str) -> Iterator[None]:
+def under(source: psycopg.Connection[Any], snapshot_name: str) -> Iterator[None]:
     """A transaction that sees what the snapshot shows, of the catalog too."""
     with source.transaction():
         source.execute("set transaction isolation level repeatable read read only")
@@ -311,7 +311,7 @@ class Pins:
                 )
                 if first:
                     self._store.advance(slot.consistent_point)
-                with _under(source, slot.snapshot_name):
+                with under(source, slot.snapshot_name):
                     pinned = [row for row in tables if self._as_registered(source, row)]
                     if self._config.snapshot.mode != "snapshot_only":
                         self._remember_entries(source, pinned)

@@ -6,7 +6,7 @@ changed. More guards belong here as more is known; a finding's ``code`` stays th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,19 +44,23 @@ def preflight(
     config: SourceConfig,
     store: LogStore | None = None,
     dsn: str = "",
+    *,
+    tables: Sequence[TableConfig] | None = None,
+    record: bool = True,
 ) -> list[Finding]:
-    """All findings, the server's first, then table by table.
+    """All findings, the server's first, then those of ``tables`` (default: all).
 
     With ``store``, what the log remembers of the source is compared too (``dsn``: the source's).
+    Without ``record``, what the restart record judges is left to it: a standby, the slot's state.
     """
     follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
-        *_server(connection, follows, dsn),
+        *_server(connection, follows, dsn, standby=record),
         *_privileges(connection, config, follows),
-        *(_objects(connection, config, store, dsn) if follows else ()),
+        *(_objects(connection, config, store, dsn, record=record) if follows else ()),
         *(
             replace(finding, table=table.name)
-            for table in config.tables
+            for table in (config.tables if tables is None else tables)
             for finding in _table(connection, table, config.publication, follows)
         ),
     ]
@@ -67,7 +71,7 @@ def _one(connection: Connection, query: str, *params: object) -> Any:
     return row[0] if row else None
 
 
-def _server(connection: Connection, follows: bool, dsn: str) -> Iterator[Finding]:
+def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -> Iterator[Finding]:
     version = connection.info.server_version
     name = _one(connection, "select current_setting('server_version')")
     if version < OLDEST:
@@ -104,7 +108,7 @@ def _server(connection: Connection, follows: bool, dsn: str) -> Iterator[Finding
             f"wal_level is {level}; logical replication needs logical.",
             "alter system set wal_level = logical; then restart the server.",
         )
-    if _one(connection, "select pg_is_in_recovery()"):
+    if standby and _one(connection, "select pg_is_in_recovery()"):
         yield Finding(
             "in_recovery",
             "error",
@@ -134,7 +138,10 @@ def _privileges(connection: Connection, config: SourceConfig, follows: bool) -> 
     role = _one(connection, "select current_user")
     if follows and not _one(
         connection,
-        "select rolreplication or rolsuper from pg_catalog.pg_roles where rolname = current_user",
+        # On RDS and Aurora it is the membership in a role of theirs.
+        "select rolreplication or rolsuper or exists (select from pg_catalog.pg_roles g where"
+        " g.rolname = 'rds_replication' and pg_has_role(g.oid, 'MEMBER'))"
+        " from pg_catalog.pg_roles where rolname = current_user",
     ):
         yield Finding(
             "replication_privilege",
@@ -146,7 +153,11 @@ def _privileges(connection: Connection, config: SourceConfig, follows: bool) -> 
     if config.state.postgres_url is None and not _one(
         connection,
         "select has_database_privilege(current_database(), 'CREATE')"
-        " or coalesce(has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE'), false)",
+        " or coalesce(has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE'), false)"
+        # Made by somebody else, who may only let this role write there.
+        " or coalesce(has_table_privilege(to_regclass(quote_ident(%s) || '.flushed_lsn')::oid,"
+        " 'UPDATE'), false)",
+        schema,
         schema,
     ):
         yield Finding(
@@ -232,7 +243,12 @@ def _headroom(connection: Connection, slot: str) -> Iterator[Finding]:
 
 
 def _objects(
-    connection: Connection, config: SourceConfig, store: LogStore | None, dsn: str
+    connection: Connection,
+    config: SourceConfig,
+    store: LogStore | None,
+    dsn: str,
+    *,
+    record: bool,
 ) -> Iterator[Finding]:
     slot = slot_status(connection, config.slot)
     if slot is None:
@@ -257,6 +273,8 @@ def _objects(
             )
     if slot is None or slot.active_pid is None:
         yield from _senders(connection)
+    if not record:
+        return
     if store is not None:
         found, _ = review(connection, dsn, store, config.slot, config.publication)
         yield from (f for f in found.source if f.code != "in_recovery")  # said above

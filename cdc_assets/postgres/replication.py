@@ -98,18 +98,20 @@ def _lsn(text: str | None) -> Lsn | None:
     return Lsn.parse(text) if text else None
 
 
-def create_slot(dsn: str, slot: str, *, temporary: bool) -> NewSlot:
+def create_slot(
+    dsn: str, slot: str, *, temporary: bool, patience_seconds: int = SLOT_PATIENCE_SECONDS
+) -> NewSlot:
     """Create a logical slot that exports its snapshot (invariant 5).
 
     One that stays is a failover slot where the server knows those: a standby that is promoted can
     have it too.
 
-    Waits for the transactions that run now, for SLOT_PATIENCE_SECONDS at most; then SlotBusy.
+    Waits for the transactions that run now, for ``patience_seconds`` at most; then SlotBusy.
     The caller closes the connection once the snapshot is held elsewhere.
     """
     connection = replication_connect(dsn, f"cdc_assets pin {slot}")
     try:
-        _command(connection, f"set lock_timeout = '{SLOT_PATIENCE_SECONDS}s'")
+        _command(connection, f"set lock_timeout = '{patience_seconds}s'")
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         # The old spelling of SNAPSHOT 'export': every version from 13 to 18 reads it.
         options = "EXPORT_SNAPSHOT"

@@ -8,6 +8,7 @@ read each other's tables. Passwords go into a session's settings, never onto a c
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from urllib.parse import quote
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from cdc_assets.config import SourceConfig
@@ -23,11 +24,12 @@ from cdc_assets.errors import ConfigurationError
 from cdc_assets.log.files import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
 from cdc_assets.pipeline import coordination_dsn
 from cdc_assets.postgres.connect import NO_TIMEOUTS
+from cdc_assets.postgres.tls import jdbc_key, tls_problem
 
 # The name is part of the rows in iceberg_tables: every reader has to use the same.
 CATALOG = "lake"
-# libpq parameters that the JDBC driver knows by the same name.
-_JDBC_SAME = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+# libpq parameters of TLS; the JDBC driver knows them by the same name.
+_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword")
 
 # A role's time-outs are meant for its applications.
 _OPTIONS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
@@ -43,7 +45,7 @@ def _catalog_dsn(config: SourceConfig) -> dict[str, str]:
 def sql_catalog_uri(config: SourceConfig) -> URL:
     """The SQL catalog's address as SQLAlchemy has it; ``render_as_string`` hides the password."""
     dsn = _catalog_dsn(config)
-    query = {k: dsn[k] for k in _JDBC_SAME if k in dsn}
+    query = {k: dsn[k] for k in _TLS if k in dsn}
     return URL.create(
         "postgresql+psycopg",
         username=dsn.get("user"),
@@ -53,6 +55,17 @@ def sql_catalog_uri(config: SourceConfig) -> URL:
         database=dsn.get("dbname", dsn.get("user")),
         query=query,
     )
+
+
+def _jdbc_tls(dsn: Mapping[str, str]) -> dict[str, str]:
+    """The same certificates for the JDBC driver; its files have to be on Spark's machine."""
+    found = {key: dsn[key] for key in _TLS if key in dsn}
+    if "sslkey" in found:
+        found |= jdbc_key(found["sslkey"])
+    if found.get("sslrootcert") == "system":
+        del found["sslrootcert"]
+        found["sslfactory"] = "org.postgresql.ssl.DefaultJavaSSLFactory"
+    return found
 
 
 def spark_settings(config: SourceConfig) -> dict[str, str]:
@@ -73,15 +86,13 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
                 "the SQL catalog can't be reached over a unix socket: JDBC has none.",
                 "Set lake.catalog.uri to the database's TCP address.",
             )
-        options = "&".join(
-            [*(f"{k}={dsn[k]}" for k in _JDBC_SAME if k in dsn), f"options={quote(_OPTIONS)}"]
-        )
         address = f"{host}:{dsn.get('port', '5432')}/{dsn.get('dbname', dsn.get('user', ''))}"
         settings |= {
             f"{prefix}.type": "jdbc",
-            f"{prefix}.uri": f"jdbc:postgresql://{address}?{options}",
+            f"{prefix}.uri": f"jdbc:postgresql://{address}?options={quote(_OPTIONS)}",
             f"{prefix}.jdbc.user": dsn.get("user", ""),
             f"{prefix}.jdbc.password": dsn.get("password", ""),
+            **{f"{prefix}.jdbc.{key}": value for key, value in _jdbc_tls(dsn).items()},
             f"{prefix}.jdbc.schema-version": "V1",
             # A pooled connection that the server ended meanwhile is replaced, not an error.
             f"{prefix}.retryable_status_codes": "57P01,57P05",
@@ -134,7 +145,8 @@ def shown(config: SourceConfig) -> dict[str, Any]:
     uri = config.lake.catalog.uri
     address: str | None = uri.get_secret_value() if uri is not None else None
     if kind == "sql":
-        address = sql_catalog_uri(config).set(password=None).render_as_string()
+        shown_uri = sql_catalog_uri(config).set(password=None)
+        address = shown_uri.difference_update_query(["sslpassword"]).render_as_string()
     return {
         "name": CATALOG,
         "type": kind,
@@ -153,4 +165,9 @@ def open_catalog(config: SourceConfig) -> Catalog:
 # "create table if not exists" isn't atomic in Postgres: of two who do it at once, one is refused.
 @retry(retry=retry_if_exception_type(IntegrityError), stop=stop_after_attempt(5), reraise=True)
 def _open(properties: tuple[tuple[str, str], ...]) -> Catalog:
-    return load_catalog(CATALOG, **dict(properties))
+    try:
+        return load_catalog(CATALOG, **dict(properties))
+    except OperationalError as error:
+        if (problem := tls_problem(str(error.orig))) is not None:
+            raise problem from error
+        raise

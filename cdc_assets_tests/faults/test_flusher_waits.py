@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.errors import StagingProblem
+from cdc_assets.errors import NotReady
 from cdc_assets.flusher.main import run
 from cdc_assets.flusher.receiver import IN_FLIGHT_BYTES
 from cdc_assets.flusher.report import Progress
@@ -173,7 +173,7 @@ def test_a_disk_quota_is_waited_for_in_bounded_memory(source: Bench) -> None:
 
 def test_a_place_that_nobody_can_write_is_refused_at_once(source: Bench, tmp_path: Path) -> None:
     (tmp_path / "staging").write_text("a file where a folder has to be")
-    with pytest.raises(StagingProblem, match=r"staging\.uri"):
+    with pytest.raises(NotReady, match=r"staging\.uri"):
         source.flush(source.config("public.t"))
     assert source.execute("select from pg_replication_slots where database = %s", source.name) == []
 

@@ -1,0 +1,86 @@
+"""Does a part of each lake table equal the source? Another part each time: all of it in turn."""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+from collections.abc import Iterator
+
+import dagster as dg
+
+from cdc_assets.assets.names import TableAssets, all_tables, run_lock
+from cdc_assets.config import SourceConfig
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.spark import spark_session
+from cdc_assets.verify.sample import Sampled, sample
+
+NAME = "rows_match_source"
+REMEDY = "`cdc-assets verify` compares every row, `cdc-assets resync` copies the table anew."
+
+
+def sample_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
+    """The check ``rows_match_source`` of every lake table, one after the other."""
+    tables = all_tables(config)
+    resource = f"spark_{config.name}"
+
+    @dg.multi_asset_check(
+        name=f"sample_{config.name}",
+        specs=[
+            dg.AssetCheckSpec(
+                NAME,
+                asset=names.lake,
+                description="Some rows, others each time, are those of the source at one LSN.",
+            )
+            for names in tables
+        ],
+        can_subset=True,
+        required_resource_keys={resource},
+    )
+    def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        end_with_owner()
+        session = spark_session(getattr(context.resources, resource), config)
+        with Pipeline.open(config) as pipeline:
+            pipeline.store.lock(run_lock(context.run.run_id))
+            for names in tables:
+                if dg.AssetCheckKey(names.lake, NAME) in context.selected_asset_check_keys:
+                    found = sample(pipeline, session, names.table, config.verify.sample_rows)
+                    context.log.info("%s: %s", names.table, sentence(found))
+                    yield check_sample(found, names)
+
+    return check
+
+
+def sentence(found: Sampled) -> str:
+    """What a sample found."""
+    if found.skipped is not None:
+        return f"Not compared this time: {found.skipped}"
+    part = f"{found.rows:,} rows, and {found.looked_up:,} keys of the lake,"
+    if not found.differing:
+        return f"{part} are those of the source at {found.lsn}."
+    columns = f" in {', '.join(found.columns)}" if found.columns else ""
+    return (
+        f"{found.differing:,} keys differ{columns} ({part} were compared at {found.lsn}):"
+        f" {'; '.join(found.keys)}. {REMEDY}"
+    )
+
+
+def check_sample(found: Sampled, names: TableAssets) -> dg.AssetCheckResult:
+    """Fail with the keys and columns that differ; what isn't compared passes and says so."""
+    metadata: dict[str, str | int | float] = {
+        "rows compared": found.rows,
+        "keys looked up": found.looked_up,
+        "share of the table": round(found.share, 6),
+        "begins at": round(found.begin, 6),
+        "took seconds": round(found.seconds, 1),
+    }
+    if found.lsn is not None:
+        metadata["LSN"] = str(found.lsn)
+    if found.differing:
+        metadata["keys that differ"] = "\n".join(found.keys)
+        metadata["columns that differ"] = ", ".join(found.columns)
+    return dg.AssetCheckResult(
+        asset_key=names.lake,
+        check_name=NAME,
+        passed=not found.differing,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=sentence(found),
+        metadata=metadata,
+    )

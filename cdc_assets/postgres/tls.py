@@ -1,0 +1,107 @@
+"""Connections that TLS refuses: what is wrong with which certificate, and the way out.
+
+libpq says it in one of a few sentences, from this side or the server's. The errors stay
+psycopg.OperationalErrors for whoever waits for a database: certificates are renewed under a process
+that runs, and the next try may be well. What is said is the same wherever it is seen: a flusher's
+log and its line in ``status``, a sensor, a command.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from pathlib import Path
+
+import psycopg
+
+from cdc_assets.errors import CdcError, ConfigurationError
+
+
+class TlsProblem(CdcError, psycopg.OperationalError):
+    """The server and this side don't agree on certificates, or on encryption at all."""
+
+
+# libpq's sentence, what it means, what to do.
+_SENTENCES = (
+    (
+        r"root certificate file .* does not exist|could not read root certificate file",
+        "the file of certificate authorities (sslrootcert) isn't there or can't be read",
+        "Put it there, on every machine of Spark's too, or correct sslrootcert in the DSN.",
+    ),
+    (
+        r"certificate verify failed|self[- ]signed certificate|unable to get local issuer",
+        "the server's certificate isn't of an authority in sslrootcert, or it has expired",
+        "Give the authority's file as sslrootcert (a cloud's bundle); renew what has expired.",
+    ),
+    (
+        r"does not match host name|host name must be specified for a verified",
+        "the server's certificate is for another host name",
+        "Connect by a name that is in the certificate (sslmode=verify-full checks it).",
+    ),
+    (
+        r"requires a valid client certificate|certificate required|handshake failure",
+        "the server wants a client certificate",
+        "Give sslcert and sslkey in the DSN; the certificate's common name is the role's name.",
+    ),
+    (
+        r"alert unknown ca|alert bad certificate|alert certificate (unknown|expired|revoked)",
+        "the server doesn't accept the client certificate",
+        "Have it signed by the authority in the server's ssl_ca_file, or renew it.",
+    ),
+    (
+        r"certificate authentication failed",
+        "the client certificate isn't this role's",
+        "Its common name has to be the role's name, or pg_ident.conf has to map it.",
+    ),
+    (
+        r"private key file|could not load private key|certificate file .*(does not exist|read)",
+        "the client certificate or its key (sslcert, sslkey) can't be used",
+        "Both files have to be there, and the key readable by its owner only (chmod 600).",
+    ),
+    (
+        r"does not support SSL",
+        "the server has no TLS, and sslmode wants it",
+        "Set ssl = on there (with a certificate), or another sslmode in the DSN.",
+    ),
+    (
+        r"no pg_hba\.conf entry .*no encryption",
+        "the server doesn't let this role in without TLS",
+        "Add sslmode=verify-full and sslrootcert to the DSN.",
+    ),
+)
+_FOUND = tuple((re.compile(p, re.IGNORECASE), what, remedy) for p, what, remedy in _SENTENCES)
+
+
+def tls_problem(text: str) -> TlsProblem | None:
+    """The problem that a failed connection's message tells of; None if it isn't one of TLS."""
+    for pattern, what, remedy in _FOUND:
+        if pattern.search(text):
+            said = text.strip().splitlines()[-1].strip()
+            return TlsProblem(f"{what}: {said.rstrip('.')}.", remedy)
+    return None
+
+
+# The algorithm of an elliptic curve's key, as it stands at the beginning of a PKCS-8 file.
+_EC = bytes.fromhex("2a8648ce3d0201")
+
+
+def jdbc_key(path: str) -> dict[str, str]:
+    """The parameters by which the JDBC driver reads the key file that libpq reads, too.
+
+    Raises ConfigurationError for a file whose name it doesn't understand: it goes by that.
+    """
+    if not path.endswith((".pem", ".pk8")):
+        raise ConfigurationError(
+            f"the key {path} (sslkey) can't be read by Spark: the JDBC driver goes by the name.",
+            "Name it *.pem (PKCS-8: openssl pkcs8 -topk8 -nocrypt), the same on Spark's machines.",
+        )
+    if path.endswith(".pem"):
+        try:
+            text = Path(path).read_text(encoding="ascii")
+            lines = [line for line in text.splitlines() if line and not line.startswith("-----")]
+            if _EC in base64.b64decode("".join(lines))[:40]:
+                return {"sslkey": path, "pemKeyAlgorithm": "EC"}
+        except (OSError, UnicodeDecodeError, binascii.Error):
+            pass  # libpq says what is wrong with it
+    return {"sslkey": path}

@@ -1,0 +1,147 @@
+"""The sampled comparison: it finds each kind of difference within one round, and stops nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from cdc_assets.assets.names import all_tables
+from cdc_assets.build import build_defs
+from cdc_assets.checks.sample import NAME
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.server import SparkServer
+from cdc_assets.verify import sample as sampling
+from cdc_assets.verify.sample import Sampled, sample
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.flusher_support import flushing, wait_for
+from cdc_assets_tests.lake_support import Lake, lake
+
+pytestmark = pytest.mark.spark
+
+T, C, P, H = (TableId("public", name) for name in "tcph")
+SETUP = """
+create table t (id int primary key, v text, n numeric(8,2)) with (fillfactor = 10);
+insert into t select i, 'v' || i, i from generate_series(1, 3000) i;
+create table c (a text collate "C", at timestamptz, d numeric(6,2), v text, primary key (a, at, d));
+insert into c select 'a"' || i, '2024-01-01'::timestamptz + i * interval '1.5 s', i + 0.5, 'x'
+  from generate_series(1, 100) i;
+create table p (id int primary key, v text) partition by range (id);
+create table p1 partition of p for values from (0) to (500);
+create table p2 partition of p for values from (500) to (5000);
+insert into p select i, 'x' from generate_series(1, 1000) i;
+create table h (a int);
+insert into h values (1), (1);
+"""
+
+
+@pytest.fixture
+def source(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> Iterator[Lake]:
+    tables = ["t", {"name": "c", "mode": "append"}, {"name": "p", "mode": "soft_delete"}, "h"]
+    settings = {"verify": {"sample_rows": 2000}}
+    with lake(postgres_dsn(), spark_server.ensure(), SETUP, *tables, **settings) as opened:
+        opened.pin()
+        opened.copy()
+        yield opened
+
+
+@contextmanager
+def streaming(source: Lake) -> Iterator[None]:
+    with flushing(source.config) as progress:
+        wait_for(lambda: progress.state == "streaming")
+        yield
+
+
+def rounds(source: Lake, table: TableId) -> list[Sampled]:
+    """Samples until all of the table has been compared."""
+    found = []
+    while True:
+        found.append(sample(source.pipeline, source.session, table, 2000))
+        assert found[-1].skipped is None
+        if found[-1].begin + found[-1].share >= 1:
+            return found
+
+
+def test_a_round_compares_all_of_a_table_under_live_changes(source: Lake) -> None:
+    with streaming(source):
+        source.execute("update t set v = 'changed' where id % 7 = 0; delete from t where id < 20")
+        source.execute("update c set v = 'y' where d < 20; delete from c where d > 90")
+        source.execute("update p set id = id + 2000 where id < 100; delete from p where id > 2050")
+        found = {table: rounds(source, table) for table in (T, C, P)}
+        assert [one.differing for many in found.values() for one in many] == [0] * (2 + 1 + 1)
+        # Each row was in one of the samples: neighbouring pages, and a part of the keys.
+        assert sum(one.rows for one in found[T]) == 2981
+        assert sum(one.looked_up for one in found[T]) == 2981
+        assert all(one.looked_up < 2500 for one in found[T])
+        assert (found[C][0].rows, found[C][0].looked_up) == (89, 89)
+        assert (found[P][0].rows, found[P][0].looked_up) == (950, 950)
+        skipped = sample(source.pipeline, source.session, H, 1000).skipped
+        assert skipped is not None
+        assert "without a key" in skipped
+
+
+def test_every_kind_of_difference_is_found_within_a_round(source: Lake) -> None:
+    with streaming(source):
+        for statement in (
+            "delete from lake.src.t where id = 1",
+            "update lake.src.t set v = 'wrong', n = n + 1 where id = 1500",
+            "insert into lake.src.t select * from lake.src.t where id = 2999",
+            "insert into lake.src.t values (-5, 'surplus', 0)",
+            "insert into lake.src.c (a, at, d, v, _op) values ('z', now(), 1, 'surplus', 'I')",
+            "update lake.src.p set _deleted_at = current_timestamp() where id = 700",
+        ):
+            source.session.sql(statement)
+        found = rounds(source, T)
+        keys = " ".join(key for one in found for key in one.keys)
+        assert sum(one.differing for one in found) == 4
+        assert '{"id":"1"} (source 1, lake 0)' in keys
+        assert '{"id":"1500"} (source 1, lake 1: v, n)' in keys
+        assert '{"id":"2999"} (source 1, lake 2)' in keys
+        assert '{"id":"-5"} (only in the lake)' in keys
+        assert {column for one in found for column in one.columns} == {"v", "n"}
+        [c], [p] = rounds(source, C), rounds(source, P)
+        assert (c.differing, p.differing) == (1, 1)
+        assert "(only in the lake)" in c.keys[0]
+        assert p.keys == ('{"id":"700"} (source 1, lake 0)',)
+
+
+def test_the_check_tells_and_the_writer_is_free_again(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {names.table: names for names in all_tables(source.config)}
+    job = build_defs(source.config).resolve_job_def("sample_src_tables")
+
+    def evaluations(instance: dg.DagsterInstance) -> dict[str, dg.AssetCheckEvaluation]:
+        result = job.execute_in_process(instance=instance)
+        assert result.success
+        return {
+            evaluation.asset_key.path[-1]: evaluation
+            for evaluation in result.get_asset_check_evaluations()
+            if evaluation.check_name == NAME
+        }
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        monkeypatch.setattr(sampling, "PATIENCE_SECONDS", 1.0)
+        found = evaluations(instance)  # nobody streams
+        assert found["t"].passed
+        assert "isn't level" in str(found["t"].description)
+        with streaming(source):
+            monkeypatch.undo()
+            source.session.sql("update lake.src.t set v = 'wrong' where id = 5")
+            found = evaluations(instance)
+            assert not found["t"].passed
+            assert found["t"].severity is dg.AssetCheckSeverity.ERROR
+            said = {key: value.value for key, value in found["t"].metadata.items()}
+            assert said["keys that differ"] == '{"id":"5"} (source 1, lake 1: v)'
+            assert (said["columns that differ"], said["share of the table"]) == ("v", 0.666667)
+            assert found["c"].passed and found["p"].passed and found["h"].passed
+            assert source.pipeline.store.try_lock(f"write:{names[T].table}")
+            source.pipeline.store.unlock(f"write:{names[T].table}")
+            source.execute("insert into t values (9000, 'more', 1)")
+            source.flush()
+            assert source.drain(T).changes == 1
+    slots = "select slot_name from pg_replication_slots where database = current_database()"
+    assert source.execute(slots) == [("cdc_src",)]
