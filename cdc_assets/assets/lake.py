@@ -58,6 +58,7 @@ def lake_spec(names: TableAssets) -> dg.AssetSpec:
         names.lake,
         deps=[names.snapshot, names.staged_log],
         group_name=names.config.name,
+        owners=names.owners,
         kinds={"spark", "iceberg"},
         description=f"{names.table} as an Iceberg table: its copy with every later change applied.",
         metadata=definition_metadata(names),
