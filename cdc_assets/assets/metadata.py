@@ -14,9 +14,12 @@ from cdc_assets.flusher.staging import folder_name
 from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.postgres.comments import Described
+from cdc_assets.postgres.names import quoted
 from cdc_assets.spark.comments import PROPERTY as COMMENT
 from cdc_assets.spark.tables import LakeTable
 
+# Dagster's name for it; what is downstream is built again when it changes.
+DATA_VERSION_TAG = "dagster/data_version"
 # Carried on by the heartbeats of a quiet table: nothing of it has changed since.
 STANDING = (
     *("dagster/column_schema", "dagster/column_lineage", "dagster/row_count", "dagster/uri"),
@@ -26,11 +29,14 @@ STANDING = (
 
 def source_metadata(names: TableAssets) -> dict[str, Any]:
     """Of the source asset's definition. An embedded Postgres's address isn't known yet."""
-    found: dict[str, Any] = {"dagster/table_name": str(names.table)}
     dsn = names.config.postgres.dsn
-    if dsn is not None and (uri := shown_address(dsn.get_secret_value())):
-        found["dagster/uri"] = uri
-    return found
+    uri = shown_address(dsn.get_secret_value()) if dsn is not None else None
+    # With its database in front: Dagster takes assets whose tables have one name for one table.
+    database = (uri or "").rpartition("/")[2] or "postgres"
+    return {
+        "dagster/table_name": f"{quoted(database)}.{names.table}",
+        **({"dagster/uri": uri} if uri else {}),
+    }
 
 
 def shown_address(dsn: str) -> str | None:

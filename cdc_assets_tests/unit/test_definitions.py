@@ -73,6 +73,7 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
         "snapshot_shop",
         "materializer_shop",
         "checks_shop",
+        "marts_shop",
     }
     for sensor in defs.sensors or ():
         assert isinstance(sensor, dg.SensorDefinition)
@@ -154,6 +155,7 @@ def test_where_things_are_is_shown_without_secrets() -> None:
     graph = build_defs(config).resolve_asset_graph()
     source = graph.get(dg.AssetKey(["postgres", "src", "sales", "orders"])).metadata
     assert source["dagster/uri"] == "postgresql://nowhere:5432/db"
+    assert source["dagster/table_name"] == "db.sales.orders", "not the name of another asset"
     staged = graph.get(dg.AssetKey(["staged_log", "src", "sales", "orders"])).metadata
     assert staged["dagster/uri"] == "s3://bucket/staged/src/sales.orders"
     columns = staged["dagster/column_schema"].columns
