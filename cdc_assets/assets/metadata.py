@@ -78,8 +78,9 @@ def staged_metadata(names: TableAssets) -> dict[str, Any]:
 def described_metadata(found: Described, dsn: str) -> dict[str, Any]:
     """Of an observation of the source asset: the table as the source has it now."""
     keys = [column.name for column in found.columns if column.is_key]
+    # Not dagster/column_schema: the UI shows an observation's only under names of its own.
     return {
-        "dagster/column_schema": dg.TableSchema(
+        "columns": dg.TableSchema(
             columns=[
                 dg.TableColumn(
                     column.name,

@@ -77,7 +77,7 @@ def test_comments_come_with_the_table_and_follow_their_changes(
         seen = {o.asset_key: o for o in health.observations(source.pipeline, [odd])}
         said = seen[odd.source].metadata
         assert said["comment"].value == 'It\'s a "table" \\ of things.'
-        columns = said["dagster/column_schema"].value
+        columns = said["columns"].value
         assert isinstance(columns, dg.TableSchema)
         assert [(c.name, c.type, c.description) for c in columns.columns] == [
             ("id", "integer", None),
