@@ -23,6 +23,8 @@ import psutil
 ROOT = Path(__file__).parents[2]
 # Dagster and the runs take some seconds to stop; Postgres and Spark have 20.
 STOP_SECONDS = 60.0
+# A look at every asset costs the web server some tenths of a second.
+_LOOK_SECONDS = 2.0
 # The module that is loaded instead of the shipped one, and what tells it the changes.
 DEFINITIONS, CHANGES_VARIABLE = "cdc_assets_tests.e2e.dev_definitions", "CDC_ASSETS_TEST_CHANGES"
 
@@ -64,7 +66,7 @@ class DevServer:
             else:
                 if last:
                     return last
-            time.sleep(1.0)
+            time.sleep(_LOOK_SECONDS)
         raise AssertionError(f"waited {seconds} s for {what}; last: {last}; {self.log_tail()}")
 
     def log_tail(self, lines: int = 40) -> str:

@@ -226,7 +226,7 @@ def test_a_stopped_flusher_is_seen_told_and_recovered_from(
     failed_seconds = time.monotonic() - began
     if page is not None:
         page.open(f"{server.url}/assets/shop/orders")
-        page.shows("Freshness policy", "Failing", seconds=60 * PATIENCE)
+        page.shows("Freshness policy", "Failed", seconds=60 * PATIENCE)
         _keep(page, "stale")
     server.until(
         "word of each", lambda: told("FAIL", "no flusher is active", *stale), 60 * PATIENCE
