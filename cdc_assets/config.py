@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     Field,
     SecretStr,
     ValidationError,
@@ -36,6 +37,17 @@ from cdc_assets.postgres.names import TableId
 CONFIG_VARIABLE = "CDC_ASSETS_CONFIG_JSON"
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# What Dagster takes as the owner of an asset: a team, or an address of mail.
+_OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
+
+
+def _owner(value: str) -> str:
+    if not _OWNER.match(value):
+        raise ValueError("write team:name or the address of somebody's mail")
+    return value
+
+
+Owner = Annotated[str, AfterValidator(_owner)]
 
 
 def home() -> Path:
@@ -115,6 +127,8 @@ class TableConfig(Section):
     chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
     """Pages of 8 kB a chunk: 2,048 are 16 MB, about a second of work."""
     freshness: FreshnessConfig = FreshnessConfig()
+    owners: tuple[Owner, ...] | None = None
+    """Who looks after its assets, instead of the source's owners."""
 
     @field_validator("partition_by")
     @classmethod
@@ -318,6 +332,8 @@ class SourceConfig(Section):
     slot: str = ""
     publication: str = ""
     tables: Annotated[tuple[TableConfig, ...], Field(min_length=1)]
+    owners: tuple[Owner, ...] = ()
+    """Who looks after it, for the asset catalog: team:data, or an address of mail."""
     snapshot: SnapshotConfig = SnapshotConfig()
     staging: StagingConfig = StagingConfig()
     state: StateConfig = StateConfig()

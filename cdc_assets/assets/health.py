@@ -23,6 +23,7 @@ def health_asset(config: SourceConfig) -> dg.AssetsDefinition:
     @dg.asset(
         key=health_key(config),
         group_name=config.name,
+        owners=config.owners,
         kinds={"postgres", "iceberg"},
         description=f"How {config.name} is: what is wrong and what helps, slot, flusher, tables,"
         " and lag, throughput and retained WAL over the last day.",

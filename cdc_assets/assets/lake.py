@@ -19,7 +19,12 @@ from typing import Any
 
 import dagster as dg
 
-from cdc_assets.assets.metadata import definition_metadata, drained_metadata, table_metadata
+from cdc_assets.assets.metadata import (
+    DATA_VERSION_TAG,
+    definition_metadata,
+    drained_metadata,
+    table_metadata,
+)
 from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.config import SourceConfig, TableConfig
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
@@ -59,6 +64,7 @@ def lake_spec(names: TableAssets) -> dg.AssetSpec:
         names.lake,
         deps=[names.snapshot, names.staged_log],
         group_name=names.config.name,
+        owners=names.owners,
         kinds={"spark", "iceberg"},
         description=f"{names.table} as an Iceberg table: its copy with every later change applied.",
         metadata=definition_metadata(names),
@@ -155,8 +161,11 @@ class Rounds:
             elif not self._waits() and time.monotonic() - quiet_since > LINGER_SECONDS:
                 break
         for table in list(self._sums):
+            version = self._version(table)
             yield dg.MaterializeResult(
-                asset_key=self._tables[table].lake, metadata=self._report(table)
+                asset_key=self._tables[table].lake,
+                metadata=self._report(table),
+                data_version=dg.DataVersion(version),
             )
         self._finish()
 
@@ -216,9 +225,17 @@ class Rounds:
             self._log_report(table)
 
     def _log_report(self, table: TableId) -> None:
+        lake, version = self._tables[table].lake, self._version(table)
         self._context.log_event(
-            dg.AssetMaterialization(self._tables[table].lake, metadata=self._report(table))
+            dg.AssetMaterialization(
+                lake, tags={DATA_VERSION_TAG: version}, metadata=self._report(table)
+            )
         )
+
+    def _version(self, table: TableId) -> str:
+        """Which rows it has: how much of the log is applied to which of its copies."""
+        row = self._pipeline.store.table(table)
+        return f"{row.epoch if row is not None else 0}:{self._sums[table].cursor.offset}"
 
     def _take(self, turn: Turn) -> None:
         """Take note of what a turn did."""

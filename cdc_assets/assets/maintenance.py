@@ -76,6 +76,7 @@ def _spec(names: TableAssets) -> dg.AssetSpec:
         names.maintenance,
         deps=[names.lake],
         group_name=names.config.name,
+        owners=names.owners,
         kinds={"spark", "iceberg"},
         description=f"Care of {names.lake_table_name}: compaction, expiry of snapshots, removal of"
         " orphans and of staged files that nobody needs any more.",

@@ -6,14 +6,99 @@ from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from cdc_assets.assets.names import TableAssets
+from cdc_assets.flusher.staging import folder_name
 from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.materializer.drain import Drained
+from cdc_assets.postgres.comments import Described
+from cdc_assets.postgres.names import quoted
+from cdc_assets.spark.comments import PROPERTY as COMMENT
 from cdc_assets.spark.tables import LakeTable
 
+# Dagster's name for it; what is downstream is built again when it changes.
+DATA_VERSION_TAG = "dagster/data_version"
 # Carried on by the heartbeats of a quiet table: nothing of it has changed since.
-STANDING = ("dagster/column_schema", "dagster/column_lineage", "dagster/row_count", "dagster/uri")
+STANDING = (
+    *("dagster/column_schema", "dagster/column_lineage", "dagster/row_count", "dagster/uri"),
+    COMMENT,
+)
+
+
+def source_metadata(names: TableAssets) -> dict[str, Any]:
+    """Of the source asset's definition. An embedded Postgres's address isn't known yet."""
+    dsn = names.config.postgres.dsn
+    uri = shown_address(dsn.get_secret_value()) if dsn is not None else None
+    # With its database in front: Dagster takes assets whose tables have one name for one table.
+    database = (uri or "").rpartition("/")[2] or "postgres"
+    return {
+        "dagster/table_name": f"{quoted(database)}.{names.table}",
+        **({"dagster/uri": uri} if uri else {}),
+    }
+
+
+def shown_address(dsn: str) -> str | None:
+    """Hosts, ports and database of a DSN: no user, no password; None if it can't be read."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return None
+    hosts = str(parts.get("host", "localhost")).split(",")
+    ports = str(parts.get("port", "5432")).split(",")
+    if len(ports) < len(hosts):
+        ports = ports[:1] * len(hosts)
+    where = ",".join(f"{host}:{port or 5432}" for host, port in zip(hosts, ports, strict=False))
+    return f"postgresql://{where}/{parts.get('dbname', '')}"
+
+
+# Every staged file has these, whatever its table.
+_STAGED = {
+    "_op": ("string", "I, U, D, or T for truncate"),
+    "_lsn": ("bigint", "the change's LSN"),
+    "_commit_lsn": ("bigint", "the LSN of its transaction's commit"),
+    "_ts": ("timestamp", "when its transaction was committed"),
+    "_xid": ("bigint", "its transaction"),
+    "_unchanged_cols": ("string", "columns that Postgres left out: their old value stays"),
+    "_data": ("string", "the row as a JSON object, values in Postgres's text form"),
+}
+
+
+def staged_metadata(names: TableAssets) -> dict[str, Any]:
+    """Of the staged log's definition."""
+    return {
+        "dagster/uri": f"{names.config.staging_uri}/{names.config.name}/{folder_name(names.table)}",
+        "dagster/column_schema": dg.TableSchema(
+            columns=[dg.TableColumn(name, *rest) for name, rest in _STAGED.items()]
+        ),
+    }
+
+
+def described_metadata(found: Described, dsn: str) -> dict[str, Any]:
+    """Of an observation of the source asset: the table as the source has it now."""
+    keys = [column.name for column in found.columns if column.is_key]
+    # Not dagster/column_schema: the UI shows an observation's only under names of its own.
+    return {
+        "columns": dg.TableSchema(
+            columns=[
+                dg.TableColumn(
+                    column.name,
+                    column.type,
+                    description=column.comment,
+                    constraints=dg.TableColumnConstraints(
+                        nullable=not column.not_null,
+                        unique=keys == [column.name],
+                        other=["primary key"] if column.is_key else [],
+                    ),
+                )
+                for column in found.columns
+            ]
+        ),
+        **({COMMENT: found.comment} if found.comment else {}),
+        **({"rows, estimated": found.rows} if found.rows is not None else {}),
+        **({"dagster/uri": uri} if (uri := shown_address(dsn)) else {}),
+    }
 
 
 def definition_metadata(names: TableAssets) -> dict[str, Any]:
@@ -26,15 +111,19 @@ def definition_metadata(names: TableAssets) -> dict[str, Any]:
     }
 
 
-def column_schema(lake: LakeTable) -> dg.TableSchema:
-    """The lake table's columns; the Postgres type is each column's description."""
+def column_schema(lake: LakeTable, docs: Mapping[str, str | None]) -> dg.TableSchema:
+    """The lake table's columns, described by what the table says of them and the Postgres type."""
     key = {column.name for column in lake.key}
     return dg.TableSchema(
         columns=[
             dg.TableColumn(
                 column.name,
                 column.mapping.lake,
-                description=column.source.type,
+                description=(
+                    f"{said} ({column.source.type})"
+                    if (said := docs.get(column.name))
+                    else column.source.type
+                ),
                 constraints=dg.TableColumnConstraints(
                     nullable=not column.source.not_null,
                     unique=key == {column.name},
@@ -58,15 +147,18 @@ def column_lineage(lake: LakeTable, names: TableAssets) -> dg.TableColumnLineage
 
 def table_metadata(lake: LakeTable, names: TableAssets, rows: int | None) -> dict[str, Any]:
     """Of a materialization: schema, lineage, row count and where the table is."""
+    table = lake.load()
+    docs = {field.name: field.doc for field in table.schema().fields} if table is not None else {}
     found: dict[str, Any] = {
-        "dagster/column_schema": column_schema(lake),
+        "dagster/column_schema": column_schema(lake, docs),
         "dagster/column_lineage": column_lineage(lake, names),
     }
     if rows is not None:
         found["dagster/row_count"] = rows
-    table = lake.load()
     if table is not None:
         found["dagster/uri"] = str(table.location())
+        if said := table.properties.get(COMMENT):
+            found[COMMENT] = said
     return found
 
 

@@ -93,6 +93,12 @@ class TableAssets:
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
 
     @property
+    def owners(self) -> tuple[str, ...]:
+        """Whom the asset catalog names: the table's own, else the source's."""
+        own = self.config.table(self.table).owners
+        return self.config.owners if own is None else own
+
+    @property
     def op_suffix(self) -> str:
         """Unique among the operations of a code location."""
         return "__".join(self.source.path[1:])

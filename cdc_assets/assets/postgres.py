@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from cdc_assets.assets.metadata import source_metadata
 from cdc_assets.assets.names import TableAssets
 
 
@@ -12,7 +13,8 @@ def source_spec(names: TableAssets) -> dg.AssetSpec:
     return dg.AssetSpec(
         names.source,
         group_name=names.config.name,
+        owners=names.owners,
         kinds={"postgres"},
         description=f"The table {names.table} of the source {names.config.name}.",
-        metadata={"dagster/table_name": str(names.table)},
+        metadata=source_metadata(names),
     )

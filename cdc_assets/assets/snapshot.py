@@ -34,6 +34,7 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
                 partitions_def=names.partitions,
                 skippable=True,
                 group_name=config.name,
+                owners=names.owners,
                 kinds={"postgres", "spark", "iceberg"},
                 description=(
                     f"The first copy of {names.table}, read in ranges of pages under one exported"

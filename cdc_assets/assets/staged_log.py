@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from cdc_assets.assets.metadata import staged_metadata
 from cdc_assets.assets.names import TableAssets
 
 
@@ -13,10 +14,11 @@ def staged_log_spec(names: TableAssets) -> dg.AssetSpec:
         names.staged_log,
         deps=[names.source],
         group_name=names.config.name,
+        owners=names.owners,
         kinds={"postgres", "parquet"},
         description=(
             f"Changes of {names.table} in commit order, staged by the flusher; at most one event a"
             " minute, however many files there are."
         ),
-        metadata={"dagster/uri": names.config.staging_uri},
+        metadata=staged_metadata(names),
     )

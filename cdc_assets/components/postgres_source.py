@@ -6,11 +6,14 @@ attributes to the same validation that the command line uses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
+from cdc_assets.assets.references import with_references
 from cdc_assets.build import build_defs
 from cdc_assets.config import SourceConfig, parse_config
 
@@ -47,5 +50,15 @@ class PostgresSource(dg.Component):
         data = attributes.model_dump() if attributes is not None else {}
         return cls(parse_config(data, str(context.path / "defs.yaml")))
 
-    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002
-        return build_defs(self.config)
+    @classmethod
+    def get_code_references_for_yaml(
+        cls,
+        yaml_path: Path,  # noqa: ARG003
+        source_position: object,  # noqa: ARG003
+        context: dg.ComponentLoadContext,  # noqa: ARG003
+    ) -> Sequence[dg.LocalFileCodeReference]:
+        """None for all: each asset has its own, of its table's line (:meth:`build_defs`)."""
+        return ()
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        return with_references(build_defs(self.config), self.config, context.path / "defs.yaml")

@@ -63,6 +63,14 @@ create table shop."Mixed Case.Table" (
     "naïve Zeit" timestamp
 );
 create table shop.empty_table (id int primary key, payload text);
+comment on table shop.customers is 'Everybody who has ever ordered.';
+comment on column shop.customers.profile is 'Whatever the web shop knows, 1 to 10 kB.';
+comment on column shop.customers.credit is 'In euros; NULL: never asked for.';
+comment on table shop.orders is 'One row an order, from its placing on.';
+comment on column shop.orders.total is 'Of all lines, in euros, VAT included.';
+comment on column shop.orders.shipped_at is 'When it left the warehouse; NULL: it has not.';
+comment on table shop.order_lines is 'What was ordered: one row an article.';
+comment on column shop.order_lines.discount is 'Share of the price, 0 to 1.';
 """
 
 # Base64 of digests has nothing that pglz or lz4 could shorten: two thirds of the documents are 2.6

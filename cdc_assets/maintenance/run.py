@@ -42,7 +42,9 @@ from cdc_assets.maintenance.staged import (
     settle,
 )
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.comments import annotate, statements
 from cdc_assets.spark.tables import LakeTable
 
 logger = logging.getLogger(__name__)
@@ -171,6 +173,7 @@ class _Table:
         if row.state not in SETTLED:
             self._note(left_alone=f"it is {row.state}")
         elif lake.load() is not None:
+            self._annotate(lake)
             compacted = compact(store, lake, self._session, until=until)
             self._note(compacted=compacted)
             before, after = tidy_metadata(store, lake, self._session)
@@ -182,6 +185,22 @@ class _Table:
         self._note(dead_copies=drop_dead_copies(store, lake, now))
         self._look(lake)
         self._staged(lake, now)
+
+    def _annotate(self, lake: LakeTable) -> None:
+        """Bring the source's comments into the table; the next run does it if somebody writes."""
+        try:
+            with self._pipeline.connect_source("comments") as source:
+                told = comments(source, lake.row.oid)
+        except psycopg.OperationalError:  # the lake is cared for without the source, too
+            return
+        loaded = lake.load()
+        if loaded is None or not statements(loaded.schema(), loaded.properties, lake.columns, told):
+            return
+        if self._store.try_lock(lock := f"write:{lake.row.table}"):
+            try:
+                annotate(self._session(), lake, told)
+            finally:
+                self._store.unlock(lock)
 
     def _staged(self, lake: LakeTable, now: datetime) -> None:
         """The log, in whatever state the table is."""

@@ -29,9 +29,11 @@ from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.relation import Told, alike, told_by_catalog
 from cdc_assets.materializer.repair import rereader
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.spark.comments import annotate
 from cdc_assets.spark.layout import arrange
 from cdc_assets.spark.tables import LakeTable
 
@@ -125,6 +127,16 @@ def drain(
             store.unlock(lock)
 
 
+def _annotate(pipeline: Pipeline, session: SparkSession, lake: LakeTable) -> None:
+    """Give a new table the source's comments; maintenance follows them when they change."""
+    try:
+        with pipeline.connect_source("comments") as source:
+            told = comments(source, lake.row.oid)
+    except psycopg.OperationalError:  # nothing that a merge waits for
+        return
+    annotate(session, lake, told)
+
+
 def _drain(
     pipeline: Pipeline,
     session: SparkSession,
@@ -156,6 +168,8 @@ def _drain(
     storage = Storage.of(pipeline.config.s3)
     merges = changes = upserted = deleted = repaired = 0
     state = lake.state()
+    if state.cursor is None:
+        _annotate(pipeline, session, lake)
     cursor = state.cursor or Cursor(0, row.snapshot_lsn)
     while True:
         entries, cursor = _skip_copied(pipeline, table, cursor, row.snapshot_lsn)

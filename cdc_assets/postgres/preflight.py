@@ -106,7 +106,8 @@ def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -
             "wal_level",
             "error",
             f"wal_level is {level}; logical replication needs logical.",
-            "alter system set wal_level = logical; then restart the server.",
+            "alter system set wal_level = logical; then restart the server. On RDS and Aurora set"
+            " rds.logical_replication = 1, on Cloud SQL cloudsql.logical_decoding = on.",
         )
     if standby and _one(connection, "select pg_is_in_recovery()"):
         yield Finding(
@@ -134,20 +135,26 @@ def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -
         )
 
 
+# On RDS and Aurora nobody gets the attribute REPLICATION; a membership stands for it there.
+_MAY_REPLICATE = """
+select r.rolreplication or r.rolsuper
+       or exists (select from pg_catalog.pg_roles g
+                   where g.rolname in ('rds_replication', 'rds_superuser')
+                     and pg_catalog.pg_has_role(r.oid, g.oid, 'usage'))
+  from pg_catalog.pg_roles r
+ where r.rolname = current_user
+"""
+
+
 def _privileges(connection: Connection, config: SourceConfig, follows: bool) -> Iterator[Finding]:
     role = _one(connection, "select current_user")
-    if follows and not _one(
-        connection,
-        # On RDS and Aurora it is the membership in a role of theirs.
-        "select rolreplication or rolsuper or exists (select from pg_catalog.pg_roles g where"
-        " g.rolname = 'rds_replication' and pg_has_role(g.oid, 'MEMBER'))"
-        " from pg_catalog.pg_roles where rolname = current_user",
-    ):
+    if follows and not _one(connection, _MAY_REPLICATE):
         yield Finding(
             "replication_privilege",
             "error",
             f"the role {role} may not replicate.",
-            f'alter role "{role}" replication;',
+            f'alter role "{role}" replication; on RDS and Aurora: grant rds_replication to'
+            f' "{role}".',
         )
     schema = config.state.schema_
     if config.state.postgres_url is None and not _one(

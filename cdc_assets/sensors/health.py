@@ -1,19 +1,26 @@
 """The sensor that samples a source every minute, and reports its health now and then.
 
 A report is an event of some ten kilobytes: one every ten minutes, and one when the grade changes.
+With it the source's tables are looked at, and those that changed are observed: columns, comments.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dagster as dg
 
 from cdc_assets.assets.health import health_key, health_metadata
+from cdc_assets.assets.metadata import described_metadata
+from cdc_assets.assets.names import TableAssets, all_tables
 from cdc_assets.config import SourceConfig
 from cdc_assets.health.report import look
 from cdc_assets.health.samples import EVERY_SECONDS
+from cdc_assets.pipeline import Pipeline, source_dsn
+from cdc_assets.postgres.comments import Described, described
+from cdc_assets.postgres.names import TableId
 from cdc_assets.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
 
 REPORT_SECONDS = 600.0
@@ -29,6 +36,8 @@ class Reported:
 
 # By source; a new code server reports once more.
 _reported: dict[str, Reported] = {}
+# By source, each table as it was last observed.
+_observed: dict[str, dict[TableId, Described]] = {}
 
 
 def due(last: Reported | None, grade: str, now: float) -> bool:
@@ -38,6 +47,7 @@ def due(last: Reported | None, grade: str, now: float) -> bool:
 
 def health_sensor(config: SourceConfig) -> dg.SensorDefinition:
     """``health_<source>``."""
+    tables = all_tables(config)
 
     @dg.sensor(
         name=f"health_{config.name}",
@@ -48,18 +58,46 @@ def health_sensor(config: SourceConfig) -> dg.SensorDefinition:
     def tick() -> dg.SensorResult | dg.SkipReason:
         try:
             with session(config, "health sensor") as pipeline:
-                found = look(pipeline)
+                found, now = look(pipeline), time.monotonic()
+                if not due(_reported.get(config.name), found.grade, now):
+                    return dg.SkipReason(f"{config.name} is {found.grade}.")
+                seen = observations(pipeline, tables)
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
-        now = time.monotonic()
-        if not due(_reported.get(config.name), found.grade, now):
-            return dg.SkipReason(f"{config.name} is {found.grade}.")
         _reported[config.name] = Reported(now, found.grade)
         return dg.SensorResult(
             skip_reason=f"{config.name} is {found.grade}; reported.",
             asset_events=[
-                dg.AssetMaterialization(health_key(config), metadata=health_metadata(found))
+                dg.AssetMaterialization(health_key(config), metadata=health_metadata(found)),
+                *seen,
             ],
         )
 
     return tick
+
+
+def observations(pipeline: Pipeline, tables: Sequence[TableAssets]) -> list[dg.AssetObservation]:
+    """Of the source's tables that aren't what they were when last observed."""
+    config = pipeline.config
+    with pipeline.connect_source("health") as source:
+        now = described(source, [names.table for names in tables])
+    before = _observed.setdefault(config.name, {})
+    changed = [
+        names
+        for names in tables
+        if names.table in now and not _alike(now[names.table], before.get(names.table))
+    ]
+    before |= {names.table: now[names.table] for names in changed}
+    dsn = source_dsn(config)
+    return [
+        dg.AssetObservation(names.source, metadata=described_metadata(now[names.table], dsn))
+        for names in changed
+    ]
+
+
+def _alike(now: Described, before: Described | None) -> bool:
+    """Whether nothing changed but, by less than a tenth, the estimated number of rows."""
+    if before is None or (now.comment, now.columns) != (before.comment, before.columns):
+        return False
+    rows, known = now.rows or 0, before.rows or 0
+    return abs(rows - known) * 10 <= known

@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.assets.lake import RELIEF_SECONDS, report_seconds
-from cdc_assets.assets.metadata import STANDING
+from cdc_assets.assets.metadata import DATA_VERSION_TAG, STANDING
 from cdc_assets.assets.names import TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
@@ -196,8 +196,11 @@ def _heartbeat(names: TableAssets, last: dg.EventLogEntry | None) -> dg.AssetMat
     standing: dict[str, Any] = {
         key: value for key, value in (before.metadata if before else {}).items() if key in STANDING
     }
+    tags = before.tags if before is not None and before.tags else {}
+    version = {key: value for key, value in tags.items() if key == DATA_VERSION_TAG}
     return dg.AssetMaterialization(
         names.lake,
+        tags=version,
         description="Nothing to apply: the table equals the source.",
         metadata={**standing, "changes": 0, "heartbeat": True},
     )

@@ -1,4 +1,4 @@
-"""`dagster dev` as a person starts it, asked through GraphQL; and a picture of the lineage."""
+"""`dagster dev` as a person starts it, asked through GraphQL."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psutil
 
 ROOT = Path(__file__).parents[2]
 # Dagster and the runs take some seconds to stop; Postgres and Spark have 20.
 STOP_SECONDS = 60.0
+# A look at every asset costs the web server some tenths of a second.
+_LOOK_SECONDS = 2.0
+# The module that is loaded instead of the shipped one, and what tells it the changes.
+DEFINITIONS, CHANGES_VARIABLE = "cdc_assets_tests.e2e.dev_definitions", "CDC_ASSETS_TEST_CHANGES"
 
 
 @dataclass
@@ -38,11 +41,11 @@ class DevServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def ask(self, query: str) -> Any:
+    def ask(self, query: str, **variables: Any) -> Any:
         """The data of a GraphQL query; raises OSError while nobody answers."""
         request = urllib.request.Request(
             f"{self.url}/graphql",
-            json.dumps({"query": query}).encode(),
+            json.dumps({"query": query, "variables": variables}).encode(),
             {"content-type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -63,7 +66,7 @@ class DevServer:
             else:
                 if last:
                     return last
-            time.sleep(1.0)
+            time.sleep(_LOOK_SECONDS)
         raise AssertionError(f"waited {seconds} s for {what}; last: {last}; {self.log_tail()}")
 
     def log_tail(self, lines: int = 40) -> str:
@@ -86,11 +89,22 @@ class DevServer:
         self.process.send_signal(signal.SIGINT)
 
 
+def _changed_workspace(home: Path) -> Path:
+    shipped = (ROOT / "workspace.yaml").read_text()
+    assert shipped.count(": cdc_assets.definitions\n") == 1
+    workspace = home / "workspace.yaml"
+    workspace.write_text(shipped.replace(": cdc_assets.definitions\n", f": {DEFINITIONS}\n"))
+    return workspace
+
+
 @contextmanager
-def dev_server(folder: Path, *arguments: str) -> Iterator[DevServer]:
+def dev_server(
+    folder: Path, *arguments: str, changes: Mapping[str, Any] | None = None
+) -> Iterator[DevServer]:
     """Start it in the repository's root with homes of its own; whatever is left is killed.
 
-    ``arguments`` come behind those that say where it listens.
+    ``arguments`` come behind those that say where it listens. With ``changes`` it serves the
+    shipped workspace, but these in the configuration of its source (``dev_definitions``).
     """
     home, dagster_home = folder / "home", folder / "home" / "dagster"
     dagster_home.mkdir(parents=True)
@@ -100,6 +114,9 @@ def dev_server(folder: Path, *arguments: str) -> Iterator[DevServer]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"CDC_ASSETS_HOME": str(home), "DAGSTER_HOME": str(dagster_home)}
+    if changes is not None:
+        environment[CHANGES_VARIABLE] = json.dumps(changes)
+        arguments = (*arguments, "-w", str(_changed_workspace(home)))
     with (home / "dev.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -124,31 +141,3 @@ def dev_server(folder: Path, *arguments: str) -> Iterator[DevServer]:
         for left in server.family():
             with suppress(psutil.Error):
                 left.kill()
-
-
-# Three tables are enough to see, and few enough to read.
-_SHOWN = " or ".join(
-    f'+key:"shop/{table}"+' for table in ("pgbench_accounts", "orders", "Mixed_Case_Table")
-)
-
-
-def screenshot(server: DevServer, target: Path, folder: Path) -> None:
-    """The asset lineage in a headless browser; raises FileNotFoundError without chromium."""
-    profile = folder / "browser"
-    profile.mkdir()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [
-            "chromium",
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            f"--user-data-dir={profile}",
-            "--window-size=1900,1500",
-            "--virtual-time-budget=60000",
-            f"--screenshot={target}",
-            f"{server.url}/asset-groups~{quote(_SHOWN, safe='')}",
-        ],
-        check=True,
-        timeout=180,
-        capture_output=True,
-    )

@@ -301,6 +301,9 @@ def test_a_quiet_table_gets_heartbeats_with_what_still_stands(
     assert len(events) == before + 1
     assert events[0].metadata["heartbeat"].value is True
     assert events[0].metadata["dagster/row_count"].value == 2000
+    # Its rows are the same, and so is their version: nothing downstream is built again.
+    versions = [dict(event.tags or {})["dagster/data_version"] for event in events[:2]]
+    assert versions == ["1:0", "1:0"]
     # A change that isn't in the log yet: the proof is missing, so is the heartbeat.
     stopped = len(world.materializations(big.lake))
     world.stop.set()

@@ -55,6 +55,8 @@ def test_everything_has_a_default_but_the_tables() -> None:
             {"tables": [{"name": "a", "freshness": {"warn": "5s", "fail": "1h"}}]},
             ["tables.0.freshness", "at least 1m"],
         ),
+        ({"owners": ["me"]}, ["owners.0", "team:name"]),
+        ({"tables": [{"name": "a", "owners": ["team:"]}]}, ["tables.0.owners.0", "team:name"]),
         ({"maintenance": {"every": "7m"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"every": "10s"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"orphan_grace": "1h"}}, ["maintenance.orphan_grace", "at least 1d"]),

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cdc_assets
+from cdc_assets.assets.metadata import shown_address
 from cdc_assets.assets.names import TableAssets, all_tables
 from cdc_assets.build import build_defs
 from cdc_assets.components import PostgresSource
 from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.log.files import STAGED_SCHEMA
 from cdc_assets.postgres.names import TableId
 
 _ENGINE = {
@@ -71,6 +73,7 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
         "snapshot_shop",
         "materializer_shop",
         "checks_shop",
+        "marts_shop",
     }
     for sensor in defs.sensors or ():
         assert isinstance(sensor, dg.SensorDefinition)
@@ -126,6 +129,67 @@ def test_partitions_kinds_policies_and_tables_names() -> None:
         fail_window=config.tables[0].freshness.fail, warn_window=config.tables[0].freshness.warn
     )
     assert set(graph.get(dg.AssetKey(["postgres", "src", "sales", "orders"])).kinds) == {"postgres"}
+
+
+def test_every_asset_of_a_table_has_its_owners() -> None:
+    config = parse_config(
+        {
+            "name": "src",
+            "postgres": {"dsn": "postgresql://nowhere/db"},
+            "owners": ["team:data", "me@example.com"],
+            "tables": [{"name": "a"}, {"name": "b", "owners": ["team:other"]}],
+        },
+        "test",
+    )
+    graph = build_defs(config).resolve_asset_graph()
+    owners = {key: list(graph.get(key).owners) for key in graph.get_all_asset_keys()}
+    assert len(owners) == 11
+    for key, found in owners.items():
+        assert found == (
+            ["team:other"] if key.path[-1] == "b" else ["team:data", "me@example.com"]
+        ), key
+
+
+def test_where_things_are_is_shown_without_secrets() -> None:
+    config = _config("sales.orders", staging={"uri": "s3://bucket/staged"})
+    graph = build_defs(config).resolve_asset_graph()
+    source = graph.get(dg.AssetKey(["postgres", "src", "sales", "orders"])).metadata
+    assert source["dagster/uri"] == "postgresql://nowhere:5432/db"
+    assert source["dagster/table_name"] == "db.sales.orders", "not the name of another asset"
+    staged = graph.get(dg.AssetKey(["staged_log", "src", "sales", "orders"])).metadata
+    assert staged["dagster/uri"] == "s3://bucket/staged/src/sales.orders"
+    columns = staged["dagster/column_schema"].columns
+    assert [column.name for column in columns] == STAGED_SCHEMA.names
+    for key in graph.get_all_asset_keys():
+        assert "topsecret" not in repr(graph.get(key).metadata)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        ("postgresql://u:p@a,b:1/db?target_session_attrs=any", "postgresql://a:5432,b:1/db"),
+        ("host=h user=u password=p dbname=d", "postgresql://h:5432/d"),
+        ("host=a,b port=7 dbname=d", "postgresql://a:7,b:7/d"),
+        ("no dsn at all", None),
+    ],
+)
+def test_an_address_is_hosts_ports_and_database(dsn: str, shown: str | None) -> None:
+    assert shown_address(dsn) == shown
+
+
+def test_an_asset_refers_to_the_line_of_its_table() -> None:
+    from cdc_assets.definitions import defs
+
+    graph = defs.resolve_asset_graph()
+    for key, wanted in (
+        (["shop", "orders"], "{name: shop.orders,"),
+        (["postgres", "shop", "public", "pgbench_accounts"], "name: public.pgbench_accounts"),
+        (["health", "shop"], "name: shop"),
+    ):
+        found = graph.get(dg.AssetKey(key)).metadata["dagster/code_references"]
+        [reference] = found.code_references
+        line = Path(reference.file_path).read_text().splitlines()[reference.line_number - 1]
+        assert wanted in line
 
 
 def test_tables_that_would_meet_in_one_key_are_kept_apart() -> None:
