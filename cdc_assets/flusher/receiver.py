@@ -367,7 +367,7 @@ class Session:
         self._registered(position)
         self._progress.level = self._position
         logger.debug(
-            "registered %d rows in %d files up to %s: staged in %.3f s, registered in %.3f s",
+            "registered %d rows in %d entries up to %s: staged in %.3f s, registered in %.3f s",
             sum(file.row_count for file in files),
             len(files),
             position,

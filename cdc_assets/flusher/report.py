@@ -8,7 +8,7 @@ database, where any process can read it, with the server's time beside it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -81,12 +81,12 @@ class Progress:
         """How often the stream was begun anew."""
         return max(0, self.sessions - 1)
 
-    def count(self, files: Iterable[WrittenFile], seconds: float) -> None:
+    def count(self, files: Collection[WrittenFile], seconds: float) -> None:
         """Note a flush that is in the log; it took ``seconds`` to stage and to register."""
+        self.files += len({file.path for file in files})
         for file in files:
             name = str(file.table)
             self.rows += file.row_count
-            self.files += 1
             self.staged_bytes += file.byte_size
             self.bytes_by_table[name] += file.byte_size
             for operation, count in file.operations.items():
