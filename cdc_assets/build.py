@@ -29,9 +29,13 @@ from cdc_assets.sensors.alerts import alerts_sensor
 from cdc_assets.sensors.checks import checks_job, checks_sensor
 from cdc_assets.sensors.flusher import flusher_sensor
 from cdc_assets.sensors.health import health_sensor
-from cdc_assets.sensors.maintenance import maintenance_job, maintenance_schedule
 from cdc_assets.sensors.materializer import materializer_job, materializer_sensor
-from cdc_assets.sensors.sample import sample_job, sample_schedule
+from cdc_assets.sensors.schedules import (
+    maintenance_job,
+    maintenance_schedule,
+    sample_job,
+    sample_schedule,
+)
 from cdc_assets.sensors.services import needed, services_sensor
 from cdc_assets.sensors.snapshot import snapshot_sensor
 
