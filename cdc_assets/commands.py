@@ -33,7 +33,7 @@ from cdc_assets.errors import (
 from cdc_assets.flusher.reach import reach
 from cdc_assets.log.pauses import resume as resume_pauses
 from cdc_assets.log.progress import restart_copy
-from cdc_assets.log.store import TableRow
+from cdc_assets.log.tables import TableRow
 from cdc_assets.maintenance import run as maintenance
 from cdc_assets.maintenance.run import Maintained
 from cdc_assets.materializer.drain import Drained, Look, drain, look, outstanding

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from cdc_assets.log.pauses import paused
-from cdc_assets.log.store import GROUP, LogStore
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import GROUP
 from cdc_assets.materializer.relation import altered
 from cdc_assets.materializer.workers import workers
 from cdc_assets.pipeline import Pipeline

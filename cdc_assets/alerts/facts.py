@@ -15,7 +15,7 @@ import psycopg
 from cdc_assets.alerts.settings import Severity
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import CdcError, first_line
-from cdc_assets.log.store import GROUP
+from cdc_assets.log.tables import GROUP
 from cdc_assets.pipeline import Pipeline, coordination_dsn, source_dsn
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.slot_facts import SlotFacts, slot_facts

@@ -48,7 +48,8 @@ from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream
 from cdc_assets.log.files import Storage
-from cdc_assets.log.store import LogStore, StagedFile, TableRow
+from cdc_assets.log.store import LogStore, StagedFile
+from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from cdc_assets.log.store import GROUP, LogStore
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import GROUP
 from cdc_assets.status import SourceStatus
 
 EVERY_SECONDS = 60.0

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cdc_assets.log.claims import FREE, STALE_SECONDS
-from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Heap
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.lsn import Lsn

@@ -31,7 +31,8 @@ from pyarrow import fs
 from cdc_assets.errors import first_line
 from cdc_assets.flusher.staging import SHARED_FOLDER, folder_name
 from cdc_assets.log.files import Storage
-from cdc_assets.log.store import GROUP, Cursor, LogStore, TableRow
+from cdc_assets.log.store import Cursor, LogStore
+from cdc_assets.log.tables import GROUP, TableRow
 from cdc_assets.maintenance.expire import NOTHING, Removed
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn

@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 
 from cdc_assets.log.files import Storage
-from cdc_assets.log.store import LogEntry, TableRow
+from cdc_assets.log.store import LogEntry
+from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import attributes, describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import sends_generated_columns

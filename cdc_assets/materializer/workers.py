@@ -26,7 +26,8 @@ import psycopg
 from cdc_assets.errors import Fenced
 from cdc_assets.log import heart
 from cdc_assets.log.heart import Heart
-from cdc_assets.log.store import GROUP, LogStore
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import GROUP
 from cdc_assets.materializer.balance import Peer, moves
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId

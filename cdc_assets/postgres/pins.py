@@ -30,7 +30,8 @@ from cdc_assets.log.progress import (
     restart_copy,
     unread,
 )
-from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import make_slot_follow_failovers, refuse_or_park, settle
 from cdc_assets.postgres.catalog import Heap, SourceTable, describe, heaps, refuse_hidden_rows

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.log.store import TableRow
+from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import PublishedShape, SlotStatus

@@ -13,7 +13,8 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import (

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import CdcError, TableProblem, first_line
 from cdc_assets.log.progress import ChunkProgress, chunks
-from cdc_assets.log.store import TableRow
+from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.holders import Holder, join_pin
 from cdc_assets.postgres.names import TableId

@@ -28,7 +28,8 @@ from pyspark.sql import SparkSession
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.log.progress import ChunkProgress, chunks, forget_landed, mark_landed, plan_again
-from cdc_assets.log.store import LogStore, TableRow
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
 from cdc_assets.snapshot.convert import LakeField
 from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.session import summary

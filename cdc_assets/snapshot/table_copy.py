@@ -24,7 +24,7 @@ from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
 from cdc_assets.log.claims import ClaimScope
 from cdc_assets.log.files import Storage
 from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy, void_copy
-from cdc_assets.log.store import TableRow
+from cdc_assets.log.tables import TableRow
 from cdc_assets.materializer.batch import Window, facts
 from cdc_assets.pipeline import Pipeline, coordination_dsn
 from cdc_assets.postgres.catalog import describe

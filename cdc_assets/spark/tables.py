@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from cdc_assets import layout
 from cdc_assets.config import EXTRA_COLUMNS, SourceConfig, TableConfig
-from cdc_assets.log.store import Cursor, TableRow
+from cdc_assets.log.store import Cursor
+from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import safe_folder

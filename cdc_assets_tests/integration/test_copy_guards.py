@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CopyRestarted, SlotBusy, TableProblem
 from cdc_assets.log.progress import chunks
-from cdc_assets.log.store import TableRow
+from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres import pins, replication
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.names import TableId

@@ -9,7 +9,7 @@ import pytest
 
 from cdc_assets.errors import SnapshotLost, TableProblem
 from cdc_assets.log.progress import chunks
-from cdc_assets.log.store import TableRow
+from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.holders import join_pin
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
