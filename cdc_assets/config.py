@@ -1,8 +1,8 @@
 """The configuration: one shape for the Dagster component, the command line and the flusher.
 
 Pydantic models and their reading from YAML (JSON is YAML). Everything has a default but the tables.
-Nothing here connects to anything. ``${VAR}`` in a value is taken from the environment, so that no
-secret needs to stand in a file.
+``${VAR}`` in a value is taken from the environment, ``${aws-secret:NAME#KEY}`` from AWS Secrets
+Manager, so that no secret needs to stand in a file. Nothing else here connects to anything.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
 
+import psycopg
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
     AfterValidator,
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from cdc_assets.alerts.settings import AlertsConfig
+from cdc_assets.aws_secrets import aws_secret
 from cdc_assets.config_base import Duration, Section, Size
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.layout import parse_order, parse_part
@@ -36,7 +41,6 @@ from cdc_assets.postgres.names import TableId
 # A supervised child gets its configuration this way: secrets stand in no file and no argument.
 CONFIG_VARIABLE = "CDC_ASSETS_CONFIG_JSON"
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # What Dagster takes as the owner of an asset: a team, or an address of mail.
 _OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
 
@@ -48,6 +52,7 @@ def _owner(value: str) -> str:
 
 
 Owner = Annotated[str, AfterValidator(_owner)]
+_REFERENCE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}")
 
 
 def home() -> Path:
@@ -55,10 +60,28 @@ def home() -> Path:
     return Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute()
 
 
+def _dsn(value: SecretStr | None) -> SecretStr | None:
+    """Refuse what libpq would complain of by quoting it, password and all."""
+    if value is not None:
+        try:
+            port = str(conninfo_to_dict(value.get_secret_value()).get("port") or "")
+        except psycopg.Error:
+            port = "unreadable"
+        if not re.fullmatch(r"[0-9,]*", port):
+            raise ValueError(
+                "not an address that libpq reads; in postgresql://… the special characters of a"
+                " password are written as %40 and so on"
+            )
+    return value
+
+
+Dsn = Annotated[SecretStr, AfterValidator(_dsn)]
+
+
 class PostgresConfig(Section):
     """Where the source is: a DSN, or a throw-away Postgres that the platform runs itself."""
 
-    dsn: SecretStr | None = None
+    dsn: Dsn | None = None
     embedded: bool = False
     version: Literal[16, 18] = 18
     """Major version of the embedded Postgres."""
@@ -185,7 +208,7 @@ class StagingConfig(Section):
 class StateConfig(Section):
     """The coordination database; by default the source itself."""
 
-    postgres_url: SecretStr | None = None
+    postgres_url: Dsn | None = None
     schema_: Annotated[str, Field(alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")] = (
         "_pg2iceberg"
     )
@@ -202,6 +225,10 @@ class CatalogConfig(Section):
     def _complete(self) -> Self:
         if self.type == "rest" and self.uri is None:
             raise ValueError("a rest catalog needs uri: https://…")
+        if self.type == "sql" and self.uri is not None:
+            _dsn(
+                SecretStr(self.uri.get_secret_value().replace("postgresql+psycopg:", "postgresql:"))
+            )
         if self.type == "glue" and self.warehouse is None:
             raise ValueError("a glue catalog needs warehouse: s3://bucket/prefix")
         return self
@@ -347,8 +374,9 @@ class SourceConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _environment(cls, data: Any) -> Any:
-        return _expand(data)
+    def _environment(cls, data: Any, info: ValidationInfo) -> Any:
+        # What a parent handed down is expanded: a password may have "${…}" in it.
+        return data if (info.context or {}).get("expanded") else _expand(data)
 
     @field_validator("name")
     @classmethod
@@ -438,12 +466,9 @@ def _revealed(value: Any) -> Any:
 
 
 def _expand(value: Any) -> Any:
-    """Replace ``${VAR}`` in every string; an unset variable is an error that names it."""
+    """Replace references in every string; one that leads nowhere is an error that names it."""
     if isinstance(value, str):
-        for name in _VARIABLE.findall(value):
-            if name not in os.environ:
-                raise ValueError(f"the environment variable {name} is not set; export it")
-        return _VARIABLE.sub(lambda match: os.environ[match[1]], value)
+        return _REFERENCE.sub(_referenced, value)
     if isinstance(value, Mapping):
         return {key: _expand(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -451,14 +476,28 @@ def _expand(value: Any) -> Any:
     return value
 
 
-def parse_config(data: object, origin: str) -> SourceConfig:
-    """Validate what was read from ``origin``; raises ConfigurationError naming key and remedy."""
+def _referenced(match: re.Match[str]) -> str:
+    variable, secret, key = match.groups()
+    if variable is not None:
+        if variable not in os.environ:
+            raise ValueError(f"the environment variable {variable} is not set; export it")
+        return os.environ[variable]
+    found = aws_secret(secret, key)
+    # Part of an address, a generated password may have what separates its parts.
+    return quote(found, safe="") if "://" in match.string[: match.start()] else found
+
+
+def parse_config(data: object, origin: str, *, expanded: bool = False) -> SourceConfig:
+    """Validate what was read from ``origin``; raises ConfigurationError naming key and remedy.
+
+    ``expanded``: references were replaced already.
+    """
     if isinstance(data, Mapping) and set(data) >= {"type", "attributes"}:
         data = data["attributes"]  # a component's defs.yaml works as a plain file too
     if not isinstance(data, Mapping):
         raise ConfigurationError(f"{origin}: expected a mapping with name, postgres and tables.")
     try:
-        return SourceConfig.model_validate(data)
+        return SourceConfig.model_validate(data, context={"expanded": expanded})
     except ValidationError as error:
         lines = [f"{origin}: {_explain(item)}" for item in error.errors(include_url=False)]
         raise ConfigurationError("\n".join(lines)) from None
@@ -469,7 +508,7 @@ def config_from_environment() -> SourceConfig:
     text = os.environ.get(CONFIG_VARIABLE)
     if text is None:
         raise ConfigurationError(f"neither --config nor {CONFIG_VARIABLE} is given.")
-    return parse_config(json.loads(text), CONFIG_VARIABLE)
+    return parse_config(json.loads(text), CONFIG_VARIABLE, expanded=True)
 
 
 def load_config(path: str | os.PathLike[str]) -> SourceConfig:

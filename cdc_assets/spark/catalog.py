@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
@@ -139,11 +139,17 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
     return properties
 
 
+def _bare(address: str) -> str:
+    """A catalog's address without what may be a secret in it: who one is, and parameters."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
 def shown(config: SourceConfig) -> dict[str, Any]:
     """How to open the catalog, without secrets: what ``status --json`` prints."""
     kind = config.lake.catalog.type
     uri = config.lake.catalog.uri
-    address: str | None = uri.get_secret_value() if uri is not None else None
+    address = _bare(uri.get_secret_value()) if uri is not None else None
     if kind == "sql":
         shown_uri = sql_catalog_uri(config).set(password=None)
         address = shown_uri.difference_update_query(["sslpassword"]).render_as_string()

@@ -78,14 +78,17 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     for sensor in defs.sensors or ():
         assert isinstance(sensor, dg.SensorDefinition)
         assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-    (schedule,) = defs.schedules or ()
-    assert isinstance(schedule, dg.ScheduleDefinition)
-    assert (schedule.name, schedule.cron_schedule) == ("maintenance_shop", "*/30 * * * *")
-    assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
+    schedules = [s for s in defs.schedules or () if isinstance(s, dg.ScheduleDefinition)]
+    assert [(schedule.name, schedule.cron_schedule) for schedule in schedules] == [
+        ("maintenance_shop", "*/30 * * * *"),
+        ("sample_shop", "7 * * * *"),
+    ]
+    assert {s.default_status for s in schedules} == {dg.DefaultScheduleStatus.RUNNING}
     checked = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
     assert {("shop/orders", "primary_key_unique"), ("shop/orders", "replication_lag")} <= checked
     assert ("postgres/shop/shop/orders", "ready") in checked
-    assert len(checked) == 4 * len(lake)
+    assert ("shop/orders", "rows_match_source") in checked
+    assert len(checked) == 5 * len(lake)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +101,18 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
         (None, []),
     ],
 )
-def test_maintenance_comes_as_often_as_it_is_configured(every: object, cron: list[str]) -> None:
-    defs = build_defs(_config("public.t", maintenance={"every": every}))
-    found = [s.cron_schedule for s in defs.schedules or () if isinstance(s, dg.ScheduleDefinition)]
+@pytest.mark.parametrize(
+    ("section", "name"), [("maintenance", "maintenance"), ("verify", "sample")]
+)
+def test_schedules_come_as_often_as_configured(
+    section: str, name: str, every: object, cron: list[str]
+) -> None:
+    defs = build_defs(_config("public.t", **{section: {"every": every}}))
+    found = [
+        s.cron_schedule
+        for s in defs.schedules or ()
+        if isinstance(s, dg.ScheduleDefinition) and s.name.startswith(name)
+    ]
     assert found == cron
 
 

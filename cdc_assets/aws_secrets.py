@@ -1,0 +1,70 @@
+"""Values of the configuration that AWS Secrets Manager keeps: ``${aws-secret:NAME#KEY}``.
+
+They are read when the configuration is, by whoever reads it first: a code server or a command;
+children are handed what was found. So the engine needs them, which must not import Dagster: this is
+the client that dagster-aws's ``SecretsManagerResource`` gives (boto3's, which comes with it), found
+and authorized as boto3 does, without the resource around it. A rotated secret is read anew at the
+next start. What a secret is never is in an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+
+_TIMEOUT_SECONDS = 5.0
+_ATTEMPTS = 3
+
+
+def aws_secret(name: str, key: str | None) -> str:
+    """The secret of that name or ARN; with ``key`` that member of the JSON object it is.
+
+    Raises ValueError, which says what to do.
+    """
+    text = _text(name)
+    if key is None:
+        return text
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    member = found.get(key) if isinstance(found, dict) else None
+    if member is None:
+        raise ValueError(f"the AWS secret {name} has no member {key!r}: correct what follows #")
+    return str(member)
+
+
+@lru_cache(maxsize=64)
+def _text(name: str) -> str:
+    import boto3  # comes with dagster-aws; it takes half a second
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    parts = name.split(":")
+    region = parts[3] if name.startswith("arn:") and len(parts) > 3 else None
+    try:
+        client = boto3.client(
+            "secretsmanager",
+            region_name=region or os.environ.get("AWS_REGION"),
+            config=Config(
+                connect_timeout=_TIMEOUT_SECONDS,
+                read_timeout=_TIMEOUT_SECONDS,
+                retries={"total_max_attempts": _ATTEMPTS, "mode": "standard"},
+            ),
+        )
+        answer = client.get_secret_value(SecretId=name)
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "refused")
+        raise ValueError(
+            f"the AWS secret {name} can't be read ({code}); create it, or allow this process"
+            " secretsmanager:GetSecretValue"
+        ) from None
+    except BotoCoreError as error:
+        raise ValueError(
+            f"AWS Secrets Manager can't be asked for {name} ({type(error).__name__}); set"
+            " AWS_REGION and credentials, or mend the network"
+        ) from None
+    if "SecretString" not in answer:
+        raise ValueError(f"the AWS secret {name} is binary; store it as text")
+    return str(answer["SecretString"])
