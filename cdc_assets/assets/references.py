@@ -7,6 +7,7 @@ loaded from, wherever it is installed; nothing is read again when the UI asks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ _KEY = "dagster/code_references"
 
 
 def with_references(defs: dg.Definitions, config: SourceConfig, path: Path) -> dg.Definitions:
-    """``defs`` with every asset referring to its table's line of ``path``, or else the source's."""
+    """``defs`` with every asset referring to its table's line of ``path``, or else the source's.
+
+    As they are where there is no such file: a component may be made in Python, too.
+    """
+    if not path.is_file():
+        return defs
     whole, by_table = _lines(path.read_text(encoding="utf-8"), config)
     lines = {
         key: by_table[names.table]
@@ -58,8 +64,9 @@ def _lines(text: str, config: SourceConfig) -> tuple[int, dict[TableId, int]]:
         found = {}
         for item in items:
             given = _mapping(item).get("name")
-            if given is not None:
-                found[TableId.parse(given.value)] = item.start_mark.line + 1
+            if isinstance(given, yaml.ScalarNode):
+                with suppress(ValueError):  # a template's name is only known to Dagster
+                    found[TableId.parse(given.value)] = item.start_mark.line + 1
         return name.start_mark.line + 1, found
     return 1, {}
 

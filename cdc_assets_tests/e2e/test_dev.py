@@ -47,7 +47,7 @@ _SENSORS = """{ workspaceOrError { ... on Workspace { locationEntries { location
 
 _ASSETS = """{ assetNodes { assetKey { path } freshnessStatusInfo { freshnessStatus }
   partitionStats { numPartitions numMaterialized numFailed }
-  assetMaterializations(limit: 5) { runId timestamp } } }"""
+  assetMaterializations(limit: 2) { runId timestamp } } }"""
 
 _STOP = """mutation ($id: String) { stopSensor(id: $id) {
   ... on StopSensorMutationResult { instigationState { status } }
