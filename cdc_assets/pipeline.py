@@ -23,7 +23,11 @@ from cdc_assets.postgres.names import TableId
 
 def embedded_postgres(config: SourceConfig) -> EmbeddedPostgres:
     """The throw-away Postgres of a source with ``embedded: true``."""
-    return EmbeddedPostgres(home() / config.name / "postgres", version=config.postgres.version)
+    return EmbeddedPostgres(
+        home() / config.name / "postgres",
+        version=config.postgres.version,
+        settings={"max_slot_wal_keep_size": "16GB"},  # as `check` wants it of every source
+    )
 
 
 def source_dsn(config: SourceConfig) -> str:
