@@ -62,7 +62,7 @@ def test_files_and_metadata_stay_bounded(
             for i in range(number):
                 _change(source, random_, i)
                 _merge(source)
-                if i % EVERY == EVERY - 1:
+                if i % EVERY == EVERY - 1 or i == number - 1:
                     (found,) = maintain(
                         source.pipeline, lambda: source.session, [T], thorough=False
                     )
