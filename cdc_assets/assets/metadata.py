@@ -50,7 +50,9 @@ def shown_address(dsn: str) -> str | None:
     if len(ports) < len(hosts):
         ports = ports[:1] * len(hosts)
     where = ",".join(f"{host}:{port or 5432}" for host, port in zip(hosts, ports, strict=False))
-    return f"postgresql://{where}/{parts.get('dbname', '')}"
+    shown = f"{where}/{parts.get('dbname', '')}"
+    # A password with an @ or / that isn't escaped ends up in the host or the database.
+    return None if "@" in shown else f"postgresql://{shown}"
 
 
 # Every staged file has these, whatever its table.

@@ -54,8 +54,10 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of a JavaScript expression; a promise is waited for."""
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

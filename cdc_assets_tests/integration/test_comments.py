@@ -86,6 +86,11 @@ def test_comments_come_with_the_table_and_follow_their_changes(
             ("plain", "text", None),
         ]
         assert not health.observations(source.pipeline, [odd]), "nothing has changed"
+        monkeypatch.setattr(health, "_observed", {})
+        monkeypatch.setattr(health, "AT_ONCE", 1)
+        both = all_tables(source.config)
+        for number in (1, 1, 0):
+            assert len(health.observations(source.pipeline, both)) == number
 
         source.execute(f"comment on table {ODD} is null")
         source.execute(f"comment on column {ODD}.c is null")

@@ -183,6 +183,7 @@ def test_where_things_are_is_shown_without_secrets() -> None:
         ("host=h user=u password=p dbname=d", "postgresql://h:5432/d"),
         ("host=a,b port=7 dbname=d", "postgresql://a:7,b:7/d"),
         ("no dsn at all", None),
+        ("postgresql://u:to@p/sec@ret@h/d", None),
     ],
 )
 def test_an_address_is_hosts_ports_and_database(dsn: str, shown: str | None) -> None:
