@@ -17,7 +17,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak bench-flusher bench-snapshot bench-materialize bench-pipeline lint format lock clean distclean
+.PHONY: help install java dev demo test test-fast soak bench-flusher bench-snapshot bench-materialize bench-pipeline lint format lock audit clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ format: install ## Let ruff fix and format what it can
 lock: install ## Resolve pyproject.toml anew into requirements.lock
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --quiet \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file requirements.lock
+
+audit: install ## Look the locked dependencies up among known vulnerabilities (AUDIT_REQUIRED=1: or fail)
+	@$(BIN)/python .ci/audit
 
 clean: ## Remove caches and this clone's run-time home (the demo's data)
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .cdc_assets build dist

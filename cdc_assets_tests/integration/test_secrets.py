@@ -171,10 +171,8 @@ def _works(config: SourceConfig, file: Path, seen: Seen, folder: Path) -> None:
         ["snapshot", "--table", "public.t"],
         ["flush", "--until", "current"],
         ["-v", "materialize", "--table", "public.t"],
-        ["verify", "--json"],
         ["status"],
         ["status", "--json"],
-        ["check"],
         ["check", "--json"],
         ["alert-test"],
         ["--help"],
@@ -185,7 +183,7 @@ def _works(config: SourceConfig, file: Path, seen: Seen, folder: Path) -> None:
     seen.add("what the UI is told", serialize_value(RepositorySnap.from_def(repository)))
     with dg.DagsterInstance.local_temp(str(folder)) as instance:
         for job in repository.get_all_jobs():
-            if not job.name.startswith(("drop", "resync", "pause", "resume")):
+            if not job.name.startswith(("__", "drop", "resync", "pause", "resume")):
                 job.execute_in_process(instance=instance, raise_on_error=False)
         for sensor in repository.sensor_defs:
             if sensor.name.startswith(("alerts", "health", "materializer", "snapshot")):
@@ -200,18 +198,21 @@ def _works(config: SourceConfig, file: Path, seen: Seen, folder: Path) -> None:
 def _fails(raw: dict[str, Any], seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with each secret wrong, or nobody there to take it; all of it says why."""
     wrong = Path(os.environ["CDC_ASSETS_HOME"]).parent / "wrong.json"
-    for name in ("SOURCE", "STATE", "CATALOG"):
+    commands = {
+        "SOURCE": ["check", "flush", "status"],
+        "STATE": ["check", "flush"],
+        "CATALOG": ["check", "materialize"],
+    }
+    for name, tried in commands.items():
         monkeypatch.setenv(name, f"{WORD}-not-{name}")
         wrong.write_text(json.dumps(raw))
-        for command in ("check", "status", "flush", "materialize"):
+        for command in tried:
             _command(wrong, seen, command, name=f"wrong {name}")
         monkeypatch.setenv(name, SECRETS[name])
     remotes = ("sc://127.0.0.1:1/;token=${TOKEN}", "sc://127.0.0.1:1/;use_ssl=true;token=${TOKEN}")
     for number, remote in enumerate(remotes):
         wrong.write_text(json.dumps({**raw, "spark": {"remote": remote}}))
-        for command in ("check", "snapshot"):
-            if command == "check" or number == 0:
-                _command(wrong, seen, command, name=f"remote {number}")
+        _command(wrong, seen, "check", name=f"remote {number}")
     rest = {"type": "rest", "uri": "http://u:${CATALOG}@127.0.0.1:1/x?token=${TOKEN}"}
     wrong.write_text(json.dumps({**raw, "lake": {"catalog": {**rest, "warehouse": "w"}}}))
     for command in ("check", "status"):
