@@ -2,7 +2,8 @@
 
 Pydantic models and their reading from YAML (JSON is YAML). Everything has a default but the tables.
 ``${VAR}`` in a value is taken from the environment, ``${aws-secret:NAME#KEY}`` from AWS Secrets
-Manager, so that no secret needs to stand in a file. Nothing else here connects to anything.
+Manager, so that no secret needs to stand in a file; ``$${`` is ``${`` itself. Nothing else here
+connects to anything.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from cdc_assets.postgres.names import TableId
 # A supervised child gets its configuration this way: secrets stand in no file and no argument.
 CONFIG_VARIABLE = "CDC_ASSETS_CONFIG_JSON"
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
-_REFERENCE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}")
+_REFERENCE = re.compile(
+    r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
+)
 
 
 def home() -> Path:
@@ -463,6 +466,8 @@ def _expand(value: Any) -> Any:
 
 def _referenced(match: re.Match[str]) -> str:
     variable, secret, key = match.groups()
+    if match[0] == "$${":
+        return "${"
     if variable is not None:
         if variable not in os.environ:
             raise ValueError(f"the environment variable {variable} is not set; export it")
