@@ -215,6 +215,8 @@ class CatalogConfig(Section):
     def _complete(self) -> Self:
         if self.type == "rest" and self.uri is None:
             raise ValueError("a rest catalog needs uri: https://…")
+        if self.type != "sql" and self.uri is not None and "?" in self.uri.get_secret_value():
+            raise ValueError("uri: write the address without parameters: errors repeat those")
         if self.type == "sql" and self.uri is not None:
             _dsn(
                 SecretStr(self.uri.get_secret_value().replace("postgresql+psycopg:", "postgresql:"))
@@ -254,10 +256,10 @@ class S3Config(Section):
 class SparkConfig(Section):
     """A local Connect server of ours, or the user's own cluster."""
 
-    remote: str | None = None
+    remote: str | None = Field(default=None, repr=False)  # it may carry a token
     cores: Annotated[int, Field(ge=1, le=256)] = 2
     memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "3g"
-    conf: Mapping[str, str] = Field(default_factory=dict)
+    conf: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     @field_validator("remote")
     @classmethod
