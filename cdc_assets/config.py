@@ -2,7 +2,8 @@
 
 Pydantic models and their reading from YAML (JSON is YAML). Everything has a default but the tables.
 ``${VAR}`` in a value is taken from the environment, ``${aws-secret:NAME#KEY}`` from AWS Secrets
-Manager, so that no secret needs to stand in a file. Nothing else here connects to anything.
+Manager, so that no secret needs to stand in a file; ``$${`` is ``${`` itself. Nothing else here
+connects to anything.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def _owner(value: str) -> str:
 
 
 Owner = Annotated[str, AfterValidator(_owner)]
-_REFERENCE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}")
+_REFERENCE = re.compile(
+    r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
+)
 
 
 def home() -> Path:
@@ -225,6 +228,8 @@ class CatalogConfig(Section):
     def _complete(self) -> Self:
         if self.type == "rest" and self.uri is None:
             raise ValueError("a rest catalog needs uri: https://…")
+        if self.type != "sql" and self.uri is not None and "?" in self.uri.get_secret_value():
+            raise ValueError("uri: write the address without parameters: errors repeat those")
         if self.type == "sql" and self.uri is not None:
             _dsn(
                 SecretStr(self.uri.get_secret_value().replace("postgresql+psycopg:", "postgresql:"))
@@ -264,10 +269,10 @@ class S3Config(Section):
 class SparkConfig(Section):
     """A local Connect server of ours, or the user's own cluster."""
 
-    remote: str | None = None
+    remote: str | None = Field(default=None, repr=False)  # it may carry a token
     cores: Annotated[int, Field(ge=1, le=256)] = 2
     memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "3g"
-    conf: Mapping[str, str] = Field(default_factory=dict)
+    conf: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     @field_validator("remote")
     @classmethod
@@ -478,6 +483,8 @@ def _expand(value: Any) -> Any:
 
 def _referenced(match: re.Match[str]) -> str:
     variable, secret, key = match.groups()
+    if match[0] == "$${":
+        return "${"
     if variable is not None:
         if variable not in os.environ:
             raise ValueError(f"the environment variable {variable} is not set; export it")

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from cdc_assets.config import SourceConfig
-from cdc_assets.errors import ConfigurationError
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.log.files import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
 from cdc_assets.pipeline import coordination_dsn
 from cdc_assets.postgres.connect import NO_TIMEOUTS
@@ -163,7 +163,10 @@ def shown(config: SourceConfig) -> dict[str, Any]:
 
 
 def open_catalog(config: SourceConfig) -> Catalog:
-    """The catalog through pyiceberg; one a process and configuration."""
+    """The catalog through pyiceberg; one a process and configuration.
+
+    Raises EnvironmentProblem or TlsProblem if a SQL catalog's database can't be reached at first.
+    """
     return _open(tuple(sorted(pyiceberg_properties(config).items())))
 
 
@@ -176,4 +179,7 @@ def _open(properties: tuple[tuple[str, str], ...]) -> Catalog:
     except OperationalError as error:
         if (problem := tls_problem(str(error.orig))) is not None:
             raise problem from error
-        raise
+        raise EnvironmentProblem(
+            f"the SQL catalog can't be reached: {first_line(error.orig or error)}",
+            "Start its database, mend the network, or correct lake.catalog.uri.",
+        ) from error

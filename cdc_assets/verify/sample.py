@@ -270,25 +270,34 @@ def _surplus(
     ):
         parts = heaps(source, lake.row.table, lake.row.oid)
         whole = any(heap.is_leaf for heap in parts)
+        # Values stand in the statement: beside parameters a name with % in it would be one, too.
         query = sql.SQL(
             "select k.n from unnest({arrays}) with ordinality as k ({names}, n)"
             " where not exists (select from {only} {table} t where {equal})"
-        ).format(
-            arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(lake.key)),
-            names=sql.SQL(", ").join(sql.Identifier(f"k{i}") for i in range(len(lake.key))),
-            only=sql.SQL("" if whole else "only"),
-            table=lake.row.table.identifier,
-            equal=sql.SQL(" and ").join(
-                sql.SQL("t.{} = k.{}::{}").format(
-                    sql.Identifier(column.source.name),
-                    sql.Identifier(f"k{i}"),
-                    sql.SQL(column.source.type),  # as format_type quotes it
-                )
-                for i, column in enumerate(lake.key)
-            ),
+        )
+        names = sql.SQL(", ").join(sql.Identifier(f"k{i}") for i in range(len(lake.key)))
+        equal = sql.SQL(" and ").join(
+            sql.SQL("t.{} = k.{}::{}").format(
+                sql.Identifier(column.source.name),
+                sql.Identifier(f"k{i}"),
+                sql.SQL(column.source.type),  # as format_type quotes it
+            )
+            for i, column in enumerate(lake.key)
         )
         for start in range(0, len(listed), _LOOKUP_KEYS):
             some = listed[start : start + _LOOKUP_KEYS]
-            arrays = [list(values) for values in zip(*(keys[key] for key in some), strict=True)]
-            missing += [some[int(n) - 1] for (n,) in source.execute(query, arrays)]
+            arrays = sql.SQL(", ").join(
+                sql.SQL("{}::text[]").format(sql.Literal(list(values)))
+                for values in zip(*(keys[key] for key in some), strict=True)
+            )
+            found = source.execute(
+                query.format(
+                    arrays=arrays,
+                    names=names,
+                    only=sql.SQL("" if whole else "only"),
+                    table=lake.row.table.identifier,
+                    equal=equal,
+                )
+            )
+            missing += [some[int(n) - 1] for (n,) in found]
     return missing
