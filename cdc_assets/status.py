@@ -54,6 +54,8 @@ class TableStatus:
     """The process that looks after it."""
     paused_since: str | None = None
     """Somebody paused it, or its source: nothing is applied."""
+    applied_offset: int = 0
+    """The first offset of its log that isn't applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ _TABLES = """
 select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied_lsn::text,
        coalesce(b.rows, 0), b.oldest,
        coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0),
-       p.rows_a_second::float8, p.chunks_a_second::float8, t.complete_lsn::text
+       p.rows_a_second::float8, p.chunks_a_second::float8, t.complete_lsn::text,
+       coalesce(m."offset", 0)
   from tables t
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
                         and m.table_name = t.table_name
@@ -189,6 +192,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 table.id in differing,
                 by_table.get(table.name),
                 str(resting[table.id]) if table.id in resting else None,
+                int(found[14]),
             )
         )
     return SourceStatus(

@@ -21,6 +21,7 @@ import dagster as dg
 
 from cdc_assets.assets.metadata import (
     DATA_VERSION_TAG,
+    data_version,
     definition_metadata,
     drained_metadata,
     table_metadata,
@@ -233,9 +234,8 @@ class Rounds:
         )
 
     def _version(self, table: TableId) -> str:
-        """Which rows it has: how much of the log is applied to which of its copies."""
         row = self._pipeline.store.table(table)
-        return f"{row.epoch if row is not None else 0}:{self._sums[table].cursor.offset}"
+        return data_version(row.epoch if row is not None else 0, self._sums[table].cursor.offset)
 
     def _take(self, turn: Turn) -> None:
         """Take note of what a turn did."""

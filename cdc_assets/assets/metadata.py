@@ -20,6 +20,7 @@ from cdc_assets.spark.tables import LakeTable
 
 # Dagster's name for it; what is downstream is built again when it changes.
 DATA_VERSION_TAG = "dagster/data_version"
+ROW_COUNT = "dagster/row_count"
 # Carried on by the heartbeats of a quiet table: nothing of it has changed since.
 STANDING = (
     *("dagster/column_schema", "dagster/column_lineage", "dagster/row_count", "dagster/uri"),
@@ -101,6 +102,11 @@ def described_metadata(found: Described, dsn: str) -> dict[str, Any]:
         **({"rows, estimated": found.rows} if found.rows is not None else {}),
         **({"dagster/uri": uri} if (uri := shown_address(dsn)) else {}),
     }
+
+
+def data_version(epoch: int, offset: int) -> str:
+    """Which rows a lake table has: how much of the log is applied to which of its copies."""
+    return f"{epoch}:{offset}"
 
 
 def definition_metadata(names: TableAssets) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.assets.lake import RELIEF_SECONDS, report_seconds
-from cdc_assets.assets.metadata import DATA_VERSION_TAG, STANDING
+from cdc_assets.assets.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
 from cdc_assets.assets.names import TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
@@ -159,7 +159,11 @@ def materializer_sensor(
         last = instance.get_latest_materialization_events([names.lake for names in tables])
         looks = _looks(tables, found, last, past_runs(instance, tags))
         decision = decide(looks, active=active, proven=proven)
-        events = [_heartbeat(names, last[names.lake]) for names in decision.heartbeats]
+        by_name = {status.name: status for status in found.tables}
+        events = [
+            _heartbeat(names, last[names.lake], by_name[str(names.table)])
+            for names in decision.heartbeats
+        ]
         waits = spark_address(config) is None
         requests = []
         if decision.run and not waits:
@@ -190,17 +194,23 @@ def _looks(
     return looks
 
 
-def _heartbeat(names: TableAssets, last: dg.EventLogEntry | None) -> dg.AssetMaterialization:
-    """An event that says: nothing happened, and that is proven. What stood before stands on."""
+def _heartbeat(
+    names: TableAssets, last: dg.EventLogEntry | None, status: TableStatus
+) -> dg.AssetMaterialization:
+    """An event that says: nothing happened, and that is proven. What stood before stands on.
+
+    But for the number of rows if others applied changes since: a worker, or a comparison.
+    """
     before = last.asset_materialization if last is not None else None
     standing: dict[str, Any] = {
         key: value for key, value in (before.metadata if before else {}).items() if key in STANDING
     }
-    tags = before.tags if before is not None and before.tags else {}
-    version = {key: value for key, value in tags.items() if key == DATA_VERSION_TAG}
+    version = data_version(status.epoch, status.applied_offset)
+    if before is None or (before.tags or {}).get(DATA_VERSION_TAG) != version:
+        standing.pop(ROW_COUNT, None)
     return dg.AssetMaterialization(
         names.lake,
-        tags=version,
+        tags={DATA_VERSION_TAG: version},
         description="Nothing to apply: the table equals the source.",
         metadata={**standing, "changes": 0, "heartbeat": True},
     )
