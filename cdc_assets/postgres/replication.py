@@ -99,19 +99,21 @@ def _lsn(text: str | None) -> Lsn | None:
 
 
 def create_slot(
-    dsn: str, slot: str, *, temporary: bool, patience_seconds: int = SLOT_PATIENCE_SECONDS
+    dsn: str, slot: str, *, temporary: bool, patience_seconds: int | None = None
 ) -> NewSlot:
     """Create a logical slot that exports its snapshot (invariant 5).
 
     One that stays is a failover slot where the server knows those: a standby that is promoted can
     have it too.
 
-    Waits for the transactions that run now, for ``patience_seconds`` at most; then SlotBusy.
+    Waits for the transactions that run now, for ``patience_seconds`` at most (None: for
+    SLOT_PATIENCE_SECONDS); then SlotBusy.
     The caller closes the connection once the snapshot is held elsewhere.
     """
     connection = replication_connect(dsn, f"cdc_assets pin {slot}")
+    patience = SLOT_PATIENCE_SECONDS if patience_seconds is None else patience_seconds
     try:
-        _command(connection, f"set lock_timeout = '{patience_seconds}s'")
+        _command(connection, f"set lock_timeout = '{patience}s'")
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         # The old spelling of SNAPSHOT 'export': every version from 13 to 18 reads it.
         options = "EXPORT_SNAPSHOT"
@@ -123,7 +125,8 @@ def create_slot(
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
     except SlotBusy as error:
         connection.finish()
-        raise SlotBusy(f"{error.what} {_holdups(dsn)}", error.remedy) from error
+        what = f"slot creation waited {patience} s: {error.what}"
+        raise SlotBusy(f"{what} {_holdups(dsn)}", error.remedy) from error
     except BaseException:
         connection.finish()
         raise
@@ -202,8 +205,7 @@ def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
     message = result.get_error_message().strip()
     if result.error_field(pq.DiagnosticField.SQLSTATE) == b"55P03":  # lock_not_available
         raise SlotBusy(
-            f"slot creation waited {SLOT_PATIENCE_SECONDS} s for transactions that don't end"
-            f" ({message}).",
+            f"transactions don't end that it has to wait for ({message}).",
             "End them (select pg_terminate_backend(pid)) or wait for them; see pg_stat_activity.",
         )
     raise PreflightError(
