@@ -132,6 +132,10 @@ class Decoder:
         return self._committed.bytes
 
     @property
+    def committed_tables(self) -> int:
+        return len(self._committed.pending)
+
+    @property
     def open_bytes(self) -> int:
         return self._uncommitted.bytes
 

@@ -144,8 +144,13 @@ class Excluded:
 Reply = Consumed | Flushed | Retrying | Failed | Excluded
 
 
-# A flush has a cost however little is in it: on a slow object store, or for every table that has
-# changes. So the next one is due after at least so many times what the last one took …
+# A flush costs some 60 µs for every table that has changes, however few they are. So that a thousand
+# tables cost a change little more than one does, changes gather between flushes: until each of the
+# tables has so much to be written …
+WORTH_A_TURN_BYTES = 256 * 2**10
+# … or so many times flush_bytes wait;
+MOST_GATHERED = 2
+# and if so much doesn't come: for at least twice as long as the last flush took …
 REST = 2.0
 # … and never for longer than this.
 LONGEST_REST_SECONDS = 10.0
@@ -227,9 +232,13 @@ class _Worker:
             self.say_consumed(0)
 
     def is_full(self) -> bool:
-        """Whether all that may wait is waiting, and some of it can be reported."""
-        waiting = self.decoder.committed_bytes + self.decoder.open_bytes
-        return self.decoder.committed_bytes > 0 and waiting >= self.settings.flush_bytes
+        """Whether what is committed is worth a flush, or all that may wait is waiting."""
+        decoder, least = self.decoder, self.settings.flush_bytes
+        worth = decoder.committed_tables * WORTH_A_TURN_BYTES
+        waiting = decoder.committed_bytes + decoder.open_bytes
+        return decoder.committed_bytes > 0 and waiting >= min(
+            max(worth, least), MOST_GATHERED * least
+        )
 
     def say_consumed(self, byte_size: int) -> None:
         waiting = self.decoder.committed_bytes + self.decoder.open_bytes
