@@ -144,9 +144,8 @@ class Excluded:
 Reply = Consumed | Flushed | Retrying | Failed | Excluded
 
 
-# A flush costs some 60 µs for every table that has changes, however few they are. So that a thousand
-# tables cost a change little more than one does, changes gather between flushes: until each of the
-# tables has so much to be written …
+# A flush costs some 60 µs for every table that has changes, however few they are. So that this is
+# little by the change, changes gather between flushes: until each of the tables has so much …
 WORTH_A_TURN_BYTES = 256 * 2**10
 # … or so many times flush_bytes wait;
 MOST_GATHERED = 2
