@@ -9,6 +9,7 @@ of the table's log is pending.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -113,8 +114,11 @@ def reaches(flushed: str | None, end: Lsn | None) -> bool:
     return flushed is not None and end is not None and end - Lsn.parse(flushed) <= PAGE_HEADER_BYTES
 
 
-# Where the source's WAL ended at the last tick, by source.
-_ends: dict[str, Lsn] = {}
+# Where the source's WAL ended at a tick, and when that was (monotonic), by source. It stands until
+# the log has reached it: one that each tick moved on would hardly ever be met in a quiet source,
+# whose log moves every ten seconds. Too old, it proves nothing of now.
+_ends: dict[str, tuple[Lsn, float]] = {}
+PROOF_SECONDS = 20.0
 
 
 def materializer_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
@@ -151,10 +155,12 @@ def materializer_sensor(
                 found = collect(pipeline)
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
-        proven = reaches(found.flusher["flushed_lsn"], _ends.get(config.name))
-        end = source_end(found)
-        if end is not None:
-            _ends[config.name] = end
+        end, since = _ends.get(config.name, (None, 0.0))
+        recent = time.monotonic() - since < PROOF_SECONDS
+        proven = recent and reaches(found.flusher["flushed_lsn"], end)
+        now = source_end(found)
+        if now is not None and (proven or not recent):
+            _ends[config.name] = now, time.monotonic()
         instance = context.instance
         last = instance.get_latest_materialization_events([names.lake for names in tables])
         looks = _looks(tables, found, last, past_runs(instance, tags))
