@@ -214,8 +214,9 @@ def test_from_the_first_tick_to_level_tables(world: World) -> None:
         " delete from public.big where id > 1990;"
         " insert into public.\"Mixed Case.Table\" values (2, 'two')"
     )
+    world.until("the changes in the log", lambda: world.pending() >= 21)
     assert world.execute(request).success
-    world.tick("materializer")  # what a tick calls level is so as of the tick before
+    world.tick("materializer")  # what a tick calls level was so up to 20 s ago
     world.until("level tables", lambda: _materialized(world))
     latest = world.materializations(big.lake)[0]
     assert latest.metadata["dagster/row_count"].value == 1990
