@@ -37,7 +37,7 @@ from cdc_assets.commands import Spark, snapshot
 from cdc_assets.config import home, parse_config
 from cdc_assets.flusher.main import run
 from cdc_assets.log.files import Storage
-from cdc_assets.materializer.batch import Window, events, facts
+from cdc_assets.materializer.batch import BATCH_ROWS, Window, events, facts
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.fold import fold
 from cdc_assets.materializer.rows import as_lake
@@ -124,6 +124,7 @@ class Bench:
         done = drain(self.pipeline, self.session, self.table, batch_bytes=_NO_LIMIT)
         # A merge has BATCH_ROWS at most, so a large batch takes several, as it does in use.
         assert done is not None and not done.pending_entries
+        assert done.merges == 1 or done.changes > BATCH_ROWS
         return time.perf_counter() - began, done.changes
 
     @contextmanager
