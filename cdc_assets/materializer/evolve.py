@@ -97,9 +97,12 @@ def _cost(told: ToldColumn, known: Column | None, now: Attribute) -> int:
     cost = 0 if named else 2
     if not types or (told.type_oid, told.modifier) in types:
         return cost
-    # Of another type it is rather another column of that name.
     near = {(oid, told.type_oid) for oid, _ in types} | {(told.type_oid, oid) for oid, _ in types}
-    return cost + (1 if near & _WIDENINGS else 3)
+    if not near & _WIDENINGS:
+        return cost + 3
+    # Of a wider type it is rather another column of that name; if no name speaks for it, a type
+    # that columns are often changed to tells nothing.
+    return cost + 1 if named else cost
 
 
 def same_values(before: str, after: str, *, as_text: bool) -> bool:

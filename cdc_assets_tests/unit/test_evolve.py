@@ -119,6 +119,18 @@ def test_nothing_is_guessed_of_a_column_that_is_still_there() -> None:
         numbered(known, told, table.catalog(), 2)
 
 
+def test_a_type_that_columns_are_often_changed_to_tells_nothing_of_a_new_name() -> None:
+    table = _table("a", "b")
+    known = table.columns()
+    table.drop("b")
+    table.add("c")
+    told = table.told()  # c is the third, or b by another name that was dropped later
+    table.retype("c", 20)
+    table.rename("c", "d")
+    with pytest.raises(Ambiguous, match="column c"):
+        numbered(known, told, table.catalog(), 2)
+
+
 @given(st.integers(0, 10**9))
 def test_what_is_found_is_the_truth_or_of_columns_that_are_gone(seed: int) -> None:
     """No column that is there is taken for another one, nor another one for it."""
