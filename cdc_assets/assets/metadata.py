@@ -80,7 +80,7 @@ def staged_metadata(names: TableAssets) -> dict[str, Any]:
 
 def described_metadata(found: Described, dsn: str) -> dict[str, Any]:
     """Of an observation of the source asset: the table as the source has it now."""
-    keys = [column.name for column in found.columns if column.is_key]
+    keys = {column.name for column in found.columns if column.is_key}
     # Not dagster/column_schema: the UI shows an observation's only under names of its own.
     return {
         "columns": dg.TableSchema(
@@ -89,11 +89,7 @@ def described_metadata(found: Described, dsn: str) -> dict[str, Any]:
                     column.name,
                     column.type,
                     description=column.comment,
-                    constraints=dg.TableColumnConstraints(
-                        nullable=not column.not_null,
-                        unique=keys == [column.name],
-                        other=["primary key"] if column.is_key else [],
-                    ),
+                    constraints=_constraints(column.name, keys, not_null=column.not_null),
                 )
                 for column in found.columns
             ]
@@ -132,14 +128,18 @@ def column_schema(lake: LakeTable, docs: Mapping[str, str | None]) -> dg.TableSc
                     if (said := docs.get(column.name))
                     else column.source.type
                 ),
-                constraints=dg.TableColumnConstraints(
-                    nullable=not column.source.not_null,
-                    unique=key == {column.name},
-                    other=["primary key"] if column.name in key else [],
-                ),
+                constraints=_constraints(column.name, key, not_null=column.source.not_null),
             )
             for column in lake.columns
         ]
+    )
+
+
+def _constraints(name: str, key: set[str], *, not_null: bool) -> dg.TableColumnConstraints:
+    return dg.TableColumnConstraints(
+        nullable=not not_null,
+        unique=key == {name},
+        other=["primary key"] if name in key else [],
     )
 
 
