@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
+from cdc_assets.flusher.json_text import binary_array, parts_of
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.pgoutput import PADDING, Bytes, Ints
 
@@ -27,17 +29,42 @@ class Changes:
     """Changes in commit order: their messages and what surrounds them.
 
     ``message`` holds, back to back, what follows the relation's oid in each message; change i ends
-    at ``stop[i]``. ``op``: the message's kind. ``commit_lsn`` and ``commit_time`` (microseconds
-    since 2000) are those of its Begin.
+    at ``stop[i]``. ``op``: the message's kind. ``about`` has a row for each of the five properties
+    that are named below and a column for each change.
     """
 
     message: Bytes
     stop: Ints
     op: Bytes
-    lsn: Ints
-    commit_lsn: Ints
-    commit_time: Ints
-    xid: Ints
+    about: Ints
+
+    @property
+    def oid(self) -> Ints:
+        """Of the relation."""
+        return self._row(0)
+
+    @property
+    def lsn(self) -> Ints:
+        """Of the change's own record."""
+        return self._row(1)
+
+    @property
+    def commit_lsn(self) -> Ints:
+        """Of its transaction's commit record, as its Begin said."""
+        return self._row(2)
+
+    @property
+    def commit_time(self) -> Ints:
+        """Microseconds since 2000, as its transaction's Begin said."""
+        return self._row(3)
+
+    @property
+    def xid(self) -> Ints:
+        return self._row(4)
+
+    def _row(self, number: int) -> Ints:
+        row: Ints = self.about[number]
+        return row
 
     @property
     def nbytes(self) -> int:
@@ -51,11 +78,34 @@ class Changes:
             self.message[begin : int(self.stop[high - 1])],
             self.stop[low:high] - begin,
             self.op[low:high],
-            self.lsn[low:high],
-            self.commit_lsn[low:high],
-            self.commit_time[low:high],
-            self.xid[low:high],
+            self.about[:, low:high],
         )
+
+    def taken(self, order: Ints) -> Changes:
+        """A copy of the changes with these numbers, in this order."""
+        messages = binary_array(np.concatenate(([0], self.stop)), self.message)
+        offsets, data = parts_of(messages.take(pa.array(order)))
+        return Changes(data[: offsets[-1]], offsets[1:], self.op[order], self.about[:, order])
+
+
+def by_relation(mixed: Sequence[Changes]) -> Iterator[tuple[int, Changes]]:
+    """The changes of each relation, with its oid; those of one stay in order.
+
+    They are parts of one copy of all: a copy for each of many would cost more than what is in it.
+    """
+    if not mixed:
+        return
+    first = int(mixed[0].oid[0])
+    if all(bool((changes.oid == first).all()) for changes in mixed):
+        yield from ((first, changes) for changes in mixed)
+        return
+    whole = joined(mixed)
+    order = np.argsort(whole.oid, kind="stable")
+    whole = whole.taken(order)
+    begins = [0, *(np.flatnonzero(np.diff(whole.oid)) + 1).tolist()]
+    oids = whole.oid[begins].tolist()
+    for oid, begin, end in zip(oids, begins, [*begins[1:], len(whole.stop)], strict=True):
+        yield oid, whole.part(begin, end)
 
 
 def batches(
@@ -101,8 +151,5 @@ def joined(parts: Sequence[Changes]) -> Changes:
         message=np.concatenate([*(part.message for part in parts), _PADDING]),
         stop=np.concatenate([p.stop + s for p, s in zip(parts, shift.tolist(), strict=True)]),
         op=np.concatenate([part.op for part in parts]),
-        lsn=np.concatenate([part.lsn for part in parts]),
-        commit_lsn=np.concatenate([part.commit_lsn for part in parts]),
-        commit_time=np.concatenate([part.commit_time for part in parts]),
-        xid=np.concatenate([part.xid for part in parts]),
+        about=np.concatenate([part.about for part in parts], axis=1),
     )

@@ -1,8 +1,9 @@
 """The stream's memory: which transaction is open, what each relation looks like, which rows wait.
 
-:class:`Decoder` is fed batches of raw frames. It looks at each batch once, by columns, copies the
-changes of each table together, and keeps them *undecoded* until they are taken: so the fixed cost
-of a columnar decode is paid a table and flush, not a batch, and what waits is as small as it came.
+:class:`Decoder` is fed batches of raw frames. It looks at each batch once, by columns, and keeps
+the changes *undecoded* until they are taken; it divides them by table only when many have gathered.
+So what has a fixed cost, however few the changes of a table, is paid a flush or so and not a batch,
+and what waits is as small as it came.
 
 Keeps invariant 3: changes are kept in the order of the frames, and those of the transaction that is
 still open apart from the committed ones. ``position`` is the LSN below which every commit of ours
@@ -16,7 +17,7 @@ What does not belong: files (``staging``), when to flush (``decoder_process``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_assets.flusher import staged_rows
-from cdc_assets.flusher.changes import Changes
+from cdc_assets.flusher.changes import Changes, by_relation
 from cdc_assets.flusher.json_text import parts_of, ranges
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.waiting import Pending
@@ -52,8 +53,11 @@ _BODY = XLOG_HEADER_BYTES + 1
 _CHANGE = _BODY + 4  # behind the relation's oid
 # The LSN of the record that a frame comes from, in the XLogData header.
 _LSN = 1
-# What a waiting change costs beyond its message: five numbers of 8 bytes, roughly.
-_CHANGE_BYTES = 40
+# What a waiting change costs beyond its message: six numbers of 8 bytes, roughly.
+_CHANGE_BYTES = 48
+# Changes of many tables are kept as they arrive, and given to the tables when there is so much of
+# them: each time costs some 10 µs a table, however few are its changes.
+DIVIDED_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,16 @@ class _Transaction:
 
 @dataclass(slots=True)
 class _Shelf:
-    """What waits, by table in the order of first appearance; ``bytes`` is what it holds."""
+    """What waits, of the tables with the oids ``tables``, in so many ``bytes``.
+
+    ``pending``: by table, in the order of first appearance; ``mixed``: what arrived after that, not
+    divided yet, with messages of ``mixed_bytes``.
+    """
 
     pending: dict[int, list[Pending]] = field(default_factory=dict)
+    mixed: list[Changes] = field(default_factory=list)
+    mixed_bytes: int = 0
+    tables: set[int] = field(default_factory=set)
     bytes: int = 0
 
     def run(self, spec: DecodeSpec, relation: Relation) -> Pending:
@@ -80,7 +91,10 @@ class _Shelf:
         return runs[-1]
 
     def append(self, other: _Shelf) -> None:
-        """Put everything of ``other`` behind what is here, and empty it."""
+        """Put everything of ``other`` behind what is here, and empty it.
+
+        Nothing may be ``mixed`` here where there is something by table in the other.
+        """
         for oid, runs in other.pending.items():
             mine = self.pending.setdefault(oid, [])
             for run in runs:
@@ -88,13 +102,15 @@ class _Shelf:
                     mine[-1].parts += run.parts
                 else:
                     mine.append(run)
+        self.mixed += other.mixed
+        self.mixed_bytes += other.mixed_bytes
+        self.tables |= other.tables
         self.bytes += other.bytes
-        other.pending, other.bytes = {}, 0
+        other.empty()
 
-    def take(self) -> list[Pending]:
-        taken = [run for runs in self.pending.values() for run in runs if run.parts]
-        self.pending, self.bytes = {}, 0
-        return taken
+    def empty(self) -> None:
+        self.pending, self.mixed, self.tables = {}, [], set()
+        self.bytes = self.mixed_bytes = 0
 
 
 class Decoder:
@@ -133,7 +149,7 @@ class Decoder:
 
     @property
     def committed_tables(self) -> int:
-        return len(self._committed.pending)
+        return len(self._committed.tables)
 
     @property
     def open_bytes(self) -> int:
@@ -141,14 +157,17 @@ class Decoder:
 
     def take_committed(self) -> list[Pending]:
         """Everything that committed and wasn't taken; of one table in commit order."""
-        return self._committed.take()
+        return self._take(self._committed)
 
     def take_open(self) -> list[Pending]:
         """What arrived of the open transaction; worthless if its commit never arrives."""
-        return self._uncommitted.take()
+        return self._take(self._uncommitted)
 
-    def _is_ours(self, oid: int) -> bool:
-        return self.spec_of(oid) is not None
+    def _take(self, shelf: _Shelf) -> list[Pending]:
+        self._divide(shelf)
+        taken = [run for runs in shelf.pending.values() for run in runs if run.parts]
+        shelf.empty()
+        return taken
 
     def feed(self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]) -> None:
         """Take in a batch of frames. Raises ReplicationProblem if the stream is broken."""
@@ -158,6 +177,8 @@ class Decoder:
         frames = len(lengths)
         cut = int(batch.commits[-1]) + 1 if len(batch.commits) else 0
         if cut:
+            if self._uncommitted.pending:
+                self._divide(self._committed)
             self._committed.append(self._uncommitted)
             self._distribute(batch, 0, cut, self._committed)
             self.commit_end = int(batch.scan.int64(batch.commits[-1:], _BODY + 9)[0])
@@ -173,62 +194,85 @@ class Decoder:
 
     def _distribute(self, batch: _Batch, low: int, high: int, shelf: _Shelf) -> None:
         """Put the changes of the frames ``low`` to ``high`` (excluded) on the shelf."""
-        cuts: dict[int, list[tuple[int, Relation | None]]] = {}
-        relations = dict(self._relations)
         first, last = np.searchsorted(batch.events, [low, high])
         for frame in batch.events[first:last].tolist():
             if batch.scan.kind[frame] == TRUNCATE:
-                message = batch.scan.message(frame)
-                for oid in np.frombuffer(message, ">u4", offset=6).tolist():
-                    cuts.setdefault(oid, []).append((frame, None))
+                self._collect(batch, low, frame, shelf)
+                self.divide()
+                self._empty_tables(batch, frame, shelf)
+                low = frame
                 continue
             relation = Relation.parse(batch.scan.message(frame))
-            if relations.get(relation.oid) != relation or relation.oid in self._staged_as:
-                relations[relation.oid] = relation
-                cuts.setdefault(relation.oid, []).append((frame, relation))
-        first, last = np.searchsorted(batch.changes, [low, high])
-        for oid, frames, changes in batch.by_table(int(first), int(last), self._is_ours):
-            self._place(batch, oid, frames, changes, cuts.pop(oid, []), shelf)
-        for oid, own in cuts.items():
-            self._place(batch, oid, np.empty(0, np.int64), None, own, shelf)
+            known, spec = self._relations.get(relation.oid), self.spec_of(relation.oid)
+            if known is not None and (relation != known or (spec is not None and spec.excluded)):
+                self._collect(batch, low, frame, shelf)
+                self.divide()
+                low = frame
+            self._learn(relation)
+        self._collect(batch, low, high, shelf)
 
-    def _place(
-        self,
-        batch: _Batch,
-        oid: int,
-        frames: Ints,
-        changes: Changes | None,
-        cuts: list[tuple[int, Relation | None]],
-        shelf: _Shelf,
-    ) -> None:
-        """``changes`` of one relation came in ``frames``; cut them where it was told anew."""
+    def _collect(self, batch: _Batch, low: int, high: int, shelf: _Shelf) -> None:
+        """Put the changes of these frames on the shelf, undivided."""
+        first, last = np.searchsorted(batch.changes, [low, high])
+        frames, oids = batch.changes[first:last], batch.change_oid[first:last]
+        if len(frames) == 0:
+            return
+        alone = bool((oids == oids[0]).all())
+        found = oids[:1].tolist() if alone else np.unique(oids).tolist()
+        ours = [oid for oid in found if self._is_ours(oid)]
+        if not ours:
+            return
+        if len(ours) < len(found):
+            mine = np.isin(oids, ours)
+            frames, oids = frames[mine], oids[mine]
+        changes = batch.copied(frames, oids)
+        if shelf.mixed_bytes + changes.nbytes > DIVIDED_BYTES:
+            self._divide(shelf)
+        shelf.mixed.append(changes)
+        shelf.tables.update(ours)
+        shelf.mixed_bytes += changes.nbytes
+        shelf.bytes += changes.nbytes + _CHANGE_BYTES * len(frames)
+
+    def _is_ours(self, oid: int) -> bool:
+        """Whether its changes are staged; if so, it is known what they look like."""
         spec = self.spec_of(oid)
-        bounds = np.searchsorted(frames, [frame for frame, _ in cuts]).tolist() if cuts else []
-        done = 0
-        for (frame, relation), bound in zip(
-            [*cuts, (-1, None)], [*bounds, len(frames)], strict=True
-        ):
-            known = self._relations.get(oid)
-            if bound > done:
-                if known is None:
-                    raise pgoutput.broken(f"a change of relation {oid}, of which nothing was told,")
-                if spec is not None and changes is not None:
-                    whole = bound - done == len(frames)
-                    part = changes if whole else changes.part(done, bound)
-                    shelf.run(self._resolved(spec, known), known).parts.append(part)
-                    shelf.bytes += len(part.message) + _CHANGE_BYTES * len(part.stop)
-                done = bound
-            if relation is not None:
-                # Told again, it may look the same and be another one.
-                self._staged_as.pop(oid, None)
-                if relation != known:
-                    self._relations[oid] = relation
-                if spec is None and oid not in self._skipped:
-                    self._skipped.add(oid)
-                    name = TableId(relation.schema, relation.name)
-                    logger.info("changes of %s are skipped: not a table of this source", name)
-            elif frame >= 0 and spec is not None and known is not None:
+        if spec is None:
+            return False
+        relation = self._relations.get(oid)
+        if relation is None:
+            raise pgoutput.broken(f"a change of relation {oid}, of which nothing was told,")
+        self._resolved(spec, relation)  # while the catalog is as little ahead as can be
+        return True
+
+    def divide(self) -> None:
+        """Divide what waits by table, as relations and specs are now: they are about to change."""
+        self._divide(self._committed)
+        self._divide(self._uncommitted)
+
+    def _divide(self, shelf: _Shelf) -> None:
+        mixed, shelf.mixed, shelf.mixed_bytes = shelf.mixed, [], 0
+        for oid, changes in by_relation(mixed):
+            spec, relation = self.spec_of(oid), self._relations[oid]
+            if spec is not None:
+                shelf.run(self._resolved(spec, relation), relation).parts.append(changes)
+
+    def _learn(self, relation: Relation) -> None:
+        # Told again, it may look the same and be another one.
+        self._staged_as.pop(relation.oid, None)
+        if relation != self._relations.get(relation.oid):
+            self._relations[relation.oid] = relation
+        if self.spec_of(relation.oid) is None and relation.oid not in self._skipped:
+            self._skipped.add(relation.oid)
+            name = TableId(relation.schema, relation.name)
+            logger.info("changes of %s are skipped: not a table of this source", name)
+
+    def _empty_tables(self, batch: _Batch, frame: int, shelf: _Shelf) -> None:
+        """Put a Truncate behind what its tables have on the shelf."""
+        for oid in np.frombuffer(batch.scan.message(frame), ">u4", offset=6).tolist():
+            spec, known = self.spec_of(oid), self._relations.get(oid)
+            if spec is not None and known is not None:
                 shelf.run(self._resolved(spec, known), known).parts.append(batch.truncate(frame))
+                shelf.tables.add(oid)
                 shelf.bytes += _CHANGE_BYTES
 
     def _resolved(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
@@ -299,50 +343,21 @@ class _Batch:
             left_open=left if is_open else None,
         )
 
-    def by_table(
-        self, low: int, high: int, ours: Callable[[int], bool]
-    ) -> Iterator[tuple[int, Ints, Changes]]:
-        """Of the changes ``low`` to ``high`` (excluded) those of our tables, table by table.
-
-        Yields the oid, the frames, and the changes: parts of one copy of all, because a copy for
-        each of many tables would cost more than what is in it.
-        """
-        frames, oids = self.changes[low:high], self.change_oid[low:high]
-        if len(oids) == 0:
-            return
-        if bool((oids == oids[0]).all()):
-            if ours(int(oids[0])):
-                yield int(oids[0]), frames, self._copied(frames)
-            return
-        order = np.argsort(oids, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(oids[order])) + 1)
-        mine = [group for group in groups if ours(int(oids[group[0]]))]
-        if not mine:
-            return
-        wanted = np.concatenate(mine)
-        copied, end = self._copied(frames[wanted]), 0
-        for group in mine:
-            begin, end = end, end + len(group)
-            yield int(oids[group[0]]), frames[group], copied.part(begin, end)
-
-    def _copied(self, frames: Ints) -> Changes:
-        """The changes of these frames, in this order, whatever it is."""
-        ascending = np.sort(frames)
-        start, stop = self.scan.start[ascending] + _CHANGE, self.scan.stop[ascending]
-        messages = ranges(self.scan.buffer, start, stop)
-        if not np.array_equal(ascending, frames):
-            messages = messages.take(pa.array(np.searchsorted(ascending, frames)))
+    def copied(self, frames: Ints, oids: Ints) -> Changes:
+        """The changes of these frames, which are in order, of these relations."""
+        messages = ranges(
+            self.scan.buffer, self.scan.start[frames] + _CHANGE, self.scan.stop[frames]
+        )
         offsets, data = parts_of(messages)
         transaction = self.transaction[frames]
-        return Changes(
-            message=data[: offsets[-1]],
-            stop=offsets[1:],
-            op=self.scan.kind[frames],
-            lsn=self.scan.int64(frames, _LSN),
-            commit_lsn=self.commit_lsn[transaction],
-            commit_time=self.commit_time[transaction],
-            xid=self.xid[transaction],
+        about = (
+            oids,
+            self.scan.int64(frames, _LSN),
+            self.commit_lsn[transaction],
+            self.commit_time[transaction],
+            self.xid[transaction],
         )
+        return Changes(data[: offsets[-1]], offsets[1:], self.scan.kind[frames], np.stack(about))
 
     def truncate(self, frame: int) -> pa.Table:
         """The row of a Truncate message."""

@@ -199,6 +199,7 @@ class _Worker:
                     self.flush(final=True)
                     return
                 if isinstance(command, Specs):
+                    self.decoder.divide()
                     self.specs = dict(command.by_oid)
                 elif isinstance(command, Frames):
                     self.take_in(command)

@@ -109,6 +109,52 @@ def folder_name(table: TableId) -> str:
     return safe_folder(f"{table.schema}.{table.name}", str(table) if dotted else None)
 
 
+class _Files:
+    """The files of one ``write``; ``submit`` stores each in a folder, under the path it returns."""
+
+    def __init__(
+        self,
+        pendings: Sequence[Pending],
+        submit: Callable[[str, pa.Buffer], tuple[str, Future[None]]],
+    ) -> None:
+        self._pendings = pendings
+        self._submit = submit
+        self._written: dict[int, WrittenFile] = {}
+        self._storing: list[Future[None]] = []
+
+    def add(self, number: int, tables: Iterable[pa.Table]) -> None:
+        """A file of its own with the rows of the pending with this number."""
+        table = self._pendings[number].spec.table
+        data, operations = encode(self._pendings[number], tables)
+        path = self._store(folder_name(table), data)
+        self._written[number] = WrittenFile(table, path, data.size, operations)
+
+    def add_shared(self, pieces: Mapping[int, Sequence[pa.Table]]) -> None:
+        """One file with the rows of these pendings."""
+        data, found = encode_shared([(self._pendings[n], tables) for n, tables in pieces.items()])
+        path = self._store(SHARED_FOLDER, data)
+        row_bytes = data.size / sum(operations.total() for _, operations in found)
+        for number, (first_row, operations) in zip(pieces, found, strict=True):
+            self._written[number] = WrittenFile(
+                self._pendings[number].spec.table,
+                path,
+                math.ceil(row_bytes * operations.total()),
+                operations,
+                first_row,
+            )
+
+    def _store(self, folder: str, data: pa.Buffer) -> str:
+        path, storing = self._submit(folder, data)
+        self._storing.append(storing)
+        return path
+
+    def stored(self) -> list[WrittenFile]:
+        """In the order of the pendings, once all are durable."""
+        for storing in self._storing:
+            storing.result()
+        return [self._written[number] for number in sorted(self._written)]
+
+
 class Staging:
     """Writes staged files of one source below ``uri`` (``file:///…`` or ``s3://bucket/prefix``).
 
@@ -138,54 +184,29 @@ class Staging:
         # Always by the same order, so that the same tables share files: a file lives until the last
         # of them is past it.
         pendings = sorted(pendings, key=lambda pending: pending.relation.oid)
+        files = _Files(pendings, self._submit)
         small = {i for i, pending in enumerate(pendings) if pending.byte_size < SMALL_BYTES}
-        self._written: dict[int, WrittenFile] = {}
-        self._stored: list[Future[None]] = []
         shared: dict[int, list[pa.Table]] = {}
         shared_bytes = 0
         for number, rows in groupby(decoded(pendings), key=itemgetter(0)):
             tables = (table for _, table in rows)
             if number not in small or len(small) == 1:
-                self._write_alone(number, pendings[number], tables)
+                files.add(number, tables)
                 continue
             shared[number] = list(tables)
             shared_bytes += pendings[number].byte_size
             if shared_bytes >= SHARED_FILE_BYTES:
-                self._write_shared(pendings, shared)
+                files.add_shared(shared)
                 shared, shared_bytes = {}, 0
         if shared:
-            self._write_shared(pendings, shared)
-        for future in self._stored:
-            future.result()
-        return [self._written[number] for number in sorted(self._written)]
+            files.add_shared(shared)
+        return files.stored()
 
-    def _write_alone(self, number: int, pending: Pending, tables: Iterable[pa.Table]) -> None:
-        data, operations = encode(pending, tables)
-        table = pending.spec.table
-        path = self._submit(folder_name(table), data)
-        self._written[number] = WrittenFile(table, path, data.size, operations)
-
-    def _write_shared(
-        self, pendings: Sequence[Pending], pieces: Mapping[int, Sequence[pa.Table]]
-    ) -> None:
-        data, found = encode_shared([(pendings[n], tables) for n, tables in pieces.items()])
-        path = self._submit(SHARED_FOLDER, data)
-        row_bytes = data.size / sum(operations.total() for _, operations in found)
-        for number, (first_row, operations) in zip(pieces, found, strict=True):
-            self._written[number] = WrittenFile(
-                pendings[number].spec.table,
-                path,
-                math.ceil(row_bytes * operations.total()),
-                operations,
-                first_row,
-            )
-
-    def _submit(self, folder: str, data: pa.Buffer) -> str:
+    def _submit(self, folder: str, data: pa.Buffer) -> tuple[str, Future[None]]:
         """Have a file stored, under a new name, which is returned."""
         today = datetime.now(UTC).date().isoformat()
         path = f"{self._base}/{folder}/{today}/{uuid.uuid4().hex}.parquet"
-        self._stored.append(self._writers.submit(self._store, path, data))
-        return path
+        return path, self._writers.submit(self._store, path, data)
 
     def close(self) -> None:
         """Give up what is being stored."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher import changes, staged_rows
+from cdc_assets.flusher import decoder as decoder_module
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.waiting import Pending, decoded
@@ -154,6 +155,13 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 @settings(max_examples=400, deadline=None)
 @given(streams(), st.data())
 def test_equals_the_plain_decoder(frames: list[bytes], data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        most = data.draw(st.sampled_from([0, 60, 200, decoder_module.DIVIDED_BYTES]))
+        patch.setattr(decoder_module, "DIVIDED_BYTES", most)
+        compare(frames, data)
+
+
+def compare(frames: list[bytes], data: st.DataObject) -> None:
     plain, ours = Reference(SPECS), decoder()
     found: dict[int, list[Row]] = {}
     cuts = sorted(data.draw(st.lists(st.integers(0, len(frames)), max_size=4)))
@@ -171,6 +179,24 @@ def test_equals_the_plain_decoder(frames: list[bytes], data: st.DataObject) -> N
     assert found == by_table(plain.rows)
     assert ours.committed_bytes == 0
     assert rows_of(ours.take_open()) == by_table(plain.transaction or [])
+
+
+def test_what_committed_stays_before_what_was_divided_while_it_was_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoder_module, "DIVIDED_BYTES", 0)
+    relation = ref.xlog(0, ref.relation(KEYED, ["id"], ("id",), "d"))
+    frames = [
+        *(ref.xlog(100, ref.begin(200, 0, 1)), relation),
+        *(ref.xlog(101, ref.insert(KEYED, [b"1"])), ref.xlog(200, ref.commit(200, 208, 0))),
+        *(ref.xlog(300, ref.begin(400, 0, 2)), ref.xlog(301, ref.insert(KEYED, [b"2"]))),
+        ref.xlog(302, ref.insert(KEYED, [b"3"])),
+        ref.xlog(400, ref.commit(400, 408, 0)),
+    ]
+    ours = decoder()
+    for low, high in ((0, 6), (6, 7), (7, 8)):
+        feed(ours, frames[low:high])
+    assert [row.data["id"] for row in rows_of(ours.take_committed())[KEYED]] == ["1", "2", "3"]
 
 
 def one_transaction(*messages: bytes) -> list[bytes]:
