@@ -3,8 +3,9 @@
 A table of each size is copied into the lake. Then, round by round, changes of each batch size are
 made at the source and flushed, and the same staged files are merged twice from the same snapshot:
 by the materializer, and by one plain ``MERGE … WHEN MATCHED … WHEN NOT MATCHED`` of the folded
-batch, on a branch that is thrown away. Which of them goes first alternates. Changes are spread over
-all keys, or *recent*: among the last tenth of them, where the tables' files hold ranges of keys.
+batch, on a branch that is thrown away. Which of them goes first alternates. Changes are *spread*
+over all keys, or *recent*: among the last tenth of them, while the table's files hold ranges of
+keys as they were copied, and *recent again* when the spread ones have left files of all keys.
 
 Prints progress on stderr and one JSON line on stdout. ``against_merge`` is the materializer's time
 over the plain MERGE's (the median of the rounds'); ``growth`` its time for the same batch on the
@@ -51,7 +52,7 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-SPREAD, RECENT = "spread", "recent"
+SPREAD, RECENT, RECENT_AGAIN = "spread", "recent", "recent again"
 # Of a batch: rows that are updated, inserted, deleted.
 _UPDATED, _INSERTED = 0.6, 0.3
 # Recent changes fall into this part of the keys; those to be picked are drawn with some to spare.
@@ -269,7 +270,7 @@ def measure(
             snapshot(pipeline, spark, [table], lambda p: stderr.print(f"  {p.sentence}"))
             with spark.session() as session:
                 bench = Bench(rows, source, pipeline, session, table)
-                bench.change(1000, SPREAD, 0.5)  # the first merge upgrades the table
+                bench.change(1000, RECENT, 0.5)  # the first merge upgrades the table
                 bench.ours()
                 for changes, where in batches:
                     measured.append(_batch(bench, changes, where, rounds))
@@ -326,7 +327,11 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    batches = [(changes, SPREAD) for changes in options.changes] + [(options.compared, RECENT)]
+    batches = [
+        (options.compared, RECENT),
+        *((changes, SPREAD) for changes in options.changes),
+        (options.compared, RECENT_AGAIN),
+    ]
     measured: list[Measured] = []
     with workplace(options.cache.absolute(), stderr.print) as postgres, _Peak() as peak:
         dsn = postgres.dsn()
@@ -338,8 +343,10 @@ def main() -> None:
         json.dumps(
             {
                 "batches": [asdict(m) for m in measured],
-                "growth_spread": _growth(measured, SPREAD, options.compared),
-                "growth_recent": _growth(measured, RECENT, options.compared),
+                **{
+                    f"growth_{where.replace(' ', '_')}": _growth(measured, where, options.compared)
+                    for where in (SPREAD, RECENT, RECENT_AGAIN)
+                },
                 "peak_jvm_rss_mb": round(peak.bytes / 1e6),
                 "rounds": options.rounds,
                 "cpus": os.cpu_count(),
