@@ -100,8 +100,8 @@ def by_relation(mixed: Sequence[Changes]) -> Iterator[tuple[int, Changes]]:
         yield from ((first, changes) for changes in mixed)
         return
     whole = joined(mixed)
-    order = np.argsort(whole.oid, kind="stable")
-    whole = whole.taken(order)
+    del mixed  # of each message two copies are enough
+    whole = whole.taken(np.argsort(whole.oid, kind="stable"))
     begins = [0, *(np.flatnonzero(np.diff(whole.oid)) + 1).tolist()]
     oids = whole.oid[begins].tolist()
     for oid, begin, end in zip(oids, begins, [*begins[1:], len(whole.stop)], strict=True):

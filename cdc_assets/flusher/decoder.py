@@ -108,6 +108,10 @@ class _Shelf:
         self.bytes += other.bytes
         other.empty()
 
+    def take_mixed(self) -> list[Changes]:
+        mixed, self.mixed, self.mixed_bytes = self.mixed, [], 0
+        return mixed
+
     def empty(self) -> None:
         self.pending, self.mixed, self.tables = {}, [], set()
         self.bytes = self.mixed_bytes = 0
@@ -250,8 +254,7 @@ class Decoder:
         self._divide(self._uncommitted)
 
     def _divide(self, shelf: _Shelf) -> None:
-        mixed, shelf.mixed, shelf.mixed_bytes = shelf.mixed, [], 0
-        for oid, changes in by_relation(mixed):
+        for oid, changes in by_relation(shelf.take_mixed()):
             spec, relation = self.spec_of(oid), self._relations[oid]
             if spec is not None:
                 shelf.run(self._resolved(spec, relation), relation).parts.append(changes)

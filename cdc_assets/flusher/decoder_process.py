@@ -148,7 +148,7 @@ Reply = Consumed | Flushed | Retrying | Failed | Excluded
 # little by the change, changes gather between flushes: until each of the tables has so much …
 WORTH_A_TURN_BYTES = 256 * 2**10
 # … or so many times flush_bytes wait;
-MOST_GATHERED = 2
+MOST_GATHERED = 1.5
 # and if so much doesn't come: for at least twice as long as the last flush took …
 REST = 2.0
 # … and never for longer than this.

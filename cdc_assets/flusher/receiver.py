@@ -146,6 +146,7 @@ class Session:
         self._finished = threading.Event()
         self._specs_at = self._advanced_at = time.monotonic()
         self._rows: list[TableRow] = []
+        self._revision: int | None = None
         self._specs: Mapping[int, DecodeSpec] = {}
         self._settings = Settings(
             config.name,
@@ -305,7 +306,7 @@ class Session:
 
     def _register(self) -> None:
         try:
-            self._store.mark_followed(self._rows)
+            self._store.mark_followed(row for row in self._rows if not row.followed)
             while not self._finished.is_set():
                 if self._decoder.pipe.poll(HEARTBEAT_SECONDS):
                     self._take(self._decoder.pipe.recv())
@@ -400,9 +401,13 @@ class Session:
         A table is marked as followed once the decoder is sure to know it before it sees a change
         that commits from now on; only then it is pinned (``postgres.pins``).
         """
-        rows = self._store.tables()
-        specs = staging_specs(rows)
+        revision = self._store.revision()
         self._specs_at = time.monotonic()
+        if revision == self._revision:
+            return
+        rows = self._store.tables()
+        self._revision = revision
+        specs = staging_specs(rows)
         if specs != self._specs:
             self._specs = specs
             self._queue.put(Specs(specs))
