@@ -1,9 +1,9 @@
 """The configuration: one shape for the Dagster component, the command line and the flusher.
 
-Pydantic models and their reading from YAML (JSON is YAML). Everything has a default but the tables.
-``${VAR}`` in a value is taken from the environment, ``${aws-secret:NAME#KEY}`` from AWS Secrets
-Manager, so that no secret needs to stand in a file; ``$${`` is ``${`` itself. Nothing else here
-connects to anything.
+What a source's configuration is as a whole, and its reading from YAML (JSON is YAML). Everything
+has a default but the tables; what a section may say is in ``config_sections``. ``${VAR}`` in a
+value is taken from the environment, ``${aws-secret:NAME#KEY}`` from AWS Secrets Manager, so that no
+secret needs to stand in a file; ``$${`` is ``${`` itself. Nothing else here connects to anything.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 from urllib.parse import quote
 
-import psycopg
 import yaml
-from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
-    AfterValidator,
     Field,
     SecretStr,
     ValidationError,
@@ -34,25 +31,27 @@ from pydantic import (
 
 from cdc_assets.alerts.settings import AlertsConfig
 from cdc_assets.aws_secrets import aws_secret
-from cdc_assets.config_base import Duration, Section, Size
+from cdc_assets.config_base import Section
+from cdc_assets.config_sections import (
+    LakeConfig,
+    MaintenanceConfig,
+    MetricsConfig,
+    Owner,
+    PostgresConfig,
+    S3Config,
+    SnapshotConfig,
+    SparkConfig,
+    StagingConfig,
+    StateConfig,
+    TableConfig,
+    VerifyConfig,
+)
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.layout import parse_order, parse_part
 from cdc_assets.postgres.names import TableId
 
 # A supervised child gets its configuration this way: secrets stand in no file and no argument.
 CONFIG_VARIABLE = "CDC_ASSETS_CONFIG_JSON"
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
-# What Dagster takes as the owner of an asset: a team, or an address of mail.
-_OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
-
-
-def _owner(value: str) -> str:
-    if not _OWNER.match(value):
-        raise ValueError("write team:name or the address of somebody's mail")
-    return value
-
-
-Owner = Annotated[str, AfterValidator(_owner)]
 _REFERENCE = re.compile(
     r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
 )
@@ -61,299 +60,6 @@ _REFERENCE = re.compile(
 def home() -> Path:
     """The folder of what this installation keeps at run time; ``$CDC_ASSETS_HOME`` moves it."""
     return Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute()
-
-
-def _dsn(value: SecretStr | None) -> SecretStr | None:
-    """Refuse what libpq would complain of by quoting it, password and all."""
-    if value is not None:
-        try:
-            port = str(conninfo_to_dict(value.get_secret_value()).get("port") or "")
-        except psycopg.Error:
-            port = "unreadable"
-        if not re.fullmatch(r"[0-9,]*", port):
-            raise ValueError(
-                "not an address that libpq reads; in postgresql://… the special characters of a"
-                " password are written as %40 and so on"
-            )
-    return value
-
-
-Dsn = Annotated[SecretStr, AfterValidator(_dsn)]
-
-
-class PostgresConfig(Section):
-    """Where the source is: a DSN, or a throw-away Postgres that the platform runs itself."""
-
-    dsn: Dsn | None = None
-    embedded: bool = False
-    version: Literal[16, 18] = 18
-    """Major version of the embedded Postgres."""
-    demo: bool = False
-    """Fill the embedded Postgres with the demo tables and keep traffic on them."""
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.dsn is None) == (not self.embedded):
-            raise ValueError("give either dsn: postgresql://… or embedded: true")
-        if self.demo and not self.embedded:
-            raise ValueError("demo: true writes tables and traffic; it goes with embedded: true")
-        return self
-
-
-class ColumnsConfig(Section):
-    """What of a table is replicated, and how what Iceberg can't hold is treated."""
-
-    exclude: tuple[str, ...] = ()
-    types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
-    """Columns to be kept in Postgres's text form instead of their native type."""
-    unrepresentable: Literal["null", "clamp", "fail"] = "null"
-
-    @field_validator("unrepresentable", mode="before")
-    @classmethod
-    def _yaml_null(cls, value: object) -> object:
-        return "null" if value is None else value  # an unquoted null in YAML means the word
-
-
-class FreshnessConfig(Section):
-    """How old a lake table may be before the UI warns and fails."""
-
-    warn: Duration = timedelta(minutes=5)
-    fail: Duration = timedelta(minutes=15)
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.warn >= self.fail:
-            raise ValueError("warn has to be shorter than fail")
-        if self.warn < timedelta(minutes=1):
-            raise ValueError("at least 1m: Dagster's freshness policies know nothing shorter")
-        return self
-
-
-# What a mode adds to the source's columns, with Spark SQL types. A copied row has no _ts and _xid.
-DELETED_AT = "_deleted_at"
-EXTRA_COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "mirror": {},
-    "soft_delete": {DELETED_AT: "timestamp"},
-    "append": {"_op": "string", "_lsn": "bigint", "_ts": "timestamp", "_xid": "bigint"},
-}
-
-
-class TableConfig(Section):
-    """One table of the source."""
-
-    name: str
-    mode: Literal["mirror", "soft_delete", "append"] | None = None
-    """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change.
-    By default mirror, or append where the source can't tell rows apart."""
-    columns: ColumnsConfig = ColumnsConfig()
-    partition_by: tuple[str, ...] = ()
-    """Columns and Iceberg transforms of them: day(created_at), bucket(16, id)."""
-    sort_by: tuple[str, ...] = ()
-    """What rows of a file are ordered by: customer_id, created_at desc."""
-    chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
-    """Pages of 8 kB a chunk: 2,048 are 16 MB, about a second of work."""
-    freshness: FreshnessConfig = FreshnessConfig()
-    owners: tuple[Owner, ...] | None = None
-    """Who looks after its assets, instead of the source's owners."""
-
-    @field_validator("partition_by")
-    @classmethod
-    def _are_transforms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_part(text)
-        return value
-
-    @field_validator("sort_by")
-    @classmethod
-    def _are_orders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_order(text)
-        return value
-
-    @field_validator("name")
-    @classmethod
-    def _as_in_sql(cls, value: str) -> str:
-        return str(TableId.parse(value))
-
-    @cached_property
-    def id(self) -> TableId:
-        return TableId.parse(self.name)
-
-
-class SnapshotConfig(Section):
-    """How the first copy is made."""
-
-    mode: Literal["initial", "snapshot_only", "never"] = "initial"
-    """initial: copy, then follow. snapshot_only: copy, once. never: follow what is there."""
-    max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
-    max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
-
-
-class StagingConfig(Section):
-    """Where changes wait as Parquet, and how often the flusher writes them."""
-
-    uri: str | None = None
-    flush_interval: Duration = timedelta(seconds=1)
-    flush_bytes: Size = 64 * 10**6
-
-    @field_validator("uri")
-    @classmethod
-    def _scheme(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("file:///", "s3://")):
-            raise ValueError("write file:///absolute/path or s3://bucket/prefix")
-        return value.rstrip("/") if value else value
-
-    @property
-    def flush_interval_seconds(self) -> float:
-        return self.flush_interval.total_seconds()
-
-
-class StateConfig(Section):
-    """The coordination database; by default the source itself."""
-
-    postgres_url: Dsn | None = None
-    schema_: Annotated[str, Field(alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")] = (
-        "_pg2iceberg"
-    )
-
-
-class CatalogConfig(Section):
-    """The Iceberg catalog; by default SQL tables in the coordination database."""
-
-    type: Literal["sql", "rest", "glue"] = "sql"
-    uri: SecretStr | None = None
-    warehouse: str | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.type == "rest" and self.uri is None:
-            raise ValueError("a rest catalog needs uri: https://…")
-        if self.type != "sql" and self.uri is not None and "?" in self.uri.get_secret_value():
-            raise ValueError("uri: write the address without parameters: errors repeat those")
-        if self.type == "sql" and self.uri is not None:
-            _dsn(
-                SecretStr(self.uri.get_secret_value().replace("postgresql+psycopg:", "postgresql:"))
-            )
-        if self.type == "glue" and self.warehouse is None:
-            raise ValueError("a glue catalog needs warehouse: s3://bucket/prefix")
-        return self
-
-
-class LakeConfig(Section):
-    """Where the tables end up."""
-
-    namespace: str | None = None
-    format_version: Literal[2, 3] = 3
-    max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
-    """Tables that one worker merges at once."""
-    merge_bytes: Size = 64 * 10**6
-    """Staged bytes that one merge takes at most; compressed, so about ten times as much parsed."""
-    catalog: CatalogConfig = CatalogConfig()
-
-    @field_validator("namespace")
-    @classmethod
-    def _plain(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[a-z_][a-z0-9_]*", value):
-            raise ValueError("write one plain lower-case word")
-        return value
-
-
-class S3Config(Section):
-    """S3 settings; keys come from the environment only."""
-
-    endpoint: str | None = None
-    region: str | None = None
-    path_style: bool = False
-
-
-class SparkConfig(Section):
-    """A local Connect server of ours, or the user's own cluster."""
-
-    remote: str | None = Field(default=None, repr=False)  # it may carry a token
-    cores: Annotated[int, Field(ge=1, le=256)] = 2
-    memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "3g"
-    conf: Mapping[str, str] = Field(default_factory=dict, repr=False)
-
-    @field_validator("remote")
-    @classmethod
-    def _connect_url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("sc://"):
-            raise ValueError("write a Spark Connect address: sc://host:15002")
-        return value
-
-
-class MetricsConfig(Section):
-    """The flusher's Prometheus endpoint; there is none without a port."""
-
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    host: str = "127.0.0.1"
-
-
-def _dividing(value: timedelta | None) -> timedelta | None:
-    """An interval that a cron line can say."""
-    minutes = value.total_seconds() / 60 if value is not None else 60
-    if minutes < 1 or not (60 % minutes == 0 or (minutes % 60 == 0 and 1440 % minutes == 0)):
-        raise ValueError("write what divides an hour or a day evenly, like 15m, 1h or 6h")
-    return value
-
-
-class VerifyConfig(Section):
-    """How a part of each table is compared with the source, again and again."""
-
-    every: Duration | None = timedelta(hours=1)
-    """How often the schedule runs; null: only by hand."""
-    sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
-    """Rows of a table that one run compares, about."""
-
-    @field_validator("every")
-    @classmethod
-    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
-        return _dividing(value)
-
-
-class KeepSnapshotsConfig(Section):
-    """Which snapshots of a lake table stay: the newest ``count``, and all younger than ``age``."""
-
-    count: Annotated[int, Field(ge=1, le=10_000)] = 20
-    age: Duration = timedelta(hours=1)
-    """How long a query may read a snapshot. At a merge every two seconds an hour is 2 MB of
-    metadata, which each commit writes anew."""
-
-
-class MaintenanceConfig(Section):
-    """How lake tables and the log are kept healthy."""
-
-    every: Duration | None = timedelta(minutes=30)
-    """How often the schedule runs; null: only by hand."""
-    target_file_size: Size = 128 * 10**6
-    min_input_files: Annotated[int, Field(ge=2, le=1000)] = 5
-    """So many small files of a partition are worth being rewritten into one."""
-    deleted_rows: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """A file is rewritten once more than this share of its rows is deleted."""
-    keep_snapshots: KeepSnapshotsConfig = KeepSnapshotsConfig()
-    staged_grace: Duration = timedelta(days=1)
-    """How long a staged file stays after every consumer group is past it."""
-    orphan_grace: Duration = timedelta(days=3)
-    """How old a file that nothing refers to has to be before it is removed."""
-
-    @field_validator("every")
-    @classmethod
-    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
-        return _dividing(value)
-
-    @field_validator("target_file_size")
-    @classmethod
-    def _at_least(cls, value: int) -> int:
-        if value < 10**6:
-            raise ValueError("at least 1MB: smaller files cost more than they hold")
-        return value
-
-    @field_validator("orphan_grace")
-    @classmethod
-    def _a_day(cls, value: timedelta) -> timedelta:
-        if value < timedelta(days=1):
-            raise ValueError("at least 1d: younger files may belong to a write under way")
-        return value
 
 
 class SourceConfig(Section):

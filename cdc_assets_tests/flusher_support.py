@@ -21,7 +21,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.config import S3Config, SourceConfig, parse_config
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config_sections import S3Config
 from cdc_assets.flusher.main import FlushResult, run
 from cdc_assets.flusher.report import Progress
 from cdc_assets.log.files import StagedRows, Storage

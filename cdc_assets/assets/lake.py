@@ -27,7 +27,8 @@ from cdc_assets.assets.metadata import (
     table_metadata,
 )
 from cdc_assets.assets.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
-from cdc_assets.config import SourceConfig, TableConfig
+from cdc_assets.config import SourceConfig
+from cdc_assets.config_sections import TableConfig
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
 from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Cursor

@@ -22,7 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from cdc_assets.config import MetricsConfig
+from cdc_assets.config_sections import MetricsConfig
 from cdc_assets.flusher.report import FLUSH_BOUNDS, OPERATIONS, STATES, Probe, Progress
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdc_assets.errors import ReplicationProblem, TableProblem
@@ -45,6 +45,7 @@ from cdc_assets.flusher.decoder_process import (
     Specs,
 )
 from cdc_assets.flusher.report import Progress
+from cdc_assets.flusher.specs import staging_specs
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream
 from cdc_assets.log.files import Storage
@@ -85,27 +86,6 @@ class _Batch:
 
     frames: Frames
     joined: bytes | memoryview
-
-
-def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
-    """How each registered table is staged, by oid; parked ones too: a re-sync may revive them.
-
-    All that are registered, not those of this process's configuration: another process may have
-    added one, and pinned it.
-    """
-    return {
-        row.oid: DecodeSpec(
-            row.table,
-            row.key_columns,
-            row.excluded,
-            row.excluded_numbers,
-            tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns)
-            if row.excluded
-            else (),
-        )
-        for row in rows
-        if row.oid
-    }
 
 
 def _doubt(found: Excluded) -> str:

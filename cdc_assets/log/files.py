@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 if TYPE_CHECKING:  # the decoder process has no use for what a configuration takes: 30 MB
-    from cdc_assets.config import S3Config
+    from cdc_assets.config_sections import S3Config
 
 STAGED_SCHEMA = pa.schema(
     [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.config import DELETED_AT
+from cdc_assets.config_sections import DELETED_AT
 from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import count_rows, fold, parsed

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc_assets.config import EXTRA_COLUMNS
+from cdc_assets.config_sections import EXTRA_COLUMNS
 from cdc_assets.errors import SnapshotLost, SourceMismatch, TableProblem
 from cdc_assets.log.progress import (
     await_another_pin,

@@ -12,7 +12,8 @@ from typing import Any
 
 import psycopg
 
-from cdc_assets.config import SourceConfig, TableConfig
+from cdc_assets.config import SourceConfig
+from cdc_assets.config_sections import TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.catalog import SourceTable, describe, heaps

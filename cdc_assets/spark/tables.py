@@ -18,7 +18,8 @@ from pyiceberg.table.snapshots import Snapshot
 from pyspark.sql import SparkSession
 
 from cdc_assets import layout
-from cdc_assets.config import EXTRA_COLUMNS, SourceConfig, TableConfig
+from cdc_assets.config import SourceConfig
+from cdc_assets.config_sections import EXTRA_COLUMNS, TableConfig
 from cdc_assets.log.store import Cursor
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Column

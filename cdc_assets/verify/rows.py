@@ -14,7 +14,7 @@ from psycopg import sql
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.config import DELETED_AT
+from cdc_assets.config_sections import DELETED_AT
 from cdc_assets.errors import TableProblem
 from cdc_assets.materializer.relation import Told, told_by_catalog
 from cdc_assets.pipeline import Pipeline

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_assets.config import S3Config
+from cdc_assets.config_sections import S3Config
 from cdc_assets.errors import StagingProblem
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec

@@ -23,8 +23,8 @@ from cdc_assets.postgres.names import TableId
 
 _ENGINE = {
     *("postgres", "log", "flusher", "snapshot", "materializer", "maintenance", "verify", "spark"),
-    *("alerts", "config", "config_base", "embedded", "errors", "pipeline", "process", "status"),
-    *("commands", "doctor", "health"),
+    *("alerts", "config", "config_base", "config_sections", "embedded", "errors", "pipeline"),
+    *("commands", "doctor", "health", "process", "status"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_assets.config import TableConfig
+from cdc_assets.config_sections import TableConfig
 from cdc_assets.layout import Part, parse_order, parse_part
 
 

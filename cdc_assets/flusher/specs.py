@@ -1,0 +1,29 @@
+"""How each registered table is staged, by what the log knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.log.tables import TableRow
+
+
+def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
+    """How each registered table is staged, by oid; parked ones too: a re-sync may revive them.
+
+    All that are registered, not those of this process's configuration: another process may have
+    added one, and pinned it.
+    """
+    return {
+        row.oid: DecodeSpec(
+            row.table,
+            row.key_columns,
+            row.excluded,
+            row.excluded_numbers,
+            tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns)
+            if row.excluded
+            else (),
+        )
+        for row in rows
+        if row.oid
+    }
