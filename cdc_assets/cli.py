@@ -14,26 +14,28 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 import psycopg
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from cdc_assets.config import SourceConfig, load_config
 from cdc_assets.errors import CdcError, ConfigurationError
-from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline, selected, services
+from cdc_assets.terminal import (
+    CopyBar,
+    escaped,
+    show_compared,
+    show_drained,
+    show_findings,
+    show_health,
+    show_maintained,
+    show_paused,
+    stderr,
+)
 
 if TYPE_CHECKING:
     from cdc_assets.maintenance.run import Maintained
-    from cdc_assets.materializer.drain import Drained
-    from cdc_assets.snapshot.table_copy import CopyProgress
-
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _tables = click.option(
     "--table", "tables", multiple=True, metavar="S.T", help="Only this table, as SQL spells it."
@@ -56,12 +58,8 @@ class _Commands(click.Group):
 
 
 def _fail(message: str, code: int) -> None:
-    stderr.print(f"[bold red]error:[/] {_escaped(message)}")
+    stderr.print(f"[bold red]error:[/] {escaped(message)}")
     sys.exit(code)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -115,53 +113,8 @@ def check(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([finding.to_json() for finding in findings], indent=2))
     else:
-        colours = {"error": "bold red", "warning": "yellow", "info": "green"}
-        for finding in findings:
-            stderr.print(
-                f"[{colours[finding.severity]}]{finding.severity}[/] {finding.code}:"
-                f" {_escaped(finding.message)}"
-            )
-            if finding.remedy:
-                stderr.print(f"    {_escaped(finding.remedy)}")
+        show_findings(findings)
     sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
-
-
-class _CopyBar:
-    """A progress bar for every table that is being copied."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rows]:,} rows {task.fields[rate]:,.0f}/s"),
-            TimeRemainingColumn(),
-            console=stderr,
-        )
-        self._tasks: dict[str, Any] = {}
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, progress: CopyProgress) -> None:
-        with self._lock:
-            name = str(progress.table)
-            if name not in self._tasks:
-                self._tasks[name] = self._progress.add_task(name, rows=0, rate=0)
-            self._progress.update(
-                self._tasks[name],
-                total=progress.chunks_total,
-                completed=progress.chunks_done,
-                rows=progress.rows,
-                rate=progress.rows / max(progress.seconds, 0.001),
-            )
-        if not stderr.is_terminal:
-            stderr.print(_escaped(progress.sentence))
 
 
 @cli.command()
@@ -173,7 +126,7 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
 
     config = _config(ctx)
     wanted = selected(config, tables)
-    with _pipeline(config) as pipeline, commands.Spark(config) as spark, _CopyBar() as bar:
+    with _pipeline(config) as pipeline, commands.Spark(config) as spark, CopyBar() as bar:
         commands.snapshot(pipeline, spark, wanted, bar)
 
 
@@ -197,7 +150,7 @@ def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> Non
     if everything == bool(tables):
         raise ConfigurationError("name the tables to copy anew (S.T), or give --all.")
     wanted = selected(config, tables)
-    with _pipeline(config) as pipeline, commands.Spark(config) as spark, _CopyBar() as bar:
+    with _pipeline(config) as pipeline, commands.Spark(config) as spark, CopyBar() as bar:
         commands.resync(pipeline, spark, wanted, bar)
 
 
@@ -225,7 +178,7 @@ def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
     with _pipeline(config) as pipeline:
         for table in wanted:
             pauses.pause(pipeline.store, table)
-        _show_paused(pipeline.store)
+        show_paused(pipeline.store)
 
 
 @cli.command()
@@ -242,18 +195,7 @@ def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
             pauses.resume(pipeline.store, table)
         if not tables and commands.resume(pipeline):
             stderr.print("The source was dropped: every table will be copied anew.")
-        _show_paused(pipeline.store)
-
-
-def _show_paused(store: LogStore) -> None:
-    from cdc_assets.log.pauses import paused, source_paused
-
-    since = source_paused(store)
-    if since is not None:
-        click.echo(f"source {store.source}: paused since {since}")
-    for table, at in sorted(paused(store).items()):
-        if since is None or at < since:
-            click.echo(f"{table}: paused since {at}")
+        show_paused(pipeline.store)
 
 
 @cli.command(name="drop-source")
@@ -310,22 +252,11 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
     wanted = selected(config, tables)
     if follow:
         with services(config):
-            commands.follow(
-                config, wanted, _until_told(), lambda text: stderr.print(_escaped(text))
-            )
+            commands.follow(config, wanted, _until_told(), lambda text: stderr.print(escaped(text)))
         return
     with _pipeline(config) as pipeline, commands.Spark(config) as spark:
         for done in commands.materialize(pipeline, spark, wanted):
-            _say_drained(done)
-
-
-def _say_drained(done: Drained) -> None:
-    stderr.print(
-        _escaped(
-            f"{done.table}: {done.changes:,} changes in {done.merges} merges,"
-            f" {done.rows:,} rows, applied to {done.cursor.applied_lsn} ({done.seconds:.1f} s)"
-        )
-    )
+            show_drained(done)
 
 
 @cli.command()
@@ -337,9 +268,9 @@ def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
 
     config = _config(ctx)
     wanted = selected(config, tables)
-    with _pipeline(config) as pipeline, _CopyBar() as bar:
+    with _pipeline(config) as pipeline, CopyBar() as bar:
         for done in commands.sync(pipeline, wanted, bar, stderr.print):
-            _say_drained(done)
+            show_drained(done)
 
 
 @cli.command()
@@ -353,7 +284,7 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     config = _config(ctx)
     wanted = selected(config, tables)
     with _pipeline(config) as pipeline:
-        found = commands.verify_tables(pipeline, wanted, lambda text: stderr.print(_escaped(text)))
+        found = commands.verify_tables(pipeline, wanted, lambda text: stderr.print(escaped(text)))
     if as_json:
         click.echo(
             json.dumps(
@@ -376,18 +307,7 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
             )
         )
     else:
-        for c in found:
-            if c.equal:
-                click.echo(f"{c.table}: equal, {c.source_rows:,} rows at {c.lsn}")
-            elif c.problem:
-                click.echo(f"{c.table}: not compared: {c.problem}")
-            else:
-                click.echo(
-                    f"{c.table}: {c.differing:,} keys differ"
-                    f" (source {c.source_rows:,} rows, lake {c.lake_rows:,} rows)"
-                )
-                for key in c.keys:
-                    click.echo(f"    {key}")
+        show_compared(found)
     sys.exit(0 if all(c.equal for c in found) else 1)
 
 
@@ -409,32 +329,7 @@ def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None
         if as_json:
             click.echo(json.dumps([found.to_json() for found in done], indent=2))
         elif done:
-            _show_maintained(done)
-
-
-def _show_maintained(done: list[Maintained]) -> None:
-    table = Table()
-    for name in ("table", "compacted", "snapshots", "orphans", "staged files", "now"):
-        table.add_column(name)
-    for found in done:
-        compacted, removed = found.compacted, "{0.files:,} files, {1:,.1f} MB"
-        orphans = replace(
-            found.orphans,
-            files=found.orphans.files + found.dead_copies.files + found.staged_orphans.files,
-            bytes=found.orphans.bytes + found.dead_copies.bytes + found.staged_orphans.bytes,
-        )
-        table.add_row(
-            _escaped(str(found.table)),
-            f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
-            f"{found.expired.snapshots:,} expired, "
-            + removed.format(found.expired, found.expired.bytes / 1e6),
-            removed.format(orphans, orphans.bytes / 1e6),
-            removed.format(found.staged, found.staged.bytes / 1e6),
-            _escaped(found.left_alone)
-            if found.left_alone
-            else f"{found.data_files:,} data files, {found.snapshots:,} snapshots",
-        )
-    Console().print(table)
+            show_maintained(done)
 
 
 @cli.command(name="status")
@@ -451,42 +346,7 @@ def status_command(ctx: click.Context, as_json: bool) -> None:
             click.echo(json.dumps(collect(pipeline).to_json(), indent=2))
             return
         health = report.look(pipeline, sample=False)
-    found = health.status
-    for problem in health.problems:
-        if problem.severity is not None:
-            colour = {"fail": "bold red", "warn": "yellow"}[problem.severity]
-            what = f"{problem.condition.what}: {problem.condition.detail}"
-            stderr.print(f"[{colour}]{problem.severity}[/] {_escaped(what)}")
-            stderr.print(f"    {_escaped(problem.condition.remedy)}")
-    table = Table(title=f"source {found.source}")
-    for name in report.TABLE_HEADINGS:
-        table.add_column(name)
-    for row in report.table_rows(found):
-        table.add_row(*map(_escaped, row))
-    Console().print(table)
-    for worker in found.workers:
-        heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
-        click.echo(
-            f"worker {worker.process}, since {worker.started_at:%Y-%m-%d %H:%M:%S}: "
-            + (", ".join(worker.tables) or "no table")
-            + heard
-        )
-    for name, value in report.part_rows(health):
-        click.echo(f"{name}: {value}")
-    told = found.flusher
-    if "changes" in told:
-        age = f"{told['told_seconds_ago']:.0f} s ago"
-        click.echo(
-            f"  received {told['received_lsn']}, staged {told['staged_lsn']}, acknowledged"
-            f" {told['acknowledged_lsn']}; {told['lag_bytes']:,} B and {told['lag_seconds']:.1f} s"
-            f" behind; flushes take {told['flush_seconds_mean']:.3f} s; {told['reconnects']}"
-            f" reconnects, {told['staging_retries']} retries of staging (told {age})"
-        )
-        for name, counts in told["changes"].items():
-            listed = ", ".join(f"{count:,} {operation}s" for operation, count in counts.items())
-            click.echo(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
-        if told["last_error"]:
-            click.echo(f"  last error: {told['last_error']}")
+    show_health(health)
 
 
 @cli.command()
