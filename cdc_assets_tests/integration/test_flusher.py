@@ -20,6 +20,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.main import run
 from cdc_assets.flusher.stream import Received, Stream
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests import pgoutput_reference as reference
@@ -195,6 +196,31 @@ def test_invariant_3_commit_order_in_whole_transactions(source: Bench) -> None:
     assert rows[-1].data["v"] == "late"
     assert [r.commit_lsn for r in rows] == sorted(r.commit_lsn for r in rows)
     assert len(source.entries("public.t")) > 4  # it was staged in parts
+
+
+def test_a_change_of_what_is_registered_is_seen_without_reading_it(source: Bench) -> None:
+    simple(source)
+    config = source.config("public.t")
+    source.flush(config)
+    another = (
+        "insert into _pg2iceberg.tables (source, table_name, oid, state, key_columns, columns)"
+        " select %s, %s, oid, state, key_columns, columns from _pg2iceberg.tables"
+    )
+    with Pipeline.open(config) as pipeline:
+        revision = pipeline.store.revision
+        found = [revision()]
+        assert revision() == found[0]
+        source.execute("update _pg2iceberg.tables set reason = 'x'")
+        found.append(revision())
+        source.execute("update _pg2iceberg.tables set reason = null")
+        found.append(revision())
+        source.execute(another, source.name, "public.other")
+        found.append(revision())
+        source.execute("delete from _pg2iceberg.tables where table_name = 'public.t'")
+        found.append(revision())
+        source.execute(another, "another source", "public.t")
+        assert revision() == found[-1]
+    assert len(set(found)) == len(found)
 
 
 # --- the slot ---
