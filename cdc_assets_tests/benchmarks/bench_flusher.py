@@ -9,7 +9,9 @@ so the start of the decoding process is in it, while the receiver's imports and 
 catalog stand beside it, in ``startup_seconds``. CPU is that of all processes of the flusher;
 memory is the sum of their peaks (VmHWM), which counts shared pages more than once.
 
-The cost a change is measured again for other numbers of tables, and for a smaller backlog.
+The cost a change is measured again for other numbers of tables, and for a smaller and a larger
+backlog. ``further`` is what the changes that a larger backlog has more cost: without what is done
+once for a session and for each table, like its start, a table's relation and its registration.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -223,7 +225,7 @@ class Backlog:
 
 def _measure(
     server: EmbeddedPostgres, folder: Path, changes: int, tables: int, rounds: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     backlog = Backlog.make(server, folder, changes, tables)
     try:
         theirs, ours = backlog.read(rounds)
@@ -267,12 +269,31 @@ _COST = (
 )
 
 
+def _further(some: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """What each of the changes costs that ``more`` has and ``some`` hasn't, in microseconds."""
+    changes = more["changes"] - some["changes"]
+
+    def each(total: Callable[[Mapping[str, Any]], float]) -> float:
+        return round((total(more) - total(some)) / changes, 2)
+
+    return {
+        "tables": more["tables"],
+        "changes": changes,
+        "cpu_us_per_change": each(lambda found: found["cpu_us_per_change"] * found["changes"]),
+        "us_per_change": each(
+            lambda found: 1e6 * found["changes"] / found["flusher_changes_per_second"]
+        ),
+        "peak_memory_mb": more["peak_memory_mb"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tables", type=int, nargs="*", default=[100, 1000])
     parser.add_argument("--smaller", type=int, default=4, help="1: no second backlog")
+    parser.add_argument("--larger", type=int, default=2, help="1: no third backlog")
     parser.add_argument("--flush", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.flush:
@@ -284,14 +305,20 @@ def main() -> None:
         folder.chmod(0o755)
         with EmbeddedPostgres(folder / "postgres", settings={"max_wal_size": "8GB"}) as server:
 
-            def cost(changes: int, tables: int) -> dict[str, object]:
-                found = _measure(server, folder, changes, tables, 1)
+            def cost(changes: int, tables: int) -> dict[str, Any]:
+                found = _measure(server, folder, changes, tables, options.rounds)
                 return {key: found[key] for key in _COST}
 
             found = _measure(server, folder, options.changes, 1, options.rounds)
-            found["by_tables"] = [cost(options.changes, tables) for tables in options.tables]
+            by_tables = [cost(options.changes, tables) for tables in options.tables]
+            found["by_tables"] = by_tables
             if options.smaller > 1:
                 found["by_backlog"] = [cost(options.changes // options.smaller, 1)]
+            if options.larger > 1:
+                found["further"] = [
+                    _further(some, cost(options.changes * options.larger, some["tables"]))
+                    for some in (found, *by_tables)
+                ]
     print(json.dumps(found))  # noqa: T201
 
 
