@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -271,18 +271,15 @@ _COST = (
 
 def _further(some: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """What each of the changes costs that ``more`` has and ``some`` hasn't, in microseconds."""
-    changes = more["changes"] - some["changes"]
-
-    def each(total: Callable[[Mapping[str, Any]], float]) -> float:
-        return round((total(more) - total(some)) / changes, 2)
-
+    before, after = int(some["changes"]), int(more["changes"])
+    cpu = more["cpu_us_per_change"] * after - some["cpu_us_per_change"] * before
+    seconds = after / more["flusher_changes_per_second"]
+    seconds -= before / some["flusher_changes_per_second"]
     return {
         "tables": more["tables"],
-        "changes": changes,
-        "cpu_us_per_change": each(lambda found: found["cpu_us_per_change"] * found["changes"]),
-        "us_per_change": each(
-            lambda found: 1e6 * found["changes"] / found["flusher_changes_per_second"]
-        ),
+        "changes": after - before,
+        "cpu_us_per_change": round(cpu / (after - before), 2),
+        "us_per_change": round(1e6 * seconds / (after - before), 2),
         "peak_memory_mb": more["peak_memory_mb"],
     }
 
