@@ -23,7 +23,7 @@ DATA_VERSION_TAG = "dagster/data_version"
 ROW_COUNT = "dagster/row_count"
 # Carried on by the heartbeats of a quiet table: nothing of it has changed since.
 STANDING = (
-    *("dagster/column_schema", "dagster/column_lineage", "dagster/row_count", "dagster/uri"),
+    *("dagster/column_schema", "dagster/column_lineage", ROW_COUNT, "dagster/uri"),
     COMMENT,
 )
 
@@ -162,7 +162,7 @@ def table_metadata(lake: LakeTable, names: TableAssets, rows: int | None) -> dic
         "dagster/column_lineage": column_lineage(lake, names),
     }
     if rows is not None:
-        found["dagster/row_count"] = rows
+        found[ROW_COUNT] = rows
     if table is not None:
         found["dagster/uri"] = str(table.location())
         if said := table.properties.get(COMMENT):

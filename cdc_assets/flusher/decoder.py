@@ -200,19 +200,17 @@ class Decoder:
         """Put the changes of the frames ``low`` to ``high`` (excluded) on the shelf."""
         first, last = np.searchsorted(batch.events, [low, high])
         for frame in batch.events[first:last].tolist():
-            if batch.scan.kind[frame] == TRUNCATE:
+            relation = None
+            if batch.scan.kind[frame] != TRUNCATE:
+                relation = Relation.parse(batch.scan.message(frame))
+            if relation is None or self._is_news(relation):
                 self._collect(batch, low, frame, shelf)
                 self.divide()
+                low = frame
+            if relation is None:
                 self._empty_tables(batch, frame, shelf)
-                low = frame
-                continue
-            relation = Relation.parse(batch.scan.message(frame))
-            known, spec = self._relations.get(relation.oid), self.spec_of(relation.oid)
-            if known is not None and (relation != known or (spec is not None and spec.excluded)):
-                self._collect(batch, low, frame, shelf)
-                self.divide()
-                low = frame
-            self._learn(relation)
+            else:
+                self._learn(relation)
         self._collect(batch, low, high, shelf)
 
     def _collect(self, batch: _Batch, low: int, high: int, shelf: _Shelf) -> None:
@@ -258,6 +256,13 @@ class Decoder:
             spec, relation = self.spec_of(oid), self._relations[oid]
             if spec is not None:
                 shelf.run(self._resolved(spec, relation), relation).parts.append(changes)
+
+    def _is_news(self, relation: Relation) -> bool:
+        """Whether what waits of it may be staged otherwise than what comes now."""
+        known, spec = self._relations.get(relation.oid), self.spec_of(relation.oid)
+        return known is not None and (
+            relation != known or (spec is not None and bool(spec.excluded))
+        )
 
     def _learn(self, relation: Relation) -> None:
         # Told again, it may look the same and be another one.

@@ -60,7 +60,7 @@ _UPDATED, _INSERTED = 0.6, 0.3
 _RECENT, _SPARE = 0.1, 1.5
 # Merges before those that are measured: a server's first ones take three times as long.
 _WARMING = 4
-# One batch is one merge, however large.
+# Of the bytes of a merge; of its rows there is one (BATCH_ROWS).
 _NO_LIMIT = 2**40
 _ROW = (
     "(random() * 1e6)::int, md5(g::text) || 'abcdefgh', (random() * 1e8)::numeric(18, 2),"

@@ -315,7 +315,6 @@ def test_a_quiet_table_gets_heartbeats_with_what_still_stands(
     # Its rows are the same, and so is their version: nothing downstream is built again.
     versions = [dict(event.tags or {})["dagster/data_version"] for event in events[:2]]
     assert versions == ["1:0", "1:0"]
-    # A change that isn't in the log yet: the proof is missing, so is the heartbeat.
     # What others applied isn't vouched for with the number of rows that a run once counted.
     world.client.execute("delete from big where id > 1990")
     world.until("the changes in the log", lambda: world.pending() >= 10)
@@ -330,6 +329,7 @@ def test_a_quiet_table_gets_heartbeats_with_what_still_stands(
     assert told.metadata["heartbeat"].value is True
     assert "dagster/row_count" not in told.metadata
     assert dict(told.tags or {})["dagster/data_version"] == f"1:{drained.cursor.offset}"
+    # A change that isn't in the log yet: the proof is missing, so is the heartbeat.
     stopped = len(world.materializations(big.lake))
     world.stop.set()
     world.flusher.join(30)
