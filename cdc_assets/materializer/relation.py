@@ -18,7 +18,7 @@ from cdc_assets.log.store import LogEntry
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import attributes, describe
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import sends_generated_columns
+from cdc_assets.postgres.publications import sends_generated_columns
 
 # Footers read at a time: reading one waits for a disk or an object store.
 _PARALLEL = 8

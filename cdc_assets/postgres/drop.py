@@ -19,7 +19,8 @@ from cdc_assets.errors import SlotBusy, SourceMismatch
 from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.replication import drop_slot, publication_oid, slot_status
+from cdc_assets.postgres.publications import publication_oid
+from cdc_assets.postgres.replication import drop_slot, slot_status
 
 # Of pipeline_meta: since when the source is dropped.
 _DROPPED = "dropped_at"

@@ -39,14 +39,16 @@ from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, pla
 from cdc_assets.postgres.drop import refuse_if_dropped
 from cdc_assets.postgres.holders import Holder, hold, join_pin
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import (
-    NewSlot,
-    create_slot,
-    export_snapshot,
+from cdc_assets.postgres.publications import (
     publication_oid,
     publish,
     refuse_partial_publication,
     sends_generated_columns,
+)
+from cdc_assets.postgres.replication import (
+    NewSlot,
+    create_slot,
+    export_snapshot,
     slot_status,
     system_identifier,
 )

@@ -20,13 +20,12 @@ from cdc_assets.postgres.catalog import SourceTable, describe, heaps
 from cdc_assets.postgres.connect import pools_transactions
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.replication import (
-    FAILOVER_SLOTS,
+from cdc_assets.postgres.publications import (
     published_tables,
     refuse_partial_publication,
     sends_generated_columns,
-    slot_status,
 )
+from cdc_assets.postgres.replication import FAILOVER_SLOTS, slot_status
 from cdc_assets.postgres.restart_record import Recorded, compare_slot
 from cdc_assets.postgres.slot_facts import slot_facts
 from cdc_assets.postgres.source_facts import review

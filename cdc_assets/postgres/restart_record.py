@@ -24,7 +24,8 @@ from cdc_assets.errors import SourceMismatch
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import PublishedShape, SlotStatus
+from cdc_assets.postgres.publications import PublishedShape
+from cdc_assets.postgres.replication import SlotStatus
 
 ANEW = "cdc-assets resync --all copies every table anew through a new slot."
 # What a new slot and new copies don't mend: it is the configuration, or somebody else's slot.

@@ -17,14 +17,8 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import (
-    COLUMN_LISTS,
-    PublishedShape,
-    SlotStatus,
-    slot_status,
-    switch_point,
-    system_identifier,
-)
+from cdc_assets.postgres.publications import COLUMN_LISTS, PublishedShape
+from cdc_assets.postgres.replication import SlotStatus, slot_status, switch_point, system_identifier
 from cdc_assets.postgres.restart_record import (
     Recorded,
     Review,

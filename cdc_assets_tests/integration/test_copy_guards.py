@@ -28,7 +28,8 @@ from cdc_assets.postgres import pins, replication
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.preflight import preflight
-from cdc_assets.postgres.replication import GENERATED_COLUMNS, NewSlot, create_slot
+from cdc_assets.postgres.publications import GENERATED_COLUMNS
+from cdc_assets.postgres.replication import NewSlot, create_slot
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
