@@ -19,7 +19,7 @@ import psycopg
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.config import CONFIG_VARIABLE, SourceConfig, home
+from cdc_assets.config import SourceConfig
 from cdc_assets.errors import (
     CdcError,
     CopyRestarted,
@@ -30,6 +30,7 @@ from cdc_assets.errors import (
     TablesFailed,
     first_line,
 )
+from cdc_assets.flusher.child import flusher_child
 from cdc_assets.flusher.reach import reach
 from cdc_assets.log.pauses import resume as resume_pauses
 from cdc_assets.log.progress import restart_copy
@@ -45,7 +46,7 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.process import Backoff, Child, ChildSpec
+from cdc_assets.process import Backoff, Child
 from cdc_assets.readiness import admitted
 from cdc_assets.snapshot.copy import copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
@@ -344,13 +345,7 @@ def flushing(config: SourceConfig) -> Iterator[None]:
 
     If another flusher is active, the child waits behind it and does nothing.
     """
-    child = Child.start(
-        ChildSpec(
-            "cdc_assets.flusher.main",
-            log=home() / config.name / "flusher.log",
-            environment={CONFIG_VARIABLE: config.dump()},
-        )
-    )
+    child = Child.start(flusher_child(config))
     try:
         yield
     finally:

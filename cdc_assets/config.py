@@ -49,8 +49,6 @@ from cdc_assets.config_sections import (
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
 
-# A supervised child gets its configuration this way: secrets stand in no file and no argument.
-CONFIG_VARIABLE = "CDC_ASSETS_CONFIG_JSON"
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 _REFERENCE = re.compile(
     r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
@@ -135,7 +133,7 @@ class SourceConfig(Section):
         )
 
     def dump(self) -> str:
-        """The configuration as JSON, secrets included: for a child's environment, not a file."""
+        """The configuration as a line of JSON, secrets included: for a child's pipe, not a file."""
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:
@@ -216,12 +214,11 @@ def parse_config(data: object, origin: str, *, expanded: bool = False) -> Source
         raise ConfigurationError("\n".join(lines)) from None
 
 
-def config_from_environment() -> SourceConfig:
-    """What a parent process handed down (:meth:`SourceConfig.dump`) in ``CONFIG_VARIABLE``."""
-    text = os.environ.get(CONFIG_VARIABLE)
-    if text is None:
-        raise ConfigurationError(f"neither --config nor {CONFIG_VARIABLE} is given.")
-    return parse_config(json.loads(text), CONFIG_VARIABLE, expanded=True)
+def config_from_parent(line: str) -> SourceConfig:
+    """What a parent process handed down: :meth:`SourceConfig.dump`."""
+    if not line:
+        raise ConfigurationError("--config FILE is missing:", "no parent process sent one.")
+    return parse_config(json.loads(line), "the parent process", expanded=True)
 
 
 def load_config(path: str | os.PathLike[str]) -> SourceConfig:

@@ -5,10 +5,10 @@ parent ends, also by SIGKILL, the kernel closes that end, the child reads end-of
 order; after a grace period it exits at once. So there are no pid files to go stale and no orphans.
 
 The pipe also carries one line of settings at the start, because an argument list and an
-environment can be read by others. A child is a session of its own: Ctrl-C in a terminal reaches
-the parent only, which decides. Running children are found again by name in this module's globals,
-because Dagster rebuilds resources at every tick. What a child does, and whether it should run, is
-decided elsewhere.
+environment can be read by others, and take 128 kB at most. A child is a session of its own: Ctrl-C
+in a terminal reaches the parent only, which decides. Running children are found again by name in
+this module's globals, because Dagster rebuilds resources at every tick. What a child does, and
+whether it should run, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ class ChildSpec:
     log: Path = Path(os.devnull)
     """Where stdout and stderr go; kept below ``LOG_LIMIT_BYTES``."""
     settings: str = field(default="", repr=False)
-    """One line for the child's stdin (see :func:`read_settings`); the place for secrets."""
+    """One line, as long as it has to be, for the child's stdin (see :func:`read_settings`);
+    the place for secrets."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Added to this process's environment."""
+    """Added to this process's environment; nothing secret."""
 
 
 class Child:
@@ -94,6 +95,8 @@ class Child:
     def __init__(self, spec: ChildSpec, process: subprocess.Popen[bytes]) -> None:
         self.spec = spec
         self._process = process
+        self._writing = threading.Lock()  # held until the settings are sent
+        self._asked_to_stop = False
         self.started_at = time.monotonic()
         _children.add(self)
 
@@ -105,6 +108,7 @@ class Child:
         with _open_log(spec.log) as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", spec.module, *spec.arguments],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -113,11 +117,27 @@ class Child:
                 start_new_session=True,
             )
         child = cls(spec, process)
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it ended already; its return code will tell
-            process.stdin.write(spec.settings.encode() + b"\n")
-            process.stdin.flush()
+        # In a thread: the child is busy importing, and a pipe takes 64 kB.
+        child._writing.acquire()
+        threading.Thread(target=child._send_settings, name="settings", daemon=True).start()
         return child
+
+    def _send_settings(self) -> None:
+        line = memoryview(self.spec.settings.encode() + b"\n")
+        try:
+            while line:
+                line = line[self._pipe.write(line) :]
+        except BrokenPipeError:
+            pass  # it ended already; its return code will tell
+        finally:
+            self._writing.release()
+        if self._asked_to_stop:
+            self.close_stdin()
+
+    @property
+    def _pipe(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
 
     @property
     def pid(self) -> int:
@@ -140,10 +160,15 @@ class Child:
             return None
 
     def close_stdin(self) -> None:
-        """Ask it to stop, without waiting."""
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+        """Ask it to stop, without waiting; it hears of it once it has read its settings."""
+        self._asked_to_stop = True
+        if self._writing.acquire(blocking=False):
+            self._pipe.close()
+            self._writing.release()
+
+    def let_go(self) -> None:
+        """In a forked copy of the parent: the pipe isn't this process's."""
+        self._pipe.close()
 
     def stop(self, timeout_seconds: float = GRACE_SECONDS) -> int:
         """Ask, then SIGTERM, then SIGKILL for its whole process group; the return code."""
@@ -164,9 +189,9 @@ _children: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """In a forked copy of the parent: let go of the pipes, or the copy keeps children alive."""
+    """In a forked copy of the parent, which would keep the children alive."""
     for child in list(_children):
-        child.close_stdin()
+        child.let_go()
 
 
 os.register_at_fork(after_in_child=_close_inherited)
@@ -289,12 +314,14 @@ def stop_all(timeout_seconds: float = GRACE_SECONDS) -> None:
 
 
 def read_settings() -> str:
-    """The line that the parent sent; an empty one if stdin is no pipe. Call it once, first."""
+    """The line that the parent sent; "" if there is none. Call it once, first."""
     if not _stdin_is_a_pipe():
         return ""
-    # Unbuffered: not a byte past the line may be taken from the watchdog.
-    with open(0, "rb", buffering=0, closefd=False) as pipe:
-        return pipe.readline().decode().rstrip("\n")
+    # Nothing follows the line but the end, which the watchdog finds again.
+    line = bytearray()
+    while not line.endswith(b"\n") and (more := os.read(0, 2**16)):
+        line += more
+    return line.decode().removesuffix("\n") if line.endswith(b"\n") else ""
 
 
 def die_with_parent(

@@ -24,7 +24,7 @@ from typing import Literal
 import psycopg
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event
 
-from cdc_assets.config import SourceConfig, config_from_environment, load_config
+from cdc_assets.config import SourceConfig, config_from_parent, load_config
 from cdc_assets.errors import CdcError, ConfigurationError, SourceMismatch
 from cdc_assets.flusher.health import Health
 from cdc_assets.flusher.pin_keeper import PinKeeper
@@ -37,7 +37,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pins import Pins
-from cdc_assets.process import die_with_parent
+from cdc_assets.process import die_with_parent, read_settings
 from cdc_assets.refusal import refuse_to_flush
 
 logger = logging.getLogger(__name__)
@@ -239,9 +239,10 @@ def main(arguments: list[str] | None = None) -> int:
         level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO").upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    settings = "" if options.config else read_settings()
     stop = die_with_parent()
     try:
-        config = load_config(options.config) if options.config else config_from_environment()
+        config = load_config(options.config) if options.config else config_from_parent(settings)
         result = run(config, stop=stop)
     except (CdcError, psycopg.Error) as error:
         logger.error("%s", error)  # noqa: TRY400 - it says what to do; a trace adds nothing

@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 
 from cdc_assets import process
-from cdc_assets.config import CONFIG_VARIABLE, home
+from cdc_assets.flusher.child import flusher_child
 from cdc_assets.resources.sources import configuration
 
 # Enough of a log's end to hold the last error with its remedy.
@@ -27,7 +27,7 @@ class FlusherResource(dg.ConfigurableResource[None]):
 
     @property
     def log_path(self) -> Path:
-        return home() / self.source / "flusher.log"
+        return flusher_child(configuration(self.source)).log
 
     @property
     def _name(self) -> str:
@@ -35,12 +35,7 @@ class FlusherResource(dg.ConfigurableResource[None]):
 
     def tick(self) -> process.Status:
         """Start it where it is down and its back-off is over; returns at once."""
-        spec = process.ChildSpec(
-            "cdc_assets.flusher.main",
-            log=self.log_path,
-            environment={CONFIG_VARIABLE: configuration(self.source).dump()},
-        )
-        return process.supervise(self._name, spec)
+        return process.supervise(self._name, flusher_child(configuration(self.source)))
 
     def last_words(self) -> str:
         """The last line of its log: why it ended, when it did."""

@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 from psycopg.conninfo import conninfo_to_dict
 
 from cdc_assets import aws_secrets
-from cdc_assets.config import CONFIG_VARIABLE, config_from_environment, parse_config
+from cdc_assets.config import config_from_parent, parse_config
 from cdc_assets.errors import ConfigurationError
 
 PASSWORD = "p@ss/w:rd #1?${HOME}"
@@ -53,10 +53,10 @@ def test_references_are_replaced(manager: Any, monkeypatch: pytest.MonkeyPatch) 
     # A child gets it as it is, whatever it looks like, and asks nobody.
     words = "host=db user=cdc password='${aws-secret:rds/shop#password}'"
     config = parse_config(settings(words), "test")
-    monkeypatch.setenv(CONFIG_VARIABLE, config.dump())
+    line = config.dump()
     monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", "http://127.0.0.1:1")
     aws_secrets._text.cache_clear()
-    handed = config_from_environment()
+    handed = config_from_parent(line)
     assert handed == config
     assert handed.postgres.dsn is not None
     assert conninfo_to_dict(handed.postgres.dsn.get_secret_value())["password"] == PASSWORD

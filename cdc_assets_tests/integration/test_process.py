@@ -94,6 +94,21 @@ def test_settings_arrive_by_the_pipe_alone(spec: ChildSpec) -> None:
     assert spec.log.stat().st_mode & 0o777 == 0o600
 
 
+def test_settings_of_any_size_arrive(spec: ChildSpec) -> None:
+    large = "x" * (3 * 2**20)  # the kernel's pipes take 64 kB
+    child = Child.start(with_settings(spec, large))
+    child.close_stdin()  # asked to stop meanwhile: it hears of it after the settings
+    assert child.wait(20.0) == 0
+    assert f"settings {large}\n" in spec.log.read_text()
+
+
+def test_nobody_waits_for_a_child_to_read_its_settings(spec: ChildSpec, tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    child = Child.start(ChildSpec("deaf", (), spec.log, "x" * 2**20, spec.environment))
+    assert ready(spec)
+    assert child.stop(timeout_seconds=0.2) == -signal.SIGTERM
+
+
 def test_stop_is_orderly_and_says_so(spec: ChildSpec) -> None:
     child = Child.start(spec)
     assert ready(spec)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cdc_assets.config import (
-    CONFIG_VARIABLE,
-    config_from_environment,
+    config_from_parent,
     home,
     load_config,
     parse_config,
@@ -105,10 +104,11 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load_config(broken)
 
 
-def test_a_child_gets_the_same_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_gets_the_same_configuration() -> None:
     config = parse_config(minimal(staging={"flush_interval": "250ms"}), "f")
-    monkeypatch.setenv(CONFIG_VARIABLE, config.dump())
-    assert config_from_environment() == config
+    assert config_from_parent(config.dump()) == config
+    with pytest.raises(ConfigurationError, match="--config FILE is missing"):
+        config_from_parent("")
 
 
 def test_two_tables_of_one_name_get_their_schema_as_a_prefix() -> None:
