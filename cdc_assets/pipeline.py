@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
-from psycopg import sql
 
 from cdc_assets.config import SourceConfig, home
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.log.session import enter
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.names import TableId
@@ -56,8 +56,7 @@ def connect_log(config: SourceConfig, purpose: str) -> psycopg.Connection[Any]:
     """
     name = f"cdc_assets {config.name} {purpose}"
     connection = connect(coordination_dsn(config), application_name=name)
-    schema = sql.Identifier(config.state.schema_)
-    connection.execute(sql.SQL("set search_path to {}, pg_catalog").format(schema))
+    enter(connection, config.state.schema_)
     return connection
 
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
-from psycopg import sql
 
+from cdc_assets.log.session import enter
 from cdc_assets.postgres.connect import NO_NEW_TIMEOUTS
 
 HEARTBEAT_SECONDS = 5.0
@@ -97,9 +97,7 @@ class Claims:
         self._claim: str | None = None
         self._connection = psycopg.connect(scope.dsn, autocommit=True)
         self._connection.execute(NO_NEW_TIMEOUTS)  # it is idle while a chunk is read
-        self._connection.execute(
-            sql.SQL("set search_path to {}, pg_catalog").format(sql.Identifier(scope.schema))
-        )
+        enter(self._connection, scope.schema)
         self._stop = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="claims", daemon=True)
         self._heart.start()

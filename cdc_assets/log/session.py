@@ -1,7 +1,8 @@
 """A session of the coordination schema: its connection, its locks, and what is remembered by key.
 
-One connection in autocommit mode, used by one thread at a time. Locks are advisory ones of the
-session: when the connection is lost, so are they. What is in the tables is ``log.tables``'s and
+One connection in autocommit mode, used by one thread at a time. What it commits survives a crash of
+the server: the source forgets what is registered here. Locks are advisory ones of the session: when
+the connection is lost, so are they. What is in the tables is ``log.tables``'s and
 ``log.store``'s to know.
 """
 
@@ -16,6 +17,20 @@ from psycopg import sql
 from cdc_assets.log.schema import migrate, newest, version
 from cdc_assets.postgres.connect import connect
 
+# Where the server would say "committed" before it is so, we wait. Whatever else it is set to is on
+# disk by then, here or on standbys too, and stays.
+_ENTER = """
+select set_config('search_path', %s, false), set_config('synchronous_commit',
+       case setting when 'off' then 'on' else setting end, false)
+  from current_setting('synchronous_commit') as setting
+"""
+
+
+def enter(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Make ``connection`` a session of the coordination schema."""
+    path = sql.SQL("{}, pg_catalog").format(sql.Identifier(schema))
+    connection.execute(_ENTER, (path.as_string(connection),))
+
 
 class LogSession:
     """One source's session of the coordination schema."""
@@ -24,9 +39,7 @@ class LogSession:
         self.connection = connection
         self.source = source
         self.schema = schema
-        connection.execute(
-            sql.SQL("set search_path to {}, pg_catalog").format(sql.Identifier(schema))
-        )
+        enter(connection, schema)
 
     @classmethod
     def peek(cls, dsn: str, source: str, schema: str) -> Self | None:
