@@ -13,6 +13,8 @@ import importlib.metadata
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import psycopg
 import pyarrow as pa
@@ -25,6 +27,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.config import SourceConfig
 from cdc_assets.doctor import check_java
 from cdc_assets.errors import CdcError, EnvironmentProblem, first_line
+from cdc_assets.flusher.staging import folders_as_they_were
 from cdc_assets.log.files import Storage
 from cdc_assets.pipeline import coordination_dsn, source_dsn
 from cdc_assets.postgres.connect import connect
@@ -46,7 +49,7 @@ def review(config: SourceConfig) -> list[Finding]:
         *source_findings(config),
         *coordination_findings(config),
         *_clocks(config),
-        *staging(config),
+        *staging(config, leave_nothing=True),
         *_catalog(config),
         *_spark(config),
     ]
@@ -149,8 +152,11 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
         try:
             schema = Schema(NestedField(1, "probe", IntegerType(), required=False))
             location = f"{config.warehouse}/{config.namespace}/{name}"
-            catalog.create_table((config.namespace, name), schema, location=location)
-            catalog.purge_table((config.namespace, name))
+            files, path = Storage.of(config.s3).locate(location)
+            local = isinstance(files, fs.LocalFileSystem)
+            with folders_as_they_were(Path(path)) if local else nullcontext():
+                catalog.create_table((config.namespace, name), schema, location=location)
+                catalog.purge_table((config.namespace, name))
         finally:
             if made:
                 catalog.drop_namespace(config.namespace)

@@ -9,9 +9,11 @@ here it is only named beside other errors. An error of one table never stops the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import CdcError, NotReady, StagingProblem, first_line
@@ -20,12 +22,12 @@ from cdc_assets.log.files import Storage
 from cdc_assets.log.schema import newest, version
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import coordination_dsn, source_dsn
-from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.connect import connect, pools_transactions
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.preflight import preflight
 
 # A database that is down comes back by itself: that is waited for, or tried again.
-_PASSING = frozenset({"source_unreachable", "coordination_unreachable"})
+_PASSING = frozenset({"source_unreachable", "coordination_unreachable", "coordination_read_only"})
 
 
 def refuse(findings: Iterable[Finding]) -> None:
@@ -89,7 +91,7 @@ def _remedy(error: Exception, otherwise: str) -> str:
 def _known(config: SourceConfig) -> Iterator[LogStore | None]:
     """What is remembered of the source, if anything can be read; never created or migrated here."""
     store = None
-    with suppress(psycopg.OperationalError):  # has a finding of its own
+    if not any(finding.severity == "error" for finding in coordination_findings(config)):
         store = LogStore.peek(coordination_dsn(config), config.name, config.state.schema_)
     try:
         yield store
@@ -100,10 +102,19 @@ def _known(config: SourceConfig) -> Iterator[LogStore | None]:
 
 def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
     """What is wrong with the coordination database."""
-    schema = config.state.schema_
+    dsn = ""
     try:
-        with connect(coordination_dsn(config), application_name="cdc_assets check") as state:
-            found, known = version(state, schema), newest()
+        dsn = coordination_dsn(config)
+        with connect(dsn, application_name="cdc_assets check") as state:
+            yield from _coordination(state, config.state.schema_)
+            if pools_transactions(state, dsn):
+                yield Finding(
+                    "coordination_pooler",
+                    "error",
+                    "the coordination database is reached through a transaction pooler: session"
+                    " locks don't survive there.",
+                    "Give the database's own address, or a session-mode pool.",
+                )
     except (psycopg.OperationalError, CdcError) as error:
         yield Finding(
             "coordination_unreachable",
@@ -111,7 +122,45 @@ def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
             f"the coordination database can't be reached: {_what(error)}",
             _remedy(error, "Start it, mend the network, or correct state.postgres_url."),
         )
-        return
+
+
+# Who the role is, and what it may do: make the schema; make tables in it (NULL where there is no
+# such schema); look into it; alter its tables; write to all of them.
+_RIGHTS = """
+select current_user::text, current_database()::text,
+       pg_catalog.current_setting('transaction_read_only') = 'on',
+       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+       pg_catalog.has_schema_privilege(n.oid, 'CREATE'),
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       coalesce(t.owned, true), coalesce(t.writable, true)
+  from (select 1) one
+  left join pg_catalog.pg_namespace n on n.nspname = %s
+  left join lateral (
+       select pg_catalog.bool_and(pg_catalog.pg_has_role(c.relowner, 'USAGE')) as owned,
+              pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'SELECT')
+                  and pg_catalog.has_table_privilege(c.oid, 'INSERT')
+                  and pg_catalog.has_table_privilege(c.oid, 'UPDATE')
+                  and pg_catalog.has_table_privilege(c.oid, 'DELETE')) as writable
+         from pg_catalog.pg_class c where c.relnamespace = n.oid and c.relkind = 'r') t on true
+"""
+
+
+def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
+    """Whether the schema can be made, brought up to date and written to by this role."""
+    row = state.execute(_RIGHTS, (schema,)).fetchone()
+    assert row is not None
+    role, database, read_only, may_make, there, usable, owned, writable = row
+    known = newest()
+    found = version(state, schema) if usable else 0  # without the right to look it can't be asked
+    who = sql.Identifier(role).as_string(state)
+    name = sql.Identifier(schema).as_string(state)
+    if read_only:
+        yield Finding(
+            "coordination_read_only",
+            "error",
+            f"the coordination database {database} takes no writes: it is a standby, or read-only.",
+            "Give the primary's address.",
+        )
     if found > known:
         yield Finding(
             "coordination_newer",
@@ -127,13 +176,38 @@ def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
             f" {known}.",
             "",
         )
+    missing = ""
+    if there is None and not may_make:
+        missing = f"create schema {name} authorization {who};"
+    elif there is not None and found < known and not (usable and there and owned):
+        missing = (
+            f"alter schema {name} owner to {who};"
+            f" do $$ declare t oid; begin for t in select oid from pg_catalog.pg_class"
+            f" where relnamespace = {sql.Literal(name).as_string(state)}::regnamespace"
+            " and relkind = 'r' loop execute pg_catalog.format"
+            f"('alter table %s owner to %I', t::regclass, {sql.Literal(role).as_string(state)});"
+            " end loop; end $$;"
+        )
+    elif found == known and not writable:
+        missing = (
+            f"grant usage on schema {name} to {who};"
+            f" grant select, insert, update, delete on all tables in schema {name} to {who};"
+        )
+    if missing:
+        yield Finding(
+            "coordination_schema",
+            "error",
+            f"the role {role} may not keep its state in the schema {schema} of {database}.",
+            f"{missing} -- in {database}; or set state.postgres_url",
+        )
 
 
-def staging(config: SourceConfig) -> Iterator[Finding]:
-    """Whether staged files can be written."""
+def staging(config: SourceConfig, *, leave_nothing: bool = False) -> Iterator[Finding]:
+    """Whether staged files can be written; ``leave_nothing``: the probe is removed again."""
     if config.snapshot.mode == "snapshot_only":
         return
     try:
-        check_place(config.staging_uri, config.name, Storage.of(config.s3))
+        storage = Storage.of(config.s3)
+        check_place(config.staging_uri, config.name, storage, leave_nothing=leave_nothing)
     except StagingProblem as error:
         yield Finding("staging_unwritable", "error", error.what, error.remedy)

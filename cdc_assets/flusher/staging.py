@@ -22,14 +22,15 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from shutil import rmtree
 
 import pyarrow as pa
 from pyarrow import fs
@@ -234,25 +235,54 @@ class Staging:
             self._on_trouble(said)
 
 
-def check_place(uri: str, source: str, storage: Storage) -> None:
-    """Store a small file, to see whether it can be done.
+def check_place(uri: str, source: str, storage: Storage, *, leave_nothing: bool = False) -> None:
+    """Store a small file, to see whether it can be done; ``leave_nothing``: and remove it again.
 
     Raises StagingProblem for what somebody has to correct. A place that is full or down for now is
     only logged: the flusher waits for it, and the slot keeps what it waits with.
     """
-    probe = f"{uri.rstrip('/')}/{source}/.writable"
+    name = f".writable-{uuid.uuid4().hex}" if leave_nothing else ".writable"
+    probe = f"{uri.rstrip('/')}/{source}/{name}"
+    with _removed(probe, storage) if leave_nothing else nullcontext():
+        try:
+            store(storage, probe, pa.py_buffer(b"cdc_assets can write here\n"))
+        except OSError as error:
+            said = first_line(error)
+            if error.errno in _PERMANENT_ERRNOS or any(name in said for name in _PERMANENT_S3):
+                raise StagingProblem(
+                    f"the staging place {uri} can't be written: {said}.",
+                    "Correct staging.uri (and s3:), or what stands in the way: the folder or the"
+                    " bucket must exist and allow this process to write"
+                    + ("; its keys come from AWS_… variables." if uri.startswith("s3://") else "."),
+                ) from error
+            logger.warning("the staging place %s can't be written now: %s", uri, said)
+
+
+@contextmanager
+def _removed(uri: str, storage: Storage) -> Iterator[None]:
+    """Remove the file that the block writes, and the folders that came with it."""
+    filesystem, path = storage.locate(uri)
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        yield
+        with suppress(OSError):  # not stored, or it can't be reached any more
+            # A folder of an object store is a marker, which pyarrow leaves when it deletes a file.
+            filesystem.delete_file(path)
+        return
+    with folders_as_they_were(Path(path)):
+        yield
+
+
+@contextmanager
+def folders_as_they_were(probe: Path) -> Iterator[None]:
+    """Remove ``probe``, which the block makes, and the folders above it that weren't there."""
+    made = [folder for folder in probe.parents if not folder.exists()]
     try:
-        store(storage, probe, pa.py_buffer(b"cdc_assets can write here\n"))
-    except OSError as error:
-        said = first_line(error)
-        if error.errno in _PERMANENT_ERRNOS or any(name in said for name in _PERMANENT_S3):
-            raise StagingProblem(
-                f"the staging place {uri} can't be written: {said}.",
-                "Correct staging.uri (and s3:), or what stands in the way: the folder or the bucket"
-                " must exist and allow this process to write"
-                + ("; its keys come from AWS_… variables." if uri.startswith("s3://") else "."),
-            ) from error
-        logger.warning("the staging place %s can't be written now: %s", uri, said)
+        yield
+    finally:
+        probe.unlink(missing_ok=True) if probe.is_file() else rmtree(probe, ignore_errors=True)
+        for folder in made:
+            with suppress(OSError):  # it never came to be, or has something else in it by now
+                folder.rmdir()
 
 
 def store(storage: Storage, uri: str, data: pa.Buffer) -> None:

@@ -85,10 +85,9 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: s
                 if version > current:
                     cursor.execute(text.encode())
                     cursor.execute("insert into schema_version (version) values (%s)", (version,))
-    except psycopg.errors.InsufficientPrivilege as error:
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
         raise CoordinationError(
-            f"the role may not create the coordination schema {schema}: {error}",
-            f"Run as an administrator: create schema {schema} authorization <role>; or set"
-            " state.postgres_url to a database where it may.",
+            f"the role may not keep its state in the coordination schema {schema}: {error}",
+            "cdc-assets check prints the SQL that allows it.",
         ) from error
     return known[-1][0]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.config_sections import TableConfig
@@ -56,7 +57,7 @@ def preflight(
     follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
         *_server(connection, follows, dsn, standby=record),
-        *_privileges(connection, config, follows),
+        *_privileges(connection, follows),
         *(_objects(connection, config, store, dsn, record=record) if follows else ()),
         *(
             replace(finding, table=table.name)
@@ -106,8 +107,8 @@ def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -
             "wal_level",
             "error",
             f"wal_level is {level}; logical replication needs logical.",
-            "alter system set wal_level = logical; then restart the server. On RDS and Aurora set"
-            " rds.logical_replication = 1, on Cloud SQL cloudsql.logical_decoding = on.",
+            "alter system set wal_level = logical; -- then restart the server; on RDS and Aurora"
+            " rds.logical_replication = 1, on Cloud SQL cloudsql.logical_decoding = on",
         )
     if standby and _one(connection, "select pg_is_in_recovery()"):
         yield Finding(
@@ -130,8 +131,8 @@ def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -
             "wal_unbounded",
             "warning",
             "max_slot_wal_keep_size is -1: if nothing reads the slot, WAL fills the disk.",
-            "alter system set max_slot_wal_keep_size = '50GB' (what your disk can spare);"
-            " select pg_reload_conf().",
+            "alter system set max_slot_wal_keep_size = '50GB'; select pg_reload_conf(); -- or what"
+            " your disk can spare",
         )
 
 
@@ -146,32 +147,15 @@ select r.rolreplication or r.rolsuper
 """
 
 
-def _privileges(connection: Connection, config: SourceConfig, follows: bool) -> Iterator[Finding]:
-    role = _one(connection, "select current_user")
+def _privileges(connection: Connection, follows: bool) -> Iterator[Finding]:
     if follows and not _one(connection, _MAY_REPLICATE):
+        role = str(_one(connection, "select current_user::text"))
+        who = sql.Identifier(role).as_string(connection)
         yield Finding(
             "replication_privilege",
             "error",
             f"the role {role} may not replicate.",
-            f'alter role "{role}" replication; on RDS and Aurora: grant rds_replication to'
-            f' "{role}".',
-        )
-    schema = config.state.schema_
-    if config.state.postgres_url is None and not _one(
-        connection,
-        "select has_database_privilege(current_database(), 'CREATE')"
-        " or coalesce(has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE'), false)"
-        # Made by somebody else, who may only let this role write there.
-        " or coalesce(has_table_privilege(to_regclass(quote_ident(%s) || '.flushed_lsn')::oid,"
-        " 'UPDATE'), false)",
-        schema,
-        schema,
-    ):
-        yield Finding(
-            "coordination_schema",
-            "error",
-            f"the role {role} may not create the coordination schema {schema}.",
-            f'create schema {schema} authorization "{role}"; or set state.postgres_url.',
+            f"alter role {who} replication; -- on RDS and Aurora: grant rds_replication to {who};",
         )
 
 
@@ -206,7 +190,8 @@ def _before_a_slot(connection: Connection) -> Iterator[Finding]:
             "slots_exhausted",
             "error",
             f"{free} replication slots are free; two are needed.",
-            "alter system set max_replication_slots = 20; then restart, or drop unused slots.",
+            "alter system set max_replication_slots = 20; -- then restart the server; or drop slots"
+            " that nobody needs",
         )
     old = {"old": LONG_TRANSACTION_SECONDS}
     rows = connection.execute(_LONG_TRANSACTIONS, old).fetchall()
@@ -231,8 +216,8 @@ def _senders(connection: Connection) -> Iterator[Finding]:
             "senders_exhausted",
             "error",
             "all of max_wal_senders are in use: nobody else can stream.",
-            "alter system set max_wal_senders = 20; then restart, or stop a receiver that nobody"
-            " needs (pg_stat_replication).",
+            "alter system set max_wal_senders = 20; -- then restart the server; or stop a receiver"
+            " that nobody needs (pg_stat_replication)",
         )
 
 

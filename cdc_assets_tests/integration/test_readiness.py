@@ -68,8 +68,7 @@ def test_where_nothing_is_missing_nothing_is_found_and_nothing_is_left(
         query = "select count(*) from pg_replication_slots where database = current_database()"
         assert source.execute(query).fetchone() == (0,)
         assert source.execute("select to_regnamespace('_pg2iceberg')").fetchone() == (None,)
-    files = [path for path in tmp_home.rglob("*") if path.is_file() and "src" in path.parts]
-    assert [path.name for path in files] == [".writable"]
+    assert [path for path in tmp_home.rglob("*") if "src" in path.parts] == []
 
 
 def test_a_server_that_is_not_prepared(public_directory: Path, tmp_home: Path) -> None:
@@ -139,6 +138,40 @@ def test_a_role_without_rights(ready: str) -> None:
         finally:
             owner.execute("drop owned by poor; drop role poor")
             owner.execute("drop role if exists rds_replication")
+
+
+@pytest.mark.parametrize("made", ["nothing", "an empty schema", "an older one", "the newest"])
+def test_a_coordination_schema_that_the_role_may_not_use(ready: str, made: str) -> None:
+    """The log can be opened exactly when nothing is found, and the remedy is the way there."""
+    with psycopg.connect(ready, autocommit=True) as owner:
+        owner.execute("drop role if exists poor; create role poor login password 'p' replication")
+        if made != "nothing":
+            owner.execute("create schema _pg2iceberg")
+        if made in ("an older one", "the newest"):
+            LogStore.open(ready, "src", "_pg2iceberg").close()
+        if made == "an older one":
+            owner.execute(
+                "delete from _pg2iceberg.schema_version where version > 1;"
+                " grant usage, create on schema _pg2iceberg to poor;"
+                " grant select on all tables in schema _pg2iceberg to poor"
+            )
+        try:
+            poor = make_conninfo(ready, user="poor", password="p")
+            finding = found(config_of(poor))["coordination_schema"]
+            with pytest.raises(CoordinationError):
+                LogStore.open(poor, "src", "_pg2iceberg")
+            owner.execute(finding.remedy.encode())
+            assert "coordination_schema" not in found(config_of(poor))
+            if made != "an older one":  # whose tables are in truth the newest
+                LogStore.open(poor, "src", "_pg2iceberg").close()
+        finally:
+            owner.execute("drop owned by poor cascade; drop role poor")
+
+
+def test_a_coordination_database_that_takes_no_writes(ready: str) -> None:
+    read_only = make_conninfo(ready, options="-c default_transaction_read_only=on")
+    config = config_of(ready, state={"postgres_url": read_only})
+    assert "coordination_read_only" in errors(config)
 
 
 def test_tables_that_cannot_be_followed(ready: str) -> None:
