@@ -3,6 +3,7 @@
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from functools import cache
 
 import dagster as dg
 
@@ -43,7 +44,7 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
             reading = [(names, _reading(names, selected)) for names in tables]
             if not any(wanted for _, wanted in reading):
                 return
-            session = spark_session(getattr(context.resources, resource), config)
+            session = cache(lambda: spark_session(getattr(context.resources, resource), config))
             for names, wanted in reading:
                 row = pipeline.store.table(names.table)
                 lake = LakeTable(config, config.table(names.table), row) if row else None
@@ -51,10 +52,9 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
                     yield from (_not_there(names, name) for name in wanted)
                     continue
                 if unique_key.NAME in wanted:
-                    context.log.info("%s: looking for keys that stand twice", names.table)
-                    yield unique_key.check_unique_key(session, lake, names)
+                    yield unique_key.check_unique_key(pipeline.store, lake, names)
                 if values.NAME in wanted:
-                    yield values.check_values(pipeline, session, lake, names)
+                    yield values.check_values(pipeline, session(), lake, names)
 
     return check
 

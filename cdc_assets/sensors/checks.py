@@ -1,6 +1,6 @@
 """The sensor that has the checks run: soon after a table begins to stream, then now and then.
 
-The key check reads whole tables, so it takes its turn: never while tables are copied, and the
+With many tables a run of them is long, so it takes its turn: never while tables are copied, and the
 longer it took the longer it pauses.
 """
 

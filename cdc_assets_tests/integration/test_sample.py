@@ -12,9 +12,11 @@ import pytest
 from cdc_assets.assets.names import all_tables
 from cdc_assets.build import build_defs
 from cdc_assets.checks.sample import NAME
+from cdc_assets.log.verified import KeysSeen, keys_seen, remember_keys
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.server import SparkServer
 from cdc_assets.verify import sample as sampling
+from cdc_assets.verify.keys import look
 from cdc_assets.verify.sample import Sampled, sample
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing, wait_for
@@ -106,6 +108,28 @@ def test_every_kind_of_difference_is_found_within_a_round(source: Lake) -> None:
         assert (c.differing, p.differing) == (1, 1)
         assert "(only in the lake)" in c.keys[0]
         assert p.keys == ('{"id":"700"} (source 1, lake 0)',)
+
+
+def test_keys_are_counted_without_rows_that_deletion_vectors_hide(source: Lake) -> None:
+    def duplicated(seen: KeysSeen | None) -> tuple[int, KeysSeen]:
+        loaded = source.lake_table(T).load()
+        assert loaded is not None
+        found = look(loaded, ["id"], seen, source.pipeline.store.server_now())
+        assert found is not None
+        remember_keys(source.pipeline.store, T, found.seen)
+        assert keys_seen(source.pipeline.store, T) == found.seen
+        return found.duplicated, found.seen
+
+    source.execute("update t set v = 'again' where id % 9 = 0")
+    source.flush()
+    source.drain(T)
+    count, seen = duplicated(None)
+    assert count == 0
+    source.session.sql("insert into lake.src.t select * from lake.src.t where id in (7, 9)")
+    count, seen = duplicated(seen)
+    assert count == 2
+    source.session.sql("delete from lake.src.t where id in (7, 9)")
+    assert duplicated(seen)[0] == 0
 
 
 def test_the_check_tells_and_the_writer_is_free_again(

@@ -1,0 +1,114 @@
+"""How far the checks of lake tables have come: what was compared or looked at, and when.
+
+The rows of ``verified_samples`` and ``checked_keys``; what is compared, and how, is in ``verify``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from cdc_assets.log.store import LogStore
+from cdc_assets.postgres.names import TableId
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Where a table's sampled comparison stands.
+
+    ``next_share``: where the next part begins, from 0 to 1. ``missed_since``: from when on nothing
+    was compared, None if the last attempt did; ``compared_at``: when something last was.
+    ``round_ended``: when the last part of a whole round was compared.
+    """
+
+    next_share: float = 0.0
+    compared_at: datetime | None = None
+    missed_since: datetime | None = None
+    round_ended: datetime | None = None
+
+
+def compared(store: LogStore, table: TableId) -> Compared:
+    row = store.connection.execute(
+        "select next_share, compared_at, missed_since, round_ended from verified_samples"
+        " where source = %s and table_name = %s",
+        (store.source, str(table)),
+    ).fetchone()
+    return Compared(*row) if row else Compared()
+
+
+def remember_compared(store: LogStore, table: TableId, next_share: float) -> None:
+    """A part was compared, and the next one begins at ``next_share``; 0 ends the round."""
+    store.connection.execute(
+        "insert into verified_samples as v"
+        " (source, table_name, next_share, compared_at, round_ended)"
+        " values (%(source)s, %(table)s, %(share)s, now(), case when %(share)s = 0 then now() end)"
+        " on conflict (source, table_name) do update set next_share = excluded.next_share,"
+        " compared_at = now(), missed_since = null,"
+        " round_ended = coalesce(excluded.round_ended, v.round_ended)",
+        {"source": store.source, "table": str(table), "share": next_share},
+    )
+
+
+def remember_missed(store: LogStore, table: TableId) -> datetime:
+    """Nothing was compared; returns since when that is so."""
+    row = store.connection.execute(
+        "insert into verified_samples as v (source, table_name, next_share, missed_since)"
+        " values (%s, %s, 0, now()) on conflict (source, table_name) do update"
+        " set missed_since = coalesce(v.missed_since, v.compared_at, now())"
+        " returning missed_since",
+        (store.source, str(table)),
+    ).fetchone()
+    assert row is not None and isinstance(row[0], datetime)
+    return row[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KeysSeen:
+    """How far a lake table's keys were looked at.
+
+    ``new`` and ``round`` are places of data files in the order that they are looked at, by sequence
+    number and path: of those that are new, and of a round over the others (None: none is under
+    way). ``behind``: new files that weren't looked at yet.
+    """
+
+    lake_table: str
+    snapshot_id: int
+    new: tuple[int, str]
+    behind: int = 0
+    round: tuple[int, str] | None = None
+    round_ended: datetime | None = None
+
+
+def keys_seen(store: LogStore, table: TableId) -> KeysSeen | None:
+    row = store.connection.execute(
+        "select lake_table::text, snapshot_id, new_sequence, new_path, behind, round_sequence,"
+        " round_path, round_ended from checked_keys where source = %s and table_name = %s",
+        (store.source, str(table)),
+    ).fetchone()
+    if row is None:
+        return None
+    lake_table, snapshot, sequence, path, behind, round_sequence, round_path, ended = row
+    at = None if round_sequence is None else (round_sequence, round_path)
+    return KeysSeen(lake_table, snapshot, (sequence, path), behind, at, ended)
+
+
+def remember_keys(store: LogStore, table: TableId, seen: KeysSeen) -> None:
+    store.connection.execute(
+        "insert into checked_keys (source, table_name, lake_table, snapshot_id, new_sequence,"
+        " new_path, behind, round_sequence, round_path, round_ended)"
+        " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict (source, table_name)"
+        " do update set lake_table = excluded.lake_table, snapshot_id = excluded.snapshot_id,"
+        " new_sequence = excluded.new_sequence, new_path = excluded.new_path,"
+        " behind = excluded.behind, round_sequence = excluded.round_sequence,"
+        " round_path = excluded.round_path, round_ended = excluded.round_ended",
+        (
+            store.source,
+            str(table),
+            seen.lake_table,
+            seen.snapshot_id,
+            *seen.new,
+            seen.behind,
+            *(seen.round or (None, None)),
+            seen.round_ended,
+        ),
+    )
