@@ -183,3 +183,5 @@ def show_health(health: Health) -> None:
             click.echo(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
         if told["last_error"]:
             click.echo(f"  last error: {told['last_error']}")
+        for thread, trouble in told.get("troubles", {}).items():
+            click.echo(f"  {thread}: {trouble}")

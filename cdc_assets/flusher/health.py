@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
+from typing import Any
 
 import psycopg
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.flusher.metrics import FlusherCollector, MetricsServer
-from cdc_assets.flusher.report import Probe, Progress, Report, report
+from cdc_assets.flusher.report import Probe, Progress, report
+from cdc_assets.helper_thread import HelperThread
 from cdc_assets.pipeline import connect_log, source_dsn
 from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.kept import KeptConnection
 from cdc_assets.postgres.replication import current_position, slot_status
 from cdc_assets.process import process_name
 
@@ -30,8 +32,6 @@ PROBE_SECONDS = 2.0
 LINE_SECONDS = 10.0
 # A probe or a report that takes longer tells nothing new.
 _TIMEOUT = "5s"
-# The end of the flusher doesn't wait for a database that doesn't answer.
-_JOIN_SECONDS = 3.0
 
 _WRITE = """
 insert into flusher_reports as r (source, report) values (%s, %s) on conflict (source)
@@ -50,66 +50,61 @@ class Health:
         self._metrics = MetricsServer(
             config.metrics, FlusherCollector(config.name, progress, self._probe)
         )
-        self._source: psycopg.Connection[tuple[object, ...]] | None = None
-        self._log: psycopg.Connection[tuple[object, ...]] | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+        self._source = KeptConnection(self._connect_source)
+        self._log = KeptConnection(self._connect_log)
+        self._line_rows, self._line_at = progress.rows, time.monotonic()
+        self._thread = HelperThread(
+            "health", self._step, PROBE_SECONDS, at_end=self._last, note=progress.note
+        )
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
         """Tell the end, if the databases answer."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
+        self._thread.close()
         self._metrics.close()
 
-    def _run(self) -> None:
-        rows, line_at = self._progress.rows, time.monotonic()
-        over = False
-        while not over:
-            over = self._stop.wait(PROBE_SECONDS)
-            self._metrics.ensure()
-            if self._progress.state in ("starting", "waiting"):
-                continue  # the source is another flusher's to tell about
+    def _step(self) -> None:
+        self._metrics.ensure()
+        if self._progress.state in ("starting", "waiting"):
+            return  # the source is another flusher's to tell about
+        try:
             self._look()
-            now = time.monotonic()
-            told = report(self._process, self._progress, self._probe, now)
-            self._write(told)
-            if now - line_at >= LINE_SECONDS:
-                rate = (self._progress.rows - rows) / (now - line_at)
-                logger.info("%s; %.0f rows/s", told.sentence, rate)
-                rows, line_at = self._progress.rows, now
-        for connection in (self._source, self._log):
-            if connection is not None:
-                connection.close()
+        finally:
+            self._tell()
+
+    def _last(self) -> None:
+        try:
+            self._step()
+        finally:
+            self._source.close()
+            self._log.close()
 
     def _look(self) -> None:
-        try:
-            if self._source is None:
-                name = f"cdc_assets {self._config.name} health"
-                self._source = connect(source_dsn(self._config), application_name=name)
-                self._source.execute(f"set statement_timeout = '{_TIMEOUT}'")
-            slot = slot_status(self._source, self._config.slot)
-            self._probe.saw(time.monotonic(), current_position(self._source))
-        except psycopg.Error as error:
-            logger.debug("the source doesn't answer: %s", error)
-            if self._source is not None:
-                self._source.close()
-            self._source = None
-            return
+        with self._source.use() as source:
+            slot = slot_status(source, self._config.slot)
+            self._probe.saw(time.monotonic(), current_position(source))
         self._probe.retained_bytes = slot.retained_bytes if slot is not None else 0
         self._probe.wal_status = slot.wal_status if slot is not None else None
 
-    def _write(self, told: Report) -> None:
-        try:
-            if self._log is None:
-                self._log = connect_log(self._config, "report")
-                self._log.execute(f"set statement_timeout = '{_TIMEOUT}'")
-            self._log.execute(_WRITE, (self._config.name, json.dumps(told.to_json())))
-        except psycopg.Error as error:
-            logger.debug("no report could be written: %s", error)
-            if self._log is not None:
-                self._log.close()
-            self._log = None
+    def _tell(self) -> None:
+        now = time.monotonic()
+        told = report(self._process, self._progress, self._probe, now)
+        if now - self._line_at >= LINE_SECONDS:
+            rate = (self._progress.rows - self._line_rows) / (now - self._line_at)
+            logger.info("%s; %.0f rows/s", told.sentence, rate)
+            self._line_rows, self._line_at = self._progress.rows, now
+        with self._log.use() as log:
+            log.execute(_WRITE, (self._config.name, json.dumps(told.to_json())))
+
+    def _connect_source(self) -> psycopg.Connection[Any]:
+        name = f"cdc_assets {self._config.name} health"
+        source = connect(source_dsn(self._config), application_name=name)
+        source.execute(f"set statement_timeout = '{_TIMEOUT}'")
+        return source
+
+    def _connect_log(self) -> psycopg.Connection[Any]:
+        log = connect_log(self._config, "report")
+        log.execute(f"set statement_timeout = '{_TIMEOUT}'")
+        return log

@@ -101,7 +101,7 @@ class _Flusher:
         self._stop = stop
         self._progress = progress
         self._keeper: PinKeeper | None = None
-        self._heart = Heart(config)
+        self._heart = Heart(config, progress.note)
         self._health = Health(config, progress)
         self._streamed = False
         self._failures = 0

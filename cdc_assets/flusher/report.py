@@ -7,6 +7,7 @@ database, where any process can read it, with the server's time beside it.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -75,6 +76,8 @@ class Progress:
     durations: Durations = field(default_factory=Durations)
     changes: Counter[tuple[str, str]] = field(default_factory=Counter)
     bytes_by_table: Counter[str] = field(default_factory=Counter)
+    troubles: dict[str, str] = field(default_factory=dict)
+    """What goes wrong beside the stream, by the thread whose work it is."""
 
     @property
     def reconnects(self) -> int:
@@ -100,20 +103,32 @@ class Progress:
         if state != self.state:
             self.state, self.since = state, datetime.now(UTC)
 
+    def note(self, thread: str, trouble: str | None) -> None:
+        """Note what a thread beside the stream can't do, or (None) that it can again."""
+        if trouble is None:
+            self.troubles.pop(thread, None)
+        else:
+            self.troubles[thread] = trouble
+
 
 @dataclass(slots=True)
 class Probe:
-    """What the source said last, and so how long ago the log was level with it."""
+    """What the source said last, and so how long ago the log was level with it.
+
+    Reports and scrapes ask it from threads of their own.
+    """
 
     current: Lsn = Lsn.ZERO
     retained_bytes: int = 0
     wal_status: str | None = None
     _seen: deque[tuple[float, Lsn]] = field(default_factory=lambda: deque(maxlen=1000))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def saw(self, now: float, current: Lsn) -> None:
         """The source's WAL ended at ``current`` at ``now`` (monotonic seconds)."""
-        self.current = current
-        self._seen.append((now, Lsn(max(0, current.value - PAGE_HEADER_BYTES))))
+        with self._lock:
+            self.current = current
+            self._seen.append((now, Lsn(max(0, current.value - PAGE_HEADER_BYTES))))
 
     def lag_bytes(self, level: Lsn) -> int:
         behind = self.current - level
@@ -121,16 +136,17 @@ class Probe:
 
     def lag_seconds(self, now: float, level: Lsn) -> float:
         """Age of the oldest position seen that the log doesn't show; 0 if it shows all."""
-        while self._seen and self._seen[0][1] <= level:
-            self._seen.popleft()
-        return now - self._seen[0][0] if self._seen else 0.0
+        with self._lock:
+            while self._seen and self._seen[0][1] <= level:
+                self._seen.popleft()
+            return now - self._seen[0][0] if self._seen else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """One moment of a flusher. LSNs as Postgres prints them, bytes, seconds; counts of this life.
 
-    ``changes`` by table and operation; ``bytes`` staged, by table.
+    ``changes`` by table and operation; ``bytes`` staged, by table; ``troubles`` by thread.
     """
 
     process: str
@@ -151,6 +167,7 @@ class Report:
     flush_seconds_last: float
     changes: Mapping[str, Mapping[str, int]]
     bytes: Mapping[str, int]
+    troubles: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         # Not asdict: it copies what there is of each table, one by one.
@@ -171,6 +188,7 @@ class Report:
             f" {self.flushes:,} flushes of {self.flush_seconds_mean:.3f} s;"
             f" {self.reconnects} reconnects; the slot keeps {self.retained_bytes / 1e6:,.1f} MB of"
             f" WAL ({self.wal_status or 'no slot'})"
+            + "".join(f"; {thread}: {trouble}" for thread, trouble in self.troubles.items())
         )
 
 
@@ -199,4 +217,5 @@ def report(process: str, progress: Progress, probe: Probe, now: float) -> Report
         round(durations.last_seconds, 4),
         changes,
         dict(progress.bytes_by_table.copy()),
+        progress.troubles.copy(),
     )

@@ -6,6 +6,10 @@ every process that holds such locks, or waits for them, writes down its sessions
 seconds that it lives; whoever finds that another one wasn't heard of for STALE_SECONDS ends that
 one's sessions. The coordination server's clock is the only one that counts.
 
+A heart judges others only while it beats itself. One that was stopped, or cut off, or has just
+begun, finds everybody silent if the server was away; so a silence counts only where the heart that
+finds it has beaten without a break for as long.
+
 A late one can do no harm as far as what it does goes through the very session that held the lock:
 that session is gone. Why the rest of it is harmless is said where it is done (``flusher.turn``,
 ``spark.publish``).
@@ -16,13 +20,15 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from contextlib import suppress
-
-import psycopg
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
 
 from cdc_assets.config import SourceConfig
+from cdc_assets.helper_thread import HelperThread, Note
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import connect_log
+from cdc_assets.postgres.kept import KeptConnection
 from cdc_assets.process import process_name
 
 logger = logging.getLogger(__name__)
@@ -31,27 +37,33 @@ HEARTBEAT_SECONDS = 3.0
 # Ten heartbeats: longer than a machine is busy with something else, half of what a take-over may
 # take.
 STALE_SECONDS = 30.0
-# The end of the flusher doesn't wait for a database that doesn't answer.
-_JOIN_SECONDS = 3.0
 
 _ADOPT = """
-insert into sessions (pid, backend_start, source, holder, process)
-select pid, backend_start, %s, %s, %s from pg_stat_activity where pid = pg_backend_pid()
-    on conflict do nothing
+with mine as (select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()),
+added as (
+    insert into sessions (pid, backend_start, source, holder, process)
+    select pid, backend_start, %s, %s, %s from mine on conflict do nothing)
+select pid, backend_start from mine
 """
-_BEAT = """
-update sessions set heartbeat_at = clock_timestamp()
- where holder = %(holder)s and pid = any(%(mine)s)
+# Those of ours that we gave up on: behind a dead connection the server would keep one, with its
+# lock, for hours.
+_GIVEN_UP = """
+s.holder = %(holder)s and (s.pid, s.backend_start) in (
+    select * from unnest(%(pids)s::int[], %(starts)s::timestamptz[]))
 """
-# Those of processes that weren't heard of, and of ours those that we gave up on: behind a dead
-# connection the server would keep one, with its lock, for hours.
-_END = """
-select s.process, pg_terminate_backend(s.pid)
+_BEAT = f"""
+with beat as (
+    update sessions s set heartbeat_at = clock_timestamp()
+     where s.holder = %(holder)s and not ({_GIVEN_UP}))
+select clock_timestamp()
+"""
+_END = f"""
+select s.pid, s.backend_start, s.process, pg_terminate_backend(s.pid)
   from sessions s
   join pg_stat_activity a on a.pid = s.pid and a.backend_start = s.backend_start
  where s.source = %(source)s
-   and (s.heartbeat_at < clock_timestamp() - make_interval(secs => %(stale)s)
-        or (s.holder = %(holder)s and not s.pid = any(%(mine)s)))
+   and (s.holder <> %(holder)s and s.heartbeat_at < %(unheard_since)s::timestamptz
+        or {_GIVEN_UP})
 """
 _FORGET = """
 delete from sessions s
@@ -61,71 +73,86 @@ delete from sessions s
 """
 
 
+@dataclass(slots=True)
+class Watch:
+    """Since when a heart beats without a break, by the server's clock."""
+
+    last: datetime | None = None
+    since: datetime | None = None
+
+    def beat(self, now: datetime) -> datetime | None:
+        """Note a heartbeat. Who wasn't heard of since the answer is dead; None: it can't be told.
+
+        A break is half of STALE_SECONDS, or a clock that went back.
+        """
+        stale = timedelta(seconds=STALE_SECONDS)
+        if self.last is None or not timedelta() <= now - self.last <= stale / 2:
+            self.since = now
+        self.last = now
+        return now - stale if self.since is not None and now - self.since >= stale else None
+
+
 class Heart:
     """Beats for this process in a thread and a session of its own; ends the sessions of the dead.
 
     An error of it is logged and tried again: if the database is down, nobody else gets the turn.
     """
 
-    def __init__(self, config: SourceConfig) -> None:
+    def __init__(self, config: SourceConfig, note: Note = lambda _name, _trouble: None) -> None:
         self._config = config
         self.holder = uuid.uuid4()
         self._process = process_name()
-        self._mine: set[int] = set()
+        self._watch = Watch()
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._connection: psycopg.Connection[tuple[object, ...]] | None = None
-        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+        self._mine: dict[int, datetime] = {}
+        self._given_up: set[tuple[int, datetime]] = set()
+        self._connection = KeptConnection(lambda: connect_log(config, "heart"))
+        self._thread = HelperThread(
+            "heart", self._beat, HEARTBEAT_SECONDS, at_end=self._connection.close, note=note
+        )
 
     def start(self) -> None:
         self._thread.start()
 
     def adopt(self, store: LogStore) -> int:
         """Vouch for a session from now on: before it holds a lock. Returns its backend."""
-        store.connection.execute(_ADOPT, (self._config.name, self.holder, self._process))
-        pid = store.connection.info.backend_pid
+        row = store.connection.execute(
+            _ADOPT, (self._config.name, self.holder, self._process)
+        ).fetchone()
+        assert row is not None
+        pid, start = row
         with self._lock:
-            self._mine.add(pid)
-        return pid
+            self._mine[pid] = start
+        return int(pid)
 
     def give_up(self, pid: int) -> None:
         """The session is closed, or lost: if the server still has it, it may end it."""
         with self._lock:
-            self._mine.discard(pid)
+            if (start := self._mine.pop(pid, None)) is not None:
+                self._given_up.add((pid, start))
 
     def close(self) -> None:
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
-
-    def _run(self) -> None:
-        while not self._stop.wait(HEARTBEAT_SECONDS):
-            try:
-                self._beat()
-            except psycopg.Error as error:
-                logger.warning("no heartbeat: %s", str(error).strip())
-                self._hang_up()
-        self._hang_up()
+        self._thread.close()
 
     def _beat(self) -> None:
-        if self._connection is None:
-            self._connection = connect_log(self._config, "heart")
+        # A backend is named by its start, too: its number may come again.
         with self._lock:
-            mine = sorted(self._mine)
-        which = {
+            given_up = sorted(self._given_up)
+        which: dict[str, Any] = {
             "source": self._config.name,
             "holder": self.holder,
-            "mine": mine,
-            "stale": STALE_SECONDS,
+            "pids": [pid for pid, _ in given_up],
+            "starts": [start for _, start in given_up],
         }
-        self._connection.execute(_BEAT, which)
-        for process, ended in self._connection.execute(_END, which).fetchall():
+        with self._connection.use() as connection:
+            row = connection.execute(_BEAT, which).fetchone()
+            assert row is not None
+            which["unheard_since"] = self._watch.beat(row[0])
+            ending = connection.execute(_END, which).fetchall()
+            connection.execute(_FORGET, which)
+        for _, _, process, ended in ending:
             if ended:
                 logger.warning("ended a session that %s has left behind", process)
-        self._connection.execute(_FORGET, which)
-
-    def _hang_up(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(psycopg.Error):
-                connection.close()
+        still_there = {(pid, start) for pid, start, _, _ in ending}
+        with self._lock:
+            self._given_up -= set(given_up) - still_there
