@@ -42,6 +42,10 @@ class ReplicationProblem(CdcError):
     """The replication stream can't go on without a person or a restart."""
 
 
+class ReplicationLost(ReplicationProblem):
+    """A replication connection was lost, or can't be opened now: another try may succeed."""
+
+
 class SourceMismatch(ReplicationProblem):
     """The source isn't what the log was made from, or has moved on without it.
 

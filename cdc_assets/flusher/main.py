@@ -25,18 +25,17 @@ import psycopg
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event
 
 from cdc_assets.config import SourceConfig, config_from_parent, load_config
-from cdc_assets.errors import CdcError, ConfigurationError, SourceMismatch
+from cdc_assets.errors import CdcError, ConfigurationError, ReplicationLost, SourceMismatch
 from cdc_assets.flusher.health import Health
 from cdc_assets.flusher.pin_keeper import PinKeeper
 from cdc_assets.flusher.receiver import Session
 from cdc_assets.flusher.report import Progress
-from cdc_assets.flusher.stream import SlotInUse, StreamLost
+from cdc_assets.flusher.stream import SlotInUse
 from cdc_assets.flusher.turn import active_process
 from cdc_assets.log.heart import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.pins import Pins
 from cdc_assets.process import die_with_parent, read_settings
 from cdc_assets.refusal import refuse_to_flush
 
@@ -51,7 +50,7 @@ LONGEST_WAIT_SECONDS = 30.0
 HEALTHY_SECONDS = 60.0
 # What may be over soon.
 _PASSING = (
-    StreamLost,
+    ReplicationLost,
     SourceMismatch,
     psycopg.OperationalError,
     psycopg.errors.ReadOnlySqlTransaction,
@@ -188,17 +187,10 @@ class _Flusher:
         return True
 
     def _prepare_pins(self, pipeline: Pipeline) -> None:
-        if self._keeper is not None:
-            return
-        pins = Pins(pipeline)
-        try:
-            self._heart.adopt(pins.store)
-            pins.prepare()
-        except BaseException:
-            pins.close()
-            raise
-        self._keeper = PinKeeper(pins, pipeline, self._heart)
-        self._keeper.start()
+        if self._keeper is None:
+            keeper = PinKeeper(pipeline, self._heart)
+            keeper.start()
+            self._keeper = keeper
 
     def _drop_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None

@@ -36,15 +36,22 @@ class PinKeeper:
     stop those that stream. What is wrong with the source does: ``on_mismatch`` is told.
     """
 
-    def __init__(self, pins: Pins, pipeline: Pipeline, heart: Heart) -> None:
-        self._pins: Pins | None = pins
+    def __init__(self, pipeline: Pipeline, heart: Heart) -> None:
         self._pipeline = pipeline
         self._heart = heart
+        self._pins: Pins | None = None
+        self._session = 0
         self.on_mismatch: Callable[[SourceMismatch], None] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
 
     def start(self) -> None:
+        """Prepare the pins now (raises like ``Pins.prepare``), and tick from then on."""
+        try:
+            self._open().prepare()
+        except BaseException:
+            self._hang_up()
+            raise
         self._thread.start()
 
     def close(self) -> None:
@@ -52,21 +59,32 @@ class PinKeeper:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
-        if not self._thread.is_alive() and self._pins is not None:
-            self._pins.close()
+        if not self._thread.is_alive():
+            self._hang_up()
+
+    def _open(self) -> Pins:
+        if self._pins is None:
+            self._pins = Pins(self._pipeline)
+            self._session = self._heart.adopt(self._pins.store)
+        return self._pins
+
+    def _hang_up(self) -> None:
+        """Close the connections; what the server still has of them ends with our heartbeats."""
+        pins, self._pins = self._pins, None
+        if pins is not None:
+            self._heart.give_up(self._session)
+            pins.close()
 
     def _run(self) -> None:
         wait = PIN_SECONDS
         reviewed = time.monotonic()
         while not self._stop.wait(wait):
             try:
-                if self._pins is None:
-                    self._pins = Pins(self._pipeline)
-                    self._heart.adopt(self._pins.store)
+                pins = self._open()
                 if time.monotonic() - reviewed >= REVIEW_SECONDS:
                     reviewed = time.monotonic()
-                    self._pins.review()
-                self._pins.tick()
+                    pins.review()
+                pins.tick()
                 wait = PIN_SECONDS
             except SlotBusy as error:  # its connections are fine, and hold pins
                 logger.warning("tables wait for their pin: %s", error)
@@ -75,6 +93,5 @@ class PinKeeper:
                     tell(error)  # it looks by itself before it streams again
                 wait = min(2 * wait, PIN_LONGEST_SECONDS)
                 logger.error("pinning failed; next try in %.0f s: %s", wait, error)  # noqa: TRY400
-                if self._pins is not None and isinstance(error, psycopg.Error):
-                    self._pins.close()  # its connections may be gone
-                    self._pins = None
+                if isinstance(error, psycopg.Error):
+                    self._hang_up()  # its connections may be gone

@@ -9,6 +9,7 @@ from cdc_assets.flusher.turn import active_process
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.source_facts import review
 
 # A running flusher registers about once a second: looking more often shows nothing new.
 _LOOK_SECONDS = 0.2
@@ -18,16 +19,39 @@ def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> 
     """Return once everything that committed below ``lsn`` is registered in the log, or at ``stop``.
 
     While another process is the active flusher, its progress is awaited; if it goes away, or isn't
-    heard of any more, this one takes over.
+    heard of any more, this one takes over. Raises SourceMismatch, and what ``run`` does.
     """
     store = pipeline.store
     stop = stop or threading.Event()
-    while not stop.is_set() and ((flushed := store.flushed_lsn()) is None or flushed < lsn):
+    is_ours = False
+    while not stop.is_set():
+        flushed = store.flushed_lsn()
+        reached = flushed is not None and flushed >= lsn
         active = active_process(store)
-        if active is not None and not active[1]:
-            stop.wait(_LOOK_SECONDS)
-        else:
+        if not reached and (active is None or active[1]):
             run(pipeline.config, until=lsn, stop=stop)
+            continue
+        if not is_ours:  # whoever streams looks for itself
+            _refuse_another_source(pipeline)
+            is_ours = True
+        if reached:
+            return
+        stop.wait(_LOOK_SECONDS)
+
+
+def _refuse_another_source(pipeline: Pipeline) -> None:
+    """Raise SourceMismatch if an LSN of this source says nothing of the log's: it is another one.
+
+    One that is being promoted is waited for.
+    """
+    config = pipeline.config
+    if config.snapshot.mode == "snapshot_only":
+        return
+    with pipeline.connect_source("flush") as source:
+        slot, publication = config.slot, config.publication
+        found, now = review(source, pipeline.source_dsn, pipeline.store, slot, publication)
+    if not now.in_recovery:
+        found.refuse()
 
 
 def flush_target(pipeline: Pipeline, until: str) -> Lsn:

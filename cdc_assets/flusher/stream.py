@@ -19,8 +19,8 @@ import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
-from cdc_assets.errors import ReplicationProblem, SourceMismatch
-from cdc_assets.postgres.connect import replication_connect
+from cdc_assets.errors import ReplicationLost, ReplicationProblem, SourceMismatch
+from cdc_assets.postgres.connect import is_outage, replication_connect
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import KEEPALIVE_BYTES, POSTGRES_EPOCH_MICROSECONDS
 
@@ -41,7 +41,7 @@ _OBJECT_IN_USE = b"55006"
 _UNDEFINED_OBJECT = b"42704"
 
 
-class StreamLost(ReplicationProblem):
+class StreamLost(ReplicationLost):
     """The connection ended; opening a new one may help."""
 
 
@@ -74,7 +74,7 @@ class Stream:
         """
         try:
             connection = replication_connect(dsn, f"cdc_assets {source} flusher")
-        except ReplicationProblem as error:
+        except ReplicationLost as error:
             raise StreamLost(error.what, error.remedy) from error
         try:
             connection.exec_(_HANG_UP)
@@ -189,7 +189,7 @@ def _refused(slot: str, result: PGresult) -> ReplicationProblem:
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     if state == _OBJECT_IN_USE:
         return SlotInUse(f"slot {slot} is in use: {message}.", "Waiting until it is free.")
-    if state is not None and state[:2] in (b"57", b"53", b"08"):  # shutdown, resources, connection
+    if is_outage(state):
         return StreamLost(f"the server doesn't stream now: {message}.")
     if state == _UNDEFINED_OBJECT:
         return StreamLost(f"the replication slot {slot} was just dropped: {message}.")

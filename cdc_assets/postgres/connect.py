@@ -15,7 +15,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import abc
 
-from cdc_assets.errors import ReplicationProblem
+from cdc_assets.errors import ReplicationLost
 from cdc_assets.postgres.tls import tls_problem
 
 # One text form for each value, whatever the role or the database has set.
@@ -123,20 +123,31 @@ def pools_transactions(connection: psycopg.Connection[Any], dsn: str) -> bool:
 
 
 def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.PGconn:
-    """A replication session (``replication=database``), as libpq has it."""
+    """A replication session (``replication=database``), as libpq has it.
+
+    Raises ReplicationLost.
+    """
     connection = pq.PGconn.connect(conninfo(dsn, application_name, replication="database").encode())
     if connection.status != pq.ConnStatus.OK:
         said = connection.get_error_message().strip()
-        raise tls_problem(said) or ReplicationProblem(
+        raise tls_problem(said) or ReplicationLost(
             "can't open a replication connection: " + said,
             "The role needs REPLICATION, pg_hba.conf must let it in, and a transaction pooler"
             " (PgBouncer) can't be in between: give the database's own address.",
         )
     if connection.exec_(NO_NEW_TIMEOUTS.encode()).status != pq.ExecStatus.TUPLES_OK:
-        raise ReplicationProblem(
+        raise ReplicationLost(
             "can't clear the role's time-outs: " + connection.get_error_message().strip()
         )
     return connection
+
+
+def is_outage(state: bytes | None) -> bool:
+    """Whether a command failed because of the connection or the server's state: SQLSTATE classes.
+
+    57: shutdown, 53: out of resources, 08: connection. libpq gives none if the connection is gone.
+    """
+    return state is None or state[:2] in (b"57", b"53", b"08")
 
 
 def redacted(dsn: str) -> str:

@@ -52,6 +52,7 @@ from cdc_assets.postgres.replication import (
     slot_status,
     system_identifier,
 )
+from cdc_assets.postgres.restart_record import SlotRestart
 from cdc_assets.postgres.source_facts import look_at_tables, remember
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Pins:
         self._config = pipeline.config
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
-        self._slot_restart: Lsn | None = None
+        self._slot_restart: SlotRestart | None = None
 
     @property
     def store(self) -> LogStore:
@@ -128,7 +129,8 @@ class Pins:
             found = refuse_or_park(self._pipeline, source)
         if self._slot_restart is not None:
             self._store.set_meta("slot_restart_lsn", str(self._slot_restart))
-        self._slot_restart = found.slot.restart if found.slot is not None else None
+        begins = found.slot.restart if found.slot is not None else None
+        self._slot_restart = None if begins is None else SlotRestart(begins, found.timeline)
 
     def tick(self) -> None:
         """Hold what is being copied, restart what lost its pin, pin what waits, release the rest.

@@ -13,8 +13,8 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.pq import abc
 
-from cdc_assets.errors import PreflightError, SlotBusy
-from cdc_assets.postgres.connect import connect, conninfo, replication_connect
+from cdc_assets.errors import PreflightError, ReplicationLost, SlotBusy
+from cdc_assets.postgres.connect import connect, conninfo, is_outage, replication_connect
 from cdc_assets.postgres.lsn import Lsn
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -199,7 +199,10 @@ def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
     if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
         return result
     message = result.get_error_message().strip()
-    if result.error_field(pq.DiagnosticField.SQLSTATE) == b"55P03":  # lock_not_available
+    state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    if is_outage(state):
+        raise ReplicationLost(f"the replication connection was lost: {message}.")
+    if state == b"55P03":  # lock_not_available
         raise SlotBusy(
             f"transactions don't end that it has to wait for ({message}).",
             "End them (select pg_terminate_backend(pid)) or wait for them; see pg_stat_activity.",

@@ -33,6 +33,27 @@ _NOT_HEALED = frozenset({"in_recovery", "slot_plugin", "slot_database"})
 
 
 @dataclass(frozen=True, slots=True)
+class SlotRestart:
+    """Where the slot began, on the timeline that the server had then.
+
+    A server never goes back behind it. The standby that takes its place may: it has the slot as it
+    was when it last heard of it.
+    """
+
+    lsn: Lsn
+    timeline: int
+
+    def __str__(self) -> str:
+        return f"{self.lsn} {self.timeline}"
+
+    @classmethod
+    def parse(cls, text: str) -> SlotRestart | None:
+        """None for what an earlier version wrote down, without a timeline."""
+        lsn, _, timeline = text.partition(" ")
+        return cls(Lsn.parse(lsn), int(timeline)) if timeline else None
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """What the coordination database remembers; None where nothing was written down yet."""
 
@@ -41,7 +62,7 @@ class Recorded:
     timeline: int | None = None
     database: str | None = None
     publication: str | None = None
-    slot_restart: Lsn | None = None
+    slot_restart: SlotRestart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +156,7 @@ def compare(known: Recorded, now: Source, slot: str, publication: str) -> Iterat
     if known.flushed is not None:
         yield from _compare_wal(known, known.flushed, now)
     yield from compare_slot(known, now.slot, now.database_name, slot)
+    yield from _compare_restart(known, now, slot)
     if known.publication is not None and known.publication != now.publication:
         state = "is gone" if now.publication is None else "was dropped and made again"
         yield Finding(
@@ -164,6 +186,21 @@ def _compare_wal(known: Recorded, flushed: Lsn, now: Source) -> Iterator[Finding
             f"the log has changes up to {flushed} of timeline {known.timeline}; the source is on"
             f" timeline {now.timeline}, which {where}: a backup was restored, or a standby promoted"
             " that lacked the end.",
+            ANEW,
+        )
+
+
+def _compare_restart(known: Recorded, now: Source, name: str) -> Iterator[Finding]:
+    """What follows another timeline is judged by where it left ours."""
+    before, slot = known.slot_restart, now.slot
+    if before is None or slot is None or slot.restart is None or before.timeline != now.timeline:
+        return
+    if known.flushed is not None and slot.restart < before.lsn:
+        yield Finding(
+            "slot_behind",
+            "error",
+            f"the slot {name} begins at {slot.restart}, but began at {before.lsn} before: an older"
+            " state of the server was restored, and the log may have changes that it never saw.",
             ANEW,
         )
 
@@ -253,19 +290,6 @@ def compare_slot(
             f" the log ends at {flushed}: the changes between them are missing.",
             "Find out who used the slot (or restored the coordination database), and give that"
             f" consumer a slot of its own. {ANEW}",
-        )
-    if (
-        known.slot_restart is not None
-        and slot.restart is not None
-        and slot.restart < known.slot_restart
-    ):
-        yield Finding(
-            "slot_behind",
-            "error",
-            f"the slot {name} begins at {slot.restart}, but began at {known.slot_restart} before:"
-            " an older state of the server was restored, and the log may have changes that it"
-            " never saw.",
-            ANEW,
         )
 
 

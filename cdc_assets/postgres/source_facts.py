@@ -22,6 +22,7 @@ from cdc_assets.postgres.replication import SlotStatus, slot_status, switch_poin
 from cdc_assets.postgres.restart_record import (
     Recorded,
     Review,
+    SlotRestart,
     Source,
     TableNow,
     compare,
@@ -40,7 +41,7 @@ def recorded(store: LogStore) -> Recorded:
         int(timeline) if timeline else None,
         store.meta("database"),
         store.meta("publication"),
-        Lsn.parse(restart) if restart else None,
+        SlotRestart.parse(restart) if restart else None,
     )
 
 

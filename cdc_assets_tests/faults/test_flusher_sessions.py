@@ -1,0 +1,122 @@
+"""Sessions that are lost where nothing streams: the pins', and those that look before a stream."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg.conninfo import make_conninfo
+
+from cdc_assets.cli import cli
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.flusher import pin_keeper
+from cdc_assets.log import heart
+from cdc_assets.log.heart import Heart
+from cdc_assets.log.store import LogStore
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
+
+
+@pytest.fixture
+def source(
+    postgres: EmbeddedPostgres, postgres_dsn: NewDatabase, tmp_path: Path
+) -> Iterator[Bench]:
+    dsn = postgres.dsn()
+    assert dsn is not None
+    with bench(dsn, "f_sessions", tmp_path, postgres_dsn()) as made:
+        made.execute("create table t (id int primary key)")
+        yield made
+
+
+def cut(session: psycopg.Connection[object]) -> int:
+    """Our end is gone, and the server's doesn't hear of it; what has to be closed afterwards."""
+    kept = os.dup(session.fileno())
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    os.dup2(ours.detach(), session.fileno())
+    return kept
+
+
+def test_tables_are_pinned_again_after_the_pins_session_is_lost(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heart, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(pin_keeper, "PIN_SECONDS", 0.2)
+    adopted = list[psycopg.Connection[object]]()
+    adopt: Callable[..., int] = Heart.adopt
+
+    def recorded(self: Heart, store: LogStore) -> int:
+        adopted.append(store.connection)
+        return adopt(self, store)
+
+    monkeypatch.setattr(Heart, "adopt", recorded)
+    config = source.config("public.t")
+    with flushing(config) as progress:
+        wait_for(lambda: progress.state == "streaming")
+        pins = adopted[1]
+        key = f"cdc_assets:_pg2iceberg:{source.name}:pins"
+        pins.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (key,))
+        kept = cut(pins)
+        with psycopg.connect(source.log_dsn or "", autocommit=True) as log:
+            log.execute(
+                "update _pg2iceberg.tables set state = 'waiting', snapshot_lsn = null,"
+                " epoch = epoch + 1"
+            )
+            state = "select state from _pg2iceberg.tables"
+            wait_for(lambda: log.execute(state).fetchall() == [("streaming",)])
+        assert progress.sessions == 1
+        os.close(kept)
+
+
+def test_a_look_at_the_timelines_that_fails_is_an_outage(source: Bench) -> None:
+    """The flusher waits, as for any connection, when a standby that was promoted turns it away."""
+    timeline = (
+        "update _pg2iceberg.pipeline_meta set value = %s where key = 'timeline' returning value"
+    )
+    database, admin = source.name, source.dsn
+    source.execute(
+        f"create role {database} login replication password 'p';"
+        f" alter table t owner to {database}; grant create on database {database} to {database}"
+    )
+    try:
+        source.dsn = make_conninfo(source.dsn, user=database, password="p")
+        config = source.config("public.t")
+        with flushing(config) as progress:
+            wait_for(lambda: progress.state == "streaming")
+            source.ask_log(timeline, "0")
+            source.execute(f"alter role {database} noreplication")
+            source.terminate("flusher")
+            wait_for(lambda: progress.state == "reconnecting")
+            wait_for(lambda: "replication connection" in (progress.last_error or ""))
+            source.execute(f"alter role {database} replication")
+            source.ask_log(timeline, "1")
+            wait_for(lambda: progress.sessions == 2)
+    finally:
+        source.dsn = admin
+        source.execute(f"drop owned by {database} cascade; drop role {database}")
+
+
+def test_a_flush_up_to_now_refuses_another_cluster(
+    source: Bench, postgres_servers: Callable[[int], EmbeddedPostgres], tmp_path: Path
+) -> None:
+    config = source.config("public.t")
+    source.flush(config)
+    with bench(postgres_servers(16).start(), source.name, tmp_path, source.log_dsn) as other:
+        other.execute("create table t (id int primary key)")
+        other.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", config.slot)
+        assert Lsn.parse(other.execute("select pg_current_wal_lsn()::text")[0][0]) > Lsn.ZERO
+        with psycopg.connect(source.log_dsn or "", autocommit=True) as log:
+            log.execute("update _pg2iceberg.flushed_lsn set lsn = 'F/0'")  # the other is younger
+        path = other.config_file("public.t")
+        done = CliRunner().invoke(cli, ["--config", str(path), "flush", "--until", "current"])
+        assert done.exit_code == 1
+        assert "other_cluster" in done.output
+        with Pipeline.open(config) as pipeline:
+            assert pipeline.store.flushed_lsn() == Lsn.parse("F/0")

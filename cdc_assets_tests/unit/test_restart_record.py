@@ -1,0 +1,41 @@
+"""The restart record's comparisons, as pure functions: a good failover isn't an older state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.replication import SlotStatus
+from cdc_assets.postgres.restart_record import Recorded, SlotRestart, Source, compare
+
+SLOT = SlotStatus("s", "pgoutput", None, Lsn(900), "reserved", 0, "app", Lsn(400))
+KNOWN = Recorded(Lsn(1000), "7", 1, "5", "6", SlotRestart(Lsn(500), 1))
+NOW = Source(False, "7", 1, Lsn(2000), "5", "app", "6", SLOT)
+
+
+def codes(known: Recorded, now: Source) -> list[str]:
+    return [finding.code for finding in compare(known, now, "s", "p")]
+
+
+def test_a_slot_that_begins_earlier_on_the_same_timeline_is_an_older_state() -> None:
+    assert codes(KNOWN, NOW) == ["slot_behind"]
+
+
+def test_a_promoted_standby_may_have_the_slot_as_it_was_earlier() -> None:
+    promoted = replace(NOW, timeline=2, left_at=Lsn(1500))
+    assert codes(KNOWN, promoted) == []
+    # Also once the new timeline is written down, and until the slot's beginning there is.
+    assert codes(replace(KNOWN, timeline=2), promoted) == []
+    known = replace(KNOWN, timeline=2, slot_restart=SlotRestart(Lsn(450), 2))
+    assert codes(known, promoted) == ["slot_behind"]
+
+
+def test_a_promoted_standby_that_lacks_the_end_is_named() -> None:
+    assert codes(KNOWN, replace(NOW, timeline=2, left_at=Lsn(999))) == ["timeline_diverged"]
+
+
+def test_what_is_written_down_is_read_again() -> None:
+    assert SlotRestart.parse(str(SlotRestart(Lsn.parse("1/2A"), 3))) == SlotRestart(
+        Lsn.parse("1/2A"), 3
+    )
+    assert SlotRestart.parse("1/2A") is None  # without a timeline it can't be compared
