@@ -17,7 +17,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import EnvironmentProblem
 from cdc_assets.log.session import enter
 from cdc_assets.log.store import LogStore
-from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.connect import LOCK_SECONDS, connect
 from cdc_assets.postgres.names import TableId
 
 
@@ -102,9 +102,17 @@ class Pipeline:
     def staging_uri(self) -> str:
         return self.config.staging_uri
 
-    def connect_source(self, purpose: str) -> psycopg.Connection[Any]:
-        """An ordinary connection to the source; the caller closes it."""
-        return connect(self.source_dsn, application_name=f"cdc_assets {self.config.name} {purpose}")
+    def connect_source(self, purpose: str, *, reads: bool = False) -> psycopg.Connection[Any]:
+        """An ordinary connection to the source; the caller closes it.
+
+        One that ``reads`` a table's rows waits for as long as that is locked; any other raises
+        psycopg.errors.LockNotAvailable instead, after LOCK_SECONDS.
+        """
+        return connect(
+            self.source_dsn,
+            application_name=f"cdc_assets {self.config.name} {purpose}",
+            lock_seconds=None if reads else LOCK_SECONDS,
+        )
 
     def close(self) -> None:
         self.store.close()

@@ -22,7 +22,7 @@ from cdc_assets.log.files import Storage
 from cdc_assets.log.schema import newest, version
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import coordination_dsn, source_dsn
-from cdc_assets.postgres.connect import connect, pools_transactions
+from cdc_assets.postgres.connect import LOCK_SECONDS, connect, pools_transactions
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.preflight import preflight
 
@@ -62,7 +62,10 @@ def source_findings(config: SourceConfig, *, start: bool = False) -> list[Findin
     """
     try:
         dsn = source_dsn(config)
-        with connect(dsn, application_name="cdc_assets check") as source, _known(config) as store:
+        with (
+            connect(dsn, application_name="cdc_assets check", lock_seconds=LOCK_SECONDS) as source,
+            _known(config) as store,
+        ):
             if not start:
                 return preflight(source, config, store, dsn)
             found = preflight(source, config, None, dsn, tables=(), record=False)

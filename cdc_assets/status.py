@@ -19,6 +19,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.drop import dropped_since
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_position, slot_status
+from cdc_assets.postgres.waits import Wait, held_snapshots, waits
 from cdc_assets.spark.catalog import shown
 
 # A flusher that has the turn tells every few seconds how it is.
@@ -56,6 +57,8 @@ class TableStatus:
     """Somebody paused it, or its source: nothing is applied."""
     applied_offset: int = 0
     """The first offset of its log that isn't applied."""
+    copy_idle_seconds: float | None = None
+    """Of a copy under way: since when nothing of it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,18 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PinStatus:
+    """A session that holds a snapshot for copies, and by it keeps the source's vacuum waiting.
+
+    ``xmin_age``: in transactions. ``tables``: those that are copied under it.
+    """
+
+    tables: tuple[str, ...]
+    seconds: float
+    xmin_age: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceStatus:
     """A source with its slot (None before the first start) and its tables."""
 
@@ -80,6 +95,9 @@ class SourceStatus:
     flusher: Mapping[str, Any]
     lake: Mapping[str, Any]
     workers: tuple[WorkerStatus, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    """Our sessions at the source that wait for somebody's lock."""
+    pins: tuple[PinStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -92,6 +110,8 @@ class SourceStatus:
                 {**asdict(worker), "started_at": worker.started_at.isoformat()}
                 for worker in self.workers
             ],
+            "waits": [asdict(wait) for wait in self.waits],
+            "pins": [asdict(pin) for pin in self.pins],
         }
 
 
@@ -100,8 +120,10 @@ select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied
        coalesce(b.rows, 0), b.oldest,
        coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0),
        p.rows_a_second::float8, p.chunks_a_second::float8, t.complete_lsn::text,
-       coalesce(m."offset", 0)
+       coalesce(m."offset", 0),
+       extract(epoch from clock_timestamp() - greatest(p.written_at, i.created_at))::float8
   from tables t
+  left join pins i on i.pin = t.pin
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
                         and m.table_name = t.table_name
   left join lateral (
@@ -112,6 +134,7 @@ select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied
   left join lateral (
        select count(*) filter (where c.state = 'landed') as done, count(*) as total,
               sum(c.rows) filter (where c.state = 'landed')::bigint as rows,
+              max(c.heartbeat_at) filter (where c.state in ('written', 'landed')) as written_at,
               sum(c.rows) filter (where w.recent) / greatest(1, extract(epoch from
                 clock_timestamp() - min(c.heartbeat_at
                   - make_interval(secs => c.seconds)) filter (where w.recent))) as rows_a_second,
@@ -133,6 +156,8 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         slot = slot_status(source, config.slot)
         differing = altered(source, store.tables(), config.publication)
         current = current_position(source)
+        waiting = waits(source, config.name, config.slot)
+        held = held_snapshots(source, config.name)
     flushed_row = store.connection.execute(
         "select lsn::text, extract(epoch from now() - updated_at)::float8, commit_time"
         " from flushed_lsn where source = %s",
@@ -154,6 +179,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         )
         for found in workers(store)
     ]
+    under_pins = _copied_under(store)
     by_table = {name: worker.process for worker in merging for name in worker.tables}
     resting = paused(store)
     tables = []
@@ -193,6 +219,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 by_table.get(table.name),
                 str(resting[table.id]) if table.id in resting else None,
                 int(found[14]),
+                found[15] if state == "copying" else None,
             )
         )
     return SourceStatus(
@@ -209,7 +236,23 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         _flusher(store, flushed, flushed_age, current),
         {"catalog": shown(config)},
         tuple(merging),
+        waiting,
+        tuple(
+            PinStatus(under_pins.get(snapshot.backend_pid, ()), snapshot.seconds, snapshot.xmin_age)
+            for snapshot in held
+        ),
     )
+
+
+def _copied_under(store: LogStore) -> dict[int, tuple[str, ...]]:
+    """Which tables are copied under the snapshots that sessions of the source hold, by backend."""
+    rows = store.connection.execute(
+        "select h.backend_pid, array_agg(t.table_name order by t.table_name)"
+        " from pin_holders h join tables t on t.pin = h.pin and t.state = 'copying'"
+        " where t.source = %s group by 1",
+        (store.source,),
+    ).fetchall()
+    return {int(pid): tuple(names) for pid, names in rows}
 
 
 def _flusher(

@@ -44,6 +44,12 @@ class Limits:
 WARN, FAIL = Limits(0.0, math.inf), Limits(0.0, 0.0)
 
 
+# A chunk takes seconds, a worker's start half a minute.
+_COPY_IDLE = Limits(600.0, 3600.0)
+# Dead rows pile up at the source for as long as a snapshot is held; a day's are felt.
+_PIN_HELD = Limits(6 * 3600.0, 24 * 3600.0)
+
+
 def _at_once(severity: Severity) -> Limits:
     return FAIL if severity == "fail" else WARN
 
@@ -72,6 +78,8 @@ def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
         *_materializer(facts, config),
         *_spark(facts, config),
         *_tables(facts, config),
+        *_waits(facts.status, config),
+        *_pins(facts, config.alerts.slot),
         *_dagster(facts),
     ]
 
@@ -248,6 +256,26 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 table.reason or "no reason was noted",
                 f"Mend the cause, then `{COMMAND} resync '{table.name}'`.",
             )
+        elif table.state == "waiting":
+            yield Condition(
+                f"waiting:{table.name}",
+                f"{table.name} waits for its pin",
+                table.reason or "its copy can't begin before",
+                f"`{COMMAND} status` says who holds it up: a long transaction at the source, or the"
+                " flusher.",
+                Limits.of(config.alerts.health),
+            )
+        elif table.state == "copying" and table.copy_idle_seconds is not None:
+            yield Condition(
+                f"copy:{table.name}",
+                f"the copy of {table.name} doesn't get on",
+                f"{table.chunks_done} of {table.chunks_total} chunks are there, and none was"
+                f" written for {table.copy_idle_seconds:.0f} s",
+                f"Look at the runs of the snapshot asset; `{COMMAND} snapshot --table"
+                f" '{table.name}'` copies by hand.",
+                _COPY_IDLE,
+                _ago(facts, table.copy_idle_seconds),
+            )
         elif table.paused_since is None and table.lag_seconds is not None:
             window = config.table(table.name).freshness
             limits = Limits(window.warn.total_seconds(), window.fail.total_seconds())
@@ -260,6 +288,31 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 limits,
                 _ago(facts, table.lag_seconds),
             )
+
+
+def _waits(status: SourceStatus | None, config: SourceConfig) -> Iterator[Condition]:
+    for wait in status.waits if status is not None else ():
+        yield Condition(
+            f"wait:{wait.session}:{wait.waits_for}",
+            f"{wait.session} waits at the source for {wait.waits_for}",
+            f"since {wait.seconds:.0f} s, held by {'; '.join(wait.holders) or 'nobody any more'}",
+            "Let it end, or end it: select pg_terminate_backend(pid); rollback prepared '…'."
+            " The other tables go on.",
+            Limits.of(config.alerts.health),
+        )
+
+
+def _pins(facts: Facts, limits: SlotLimitsConfig) -> Iterator[Condition]:
+    for pin in facts.status.pins if facts.status is not None else ():
+        tables = ", ".join(pin.tables) or "no table any more"
+        detail = f"{pin.xmin_age:,} transactions, {pin.seconds:.0f} s: {tables}"
+        what = "a snapshot that is being copied holds back the vacuum of the source"
+        remedy = f"`{COMMAND} status` says how far the copies are; more workers copy faster."
+        since = _ago(facts, pin.seconds)
+        yield Condition(f"pin:{tables}", what, detail, remedy, _PIN_HELD, since)
+        if pin.xmin_age >= limits.xmin_age_warn:
+            grade = FAIL if pin.xmin_age >= limits.xmin_age_fail else WARN
+            yield Condition(f"pin:{tables}", what, detail, remedy, grade, since)
 
 
 def _dagster(facts: Facts) -> Iterator[Condition]:

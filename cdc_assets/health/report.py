@@ -107,6 +107,11 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
         ),
         ("flusher", _flusher(told)),
     ]
+    parts += [(f"waits: {wait.session}", wait.sentence) for wait in health.status.waits]
+    for pin in health.status.pins:
+        tables = f"of {', '.join(pin.tables) or 'no table any more'}"
+        keeps = f"vacuum keeps what was deleted in the last {pin.xmin_age:,} transactions"
+        parts.append(("pinned snapshot", f"{tables}, held for {pin.seconds:,.0f} s: {keeps}"))
     if health.rows_per_second is not None:
         parts.append(("applied", f"{health.rows_per_second:,.0f} changes/s"))
     return parts

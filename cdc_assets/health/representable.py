@@ -58,7 +58,7 @@ def unrepresentable(
         return {}
     offset, lost = _known(store, lake)
     if offset is None:
-        with pipeline.connect_source("values") as source:
+        with pipeline.connect_source("values", reads=True) as source:
             lost = Counter(_at_source(source, lake, columns))
         offset = 0
     names = {column.name for column in columns}

@@ -209,11 +209,12 @@ class TableRegistry(LogSession):
             {"reason": reason, "source": self.source, "table": str(table), "epoch": epoch},
         )
 
-    def set_published_as(self, table: TableId, published_as: str | None) -> None:
-        """Remember which entry of the publication the table's changes come through."""
+    def set_published_as(self, table: TableId, published_as: str | None, epoch: int) -> None:
+        """Remember which entry of the publication the table's changes of an epoch come through."""
         self.connection.execute(
-            "update tables set published_as = %s where source = %s and table_name = %s",
-            (published_as, self.source, str(table)),
+            "update tables set published_as = %s"
+            " where source = %s and table_name = %s and epoch = %s",
+            (published_as, self.source, str(table), epoch),
         )
 
     def set_columns(self, row: TableRow) -> None:

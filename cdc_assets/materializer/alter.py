@@ -213,7 +213,7 @@ def _missing(
     if now.missing is not None:
         return {now.number: now.missing}
     store, row = pipeline.store, lake.row
-    with pipeline.connect_source("schema") as source:
+    with pipeline.connect_source("schema", reads=True) as source:
         parts = heaps(source, row.table, row.oid)
         files = {heap.oid: heap.filenode for heap in parts}
         # A rewrite gives every row its value, be it by a volatile default or later. And what a

@@ -85,7 +85,7 @@ def _read_again(
     config, wanted = pipeline.config, [*lake.key, *again]
     slot = export_snapshot(pipeline.source_dsn)
     try:
-        with pipeline.connect_source("schema") as source:
+        with pipeline.connect_source("schema", reads=True) as source:
             now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
             listed = sql.SQL(", ").join(
                 _text_of(now.get(c.source.number))

@@ -52,7 +52,7 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
     def reread(keys: Sequence[Key]) -> list[str]:
         found: list[str] = []
         names = [c.name for c in lake.columns]
-        with pipeline.connect_source("repair") as source, source.cursor() as cursor:
+        with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
             now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
             select = _select(lake, now)
             for key in keys:

@@ -103,6 +103,8 @@ def _park(pipeline: Pipeline, found: Review) -> None:
         logger.error("parked: %s: %s %s", finding.code, finding.message, finding.remedy)
         said = finding.message.removeprefix(f"{row.table}: ")
         pipeline.store.park(row.table, f"{finding.code}: {said} {finding.remedy}", row.epoch)
+    for row, entry in found.published_as:
+        pipeline.store.set_published_as(row.table, str(entry), epoch=row.epoch)
     for finding in found.source:
         if finding.severity == "warning":
             logger.warning("%s: %s %s", finding.code, finding.message, finding.remedy)

@@ -31,9 +31,11 @@ TEXT_FORM = {
 # transaction of ours holds a pin open on purpose.
 NO_TIMEOUTS = {
     "statement_timeout": "0",
-    "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
+# Whoever looks at many tables waits no longer for the lock of one. More than the second after which
+# the server ends an autovacuum that is in the way.
+LOCK_SECONDS = 2.0
 # Where a policy would hide rows from the role, a query fails instead: a copy whose table gets
 # row-level security half-way would silently lack rows.
 NO_HIDDEN_ROWS = {"row_security": "off"}
@@ -54,10 +56,16 @@ KEEPALIVES = {
 }
 
 
-def conninfo(dsn: str, application_name: str, **extra: str) -> str:
-    """``dsn`` with our session settings; what the user's DSN sets itself (keepalives…) wins."""
+def conninfo(
+    dsn: str, application_name: str, *, lock_seconds: float | None = None, **extra: str
+) -> str:
+    """``dsn`` with our session settings; what the user's DSN sets itself (keepalives…) wins.
+
+    ``lock_seconds``: how long a statement waits for a lock; None: for as long as it takes.
+    """
     given = conninfo_to_dict(dsn)
     pinned = TEXT_FORM | NO_TIMEOUTS | NO_HIDDEN_ROWS
+    pinned |= {"lock_timeout": str(round(1000 * (lock_seconds or 0)))}
     settings = " ".join(f"-c {key}={value}" for key, value in pinned.items())
     options = f"{given.pop('options', '') or ''} {settings}".strip()
     params = KEEPALIVES | {k: str(v) for k, v in given.items() if v is not None}
@@ -85,14 +93,20 @@ _POOLER_TRIES = 3
 
 
 def connect(
-    dsn: str, *, application_name: str = "cdc_assets", autocommit: bool = True
+    dsn: str,
+    *,
+    application_name: str = "cdc_assets",
+    autocommit: bool = True,
+    lock_seconds: float | None = None,
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """An ordinary session with the pinned text form. Raises psycopg.OperationalError.
 
-    That is a TlsProblem where certificates are to blame.
+    That is a TlsProblem where certificates are to blame. ``lock_seconds``: after so long its
+    statements stop waiting for a lock, and raise LockNotAvailable.
     """
+    address = conninfo(dsn, application_name, lock_seconds=lock_seconds)
     try:
-        connection = psycopg.connect(conninfo(dsn, application_name), autocommit=True)
+        connection = psycopg.connect(address, autocommit=True)
     except psycopg.OperationalError as error:
         if (problem := tls_problem(str(error))) is not None:
             raise problem from error

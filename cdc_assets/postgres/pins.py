@@ -347,7 +347,8 @@ class Pins:
         now = look_at_tables(source, self._config.publication, pinned)
         for row in pinned:
             if row.snapshot_lsn is None:  # else its log goes on, with the entry it has
-                self._store.set_published_as(row.table, now[row.table].published_as)
+                entry = now[row.table].published_as
+                self._store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
 
     def _as_registered(self, source: psycopg.Connection[Any], row: TableRow) -> bool:
         """Whether the snapshot shows the table as it was registered.

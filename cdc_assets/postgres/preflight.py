@@ -62,9 +62,27 @@ def preflight(
         *(
             replace(finding, table=table.name)
             for table in (config.tables if tables is None else tables)
-            for finding in _table(connection, table, config.publication, follows)
+            for finding in _unless_locked(connection, table, config.publication, follows)
         ),
     ]
+
+
+def _unless_locked(
+    connection: Connection, table: TableConfig, publication: str, follows: bool
+) -> list[Finding]:
+    """What is to be said of a table; if it is locked, that."""
+    try:
+        return list(_table(connection, table, publication, follows))
+    except psycopg.errors.LockNotAvailable:
+        return [
+            Finding(
+                "table_locked",
+                "warning",
+                f"{table.name} can't be looked at: somebody has locked it.",
+                "Look again once that is over: select * from pg_locks where mode ="
+                f" 'AccessExclusiveLock' and relation = '{table.name}'::regclass;",
+            )
+        ]
 
 
 def _one(connection: Connection, query: str, *params: object) -> Any:
@@ -195,6 +213,15 @@ def _before_a_slot(connection: Connection) -> Iterator[Finding]:
         )
     old = {"old": LONG_TRANSACTION_SECONDS}
     rows = connection.execute(_LONG_TRANSACTIONS, old).fetchall()
+    if not _one(connection, "select pg_has_role('pg_read_all_stats', 'usage')"):
+        role = _one(connection, "select current_user")
+        yield Finding(
+            "stats_privilege",
+            "warning",
+            f"the role {role} can't see for how long other roles' transactions have been running,"
+            " which hold up the making of a slot.",
+            f'grant pg_read_all_stats to "{role}";',
+        )
     if rows:
         listed = ", ".join(f"{who} for {seconds:.0f} s" for who, seconds in rows[:5])
         yield Finding(

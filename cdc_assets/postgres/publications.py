@@ -97,6 +97,11 @@ class PublishedShape:
     row_filter: bool
     column_list: bool
 
+    @property
+    def letters(self) -> str:
+        """The publication's own part of it, in short."""
+        return ("a" if self.every_operation else "-") + ("r" if self.via_root else "-")
+
     def missing(self, publication: str, table: TableId, kind: str) -> Missing | None:
         """What of the table (of that relkind) it leaves out, None if nothing."""
         name = sql.Identifier(publication).as_string(None)

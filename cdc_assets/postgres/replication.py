@@ -16,6 +16,7 @@ from psycopg.pq import abc
 from cdc_assets.errors import PreflightError, ReplicationLost, SlotBusy
 from cdc_assets.postgres.connect import connect, conninfo, is_outage, replication_connect
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.waits import writers
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -152,22 +153,12 @@ def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
 
 
 def _holdups(dsn: str) -> str:
-    """Who holds up slot creation: the oldest transactions that write, prepared ones included."""
     try:
         with connect(dsn, application_name="cdc_assets pin") as source:
-            rows = source.execute(
-                "select format('backend %s (%s, %s) since %s', pid, usename,"
-                "  coalesce(nullif(application_name, ''), 'no application name'),"
-                "  date_trunc('second', xact_start)), xact_start"
-                "  from pg_catalog.pg_stat_activity where backend_xid is not null"
-                " union all"
-                " select format('prepared transaction %L (%s) since %s', gid, owner,"
-                "  date_trunc('second', prepared)), prepared from pg_catalog.pg_prepared_xacts"
-                " order by 2 limit 3"
-            ).fetchall()
+            found = writers(source)
     except psycopg.Error:
         return ""
-    return "The oldest: " + "; ".join(str(row[0]) for row in rows) + "." if rows else ""
+    return f"The oldest: {'; '.join(found)}." if found else ""
 
 
 def export_snapshot(dsn: str) -> NewSlot:

@@ -84,6 +84,35 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedAs:
+    """Which entry a publication has a table by; which publication, with what we see of it; since.
+
+    ``entry`` has an oid, which another entry for the same table doesn't have. ``version`` is the
+    transaction that altered the publication last: it tells of what was altered and put back.
+    """
+
+    entry: str
+    publication: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.entry}/{self.publication}/{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> PublishedAs:
+        """Also of an earlier version, which wrote down the entry alone."""
+        return cls(*text.split("/"))
+
+    def was_put_back(self, now: PublishedAs) -> bool:
+        """Whether the publication was altered, and looks as if it hadn't been."""
+        return (
+            self.version != ""
+            and self.publication == now.publication
+            and self.version != now.version
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TableNow:
     """A followed table as the source has it now.
 
@@ -95,7 +124,7 @@ class TableNow:
     logged: bool
     name_of_oid: str | None
     published: bool
-    published_as: str | None
+    published_as: PublishedAs | None
     shape: PublishedShape
 
 
@@ -105,6 +134,8 @@ class Review:
 
     source: tuple[Finding, ...]
     tables: tuple[tuple[TableRow, Finding], ...] = ()
+    published_as: tuple[tuple[TableRow, PublishedAs], ...] = ()
+    """Of the tables with nothing wrong, where it isn't what was written down."""
 
     @property
     def errors(self) -> list[Finding]:
@@ -300,6 +331,7 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
         return Finding(code, "error", f"{row.table}: {message}.", remedy)
 
     resync = f"cdc-assets resync '{row.table}' copies it anew."
+    before = PublishedAs.parse(row.published_as) if row.published_as is not None else None
     if now.oid is None:
         if now.name_of_oid is None:
             yield found(
@@ -333,11 +365,7 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
             " missing",
             resync,
         )
-    elif (
-        row.published_as is not None
-        and now.published_as is not None
-        and row.published_as != now.published_as
-    ):
+    elif before is not None and now.published_as and before.entry != now.published_as.entry:
         yield found(
             "table_republished",
             f"somebody took it out of the publication {publication} and added it again: changes"
@@ -346,3 +374,10 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
         )
     elif (missing := now.shape.missing(publication, row.table, now.kind)) is not None:
         yield found(missing.code, missing.what, f"{missing.remedy.rstrip('.')}; then {resync}")
+    elif before is not None and now.published_as and before.was_put_back(now.published_as):
+        yield found(
+            "publication_altered",
+            f"somebody altered the publication {publication} and put it back: what it left out"
+            " meanwhile is missing",
+            resync,
+        )

@@ -20,6 +20,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import COLUMN_LISTS, PublishedShape
 from cdc_assets.postgres.replication import SlotStatus, slot_status, switch_point, system_identifier
 from cdc_assets.postgres.restart_record import (
+    PublishedAs,
     Recorded,
     Review,
     SlotRestart,
@@ -90,44 +91,71 @@ def followed(store: LogStore) -> list[TableRow]:
     return [row for row in store.tables() if row.followed_since is not None]
 
 
+# By the publications' own entries: pg_publication_tables would wait for the lock of each table.
 _TABLES: LiteralString = """
 with wanted as (
     select * from unnest(%(schemas)s::text[], %(names)s::text[], %(oids)s::oid[])
         w (schema_name, table_name, old)),
-published as (
-    select schemaname, tablename from pg_catalog.pg_publication_tables
-     where pubname = %(publication)s)
+publication as (
+    select p.*, p.xmin::text as version from pg_catalog.pg_publication p
+     where p.pubname = %(publication)s)
 select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
        coalesce(c.relpersistence = 'p', true),
        (select format('%%I.%%I', o_n.nspname, o.relname) from pg_catalog.pg_class o
           join pg_catalog.pg_namespace o_n on o_n.oid = o.relnamespace where o.oid = w.old),
-       exists (select from published q
-                where q.schemaname = w.schema_name and q.tablename = w.table_name),
-       (select 'entry ' || r.oid from pg_catalog.pg_publication_rel r
-         where r.prpubid = p.oid and r.prrelid = w.old),
+       present.entry is not null,
+       former.entry, p.oid::bigint, p.pubowner::bigint, p.version,
        coalesce(p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate, true),
-       coalesce(p.pubviaroot, true), {filtered}, {listed}
+       coalesce(p.pubviaroot, true),
+       coalesce(former.filtered, false), coalesce(former.listed, false)
   from wanted w
-  left join pg_catalog.pg_publication p on p.pubname = %(publication)s
+  left join publication p on true
   left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
   left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
+  left join lateral ({of_c}) present on true
+  left join lateral ({of_old}) former on true
 """
-_ENTRY: LiteralString = (
-    "exists (select from pg_catalog.pg_publication_rel e where e.prpubid = p.oid"
-    " and e.prrelid = w.old and e.{} is not null)"
-)
+# A partition that isn't named itself is sent as its root, if anything is.
+_ENTRY: LiteralString = """
+select * from (
+    select 'entry ' || r.oid as entry, {filtered} as filtered, {listed} as listed, 1 as place
+      from pg_catalog.pg_publication_rel r where r.prpubid = p.oid and r.prrelid = {relation}
+    {by_schema}
+    union all
+    select 'all', false, false, 3 from pg_catalog.pg_class k
+     where p.puballtables and k.oid = {relation} and not (k.relispartition and p.pubviaroot)
+) e order by place limit 1
+"""
+_BY_SCHEMA: LiteralString = """
+    union all
+    select 'schema ' || s.oid, false, false, 2
+      from pg_catalog.pg_publication_namespace s
+      join pg_catalog.pg_class k on k.relnamespace = s.pnnspid
+     where s.pnpubid = p.oid and k.oid = {relation} and not (k.relispartition and p.pubviaroot)
+"""
+
+
+def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
+    """How the publication p has a relation, at most one row; with ``lists`` since Postgres 15."""
+    by_schema = sql.SQL(_BY_SCHEMA if lists else "").format(relation=sql.SQL(relation))
+    return sql.SQL(_ENTRY).format(
+        relation=sql.SQL(relation),
+        by_schema=by_schema,
+        filtered=sql.SQL("r.prqual is not null" if lists else "false"),
+        listed=sql.SQL("r.prattrs is not null" if lists else "false"),
+    )
 
 
 def look_at_tables(
     connection: Connection, publication: str, rows: Sequence[TableRow]
 ) -> dict[TableId, TableNow]:
-    """What the source has of the registered tables now: one query, however many there are."""
+    """What the source has of the registered tables now: one query, however many there are.
+
+    It waits for nobody's lock.
+    """
     lists = connection.info.server_version >= COLUMN_LISTS
-    entry = sql.SQL(_ENTRY)
-    none = sql.SQL("false")
     query = sql.SQL(_TABLES).format(
-        filtered=entry.format(sql.Identifier("prqual")) if lists else none,
-        listed=entry.format(sql.Identifier("prattrs")) if lists else none,
+        of_c=_entry("c.oid", lists=lists), of_old=_entry("w.old", lists=lists)
     )
     found = connection.execute(
         query,
@@ -138,18 +166,20 @@ def look_at_tables(
             "publication": publication,
         },
     ).fetchall()
-    return {
-        TableId(schema, name): TableNow(
+    tables = {}
+    for schema, name, oid, kind, logged, renamed, published, entry, *publication_now in found:
+        pub_oid, owner, version, *shape = publication_now
+        now = PublishedShape(*shape)
+        tables[TableId(schema, name)] = TableNow(
             int(oid) if oid is not None else None,
             kind,
             logged,
             renamed,
             published,
-            published_as,
-            PublishedShape(*shape),
+            PublishedAs(entry, f"{pub_oid} {owner} {now.letters}", version) if entry else None,
+            now,
         )
-        for schema, name, oid, kind, logged, renamed, published, published_as, *shape in found
-    }
+    return tables
 
 
 def review(
@@ -173,7 +203,15 @@ def review(
         for row in rows
         for finding in compare_table(row, now[row.table], publication)
     )
-    return Review(findings, tables), source
+    wrong = {row.table for row, _ in tables}
+    entries = tuple(
+        (row, entry)
+        for row in rows
+        if row.table not in wrong
+        and (entry := now[row.table].published_as) is not None
+        and str(entry) != row.published_as
+    )
+    return Review(findings, tables, entries), source
 
 
 def remember(store: LogStore, source: Source) -> None:

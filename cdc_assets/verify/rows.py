@@ -41,7 +41,7 @@ class Shape:
 def shapes(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, Shape]:
     """TRUNCATE, CLUSTER and VACUUM FULL change a table's files, ALTER TABLE its columns."""
     found = dict.fromkeys(tables, Shape(frozenset(), Told("n", ())))
-    with pipeline.connect_source("verify") as source:
+    with pipeline.connect_source("verify", reads=True) as source:
         for row in pipeline.store.tables():
             with suppress(TableProblem):
                 if row.table in found:
@@ -127,7 +127,7 @@ def source_texts(
     Their columns are text, named ``t`` and the attribute number.
     """
     config, excluded = pipeline.config, lake.table.columns.exclude
-    with pipeline.connect_source("verify") as source:
+    with pipeline.connect_source("verify", reads=True) as source:
         found = heaps(source, lake.row.table, lake.row.oid)
         told = told_by_catalog(source, lake.row, config.publication)
         names = {c.name for c in told.columns} - set(excluded)

@@ -265,7 +265,7 @@ def _surplus(
     missing: list[str] = []
     listed = list(keys)
     with (
-        closing(pipeline.connect_source("sample")) as source,
+        closing(pipeline.connect_source("sample", reads=True)) as source,
         under(source, snapshot_name),
     ):
         parts = heaps(source, lake.row.table, lake.row.oid)

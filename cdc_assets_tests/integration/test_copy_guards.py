@@ -505,7 +505,9 @@ def test_a_pin_that_is_held_up_names_the_transaction_and_comes_after_it(
         writer.execute("update t set v = 'late' where id = 1")
         with pytest.raises(SlotBusy) as busy:
             source.pin()
-        assert f"backend {writer.info.backend_pid} (postgres, nightly report)" in str(busy.value)
+        assert f"process {writer.info.backend_pid} (nightly report, role postgres)" in str(
+            busy.value
+        )
         writer.commit()
         source.pin()
         source.copy()

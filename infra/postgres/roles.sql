@@ -36,6 +36,8 @@ select format('alter role cdc_catalog password %L', :'catalog_password') \gexec
 -- Streaming the slot. On RDS: grant rds_replication to cdc_source; on Cloud SQL the line works as
 -- it is for a superuser of the service.
 alter role cdc_source replication;
+-- It names who holds up a copy: since when a transaction runs is shown to nobody else.
+grant pg_read_all_stats to cdc_source;
 -- Its statements read what they read however long that takes, and are never in the way of others.
 alter role cdc_source set statement_timeout = 0;
 alter role cdc_source set idle_in_transaction_session_timeout = 0;

@@ -1,0 +1,150 @@
+"""Who keeps us waiting at the source, and for how long we keep its vacuum waiting.
+
+Read-only, and never waits itself: asked of the server's own lists of sessions and locks. Sessions
+of ours are known by their application_name. Of other roles' sessions everybody sees the process
+and its application; since when their transaction runs takes pg_read_all_stats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Said where it would help to see more.
+UNSEEN = "(grant pg_read_all_stats to our role to see since when)"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A session of ours that waits for a lock: what for, and who holds it."""
+
+    session: str
+    waits_for: str
+    seconds: float
+    holders: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        held = "; ".join(self.holders) or "nobody any more"
+        return (
+            f"{self.session} waits for {self.waits_for} since {self.seconds:.0f} s, held by {held}"
+        )
+
+
+# How a session of somebody else's is named to a person; a is its row of pg_stat_activity.
+_WHO: LiteralString = """
+'process ' || a.pid || ' (' || coalesce(nullif(a.application_name, ''), 'no application name')
+|| coalesce(', role ' || a.usename, '') || ')'
+|| case when a.xact_start is null then ' {unseen}'
+        else ' since ' || to_char(a.xact_start at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') end
+""".replace("{unseen}", UNSEEN)
+
+_WAITS: LiteralString = """
+with waiting as materialized (
+    select a.pid, a.application_name, a.query_start from pg_catalog.pg_stat_activity a
+     where a.wait_event_type = 'Lock' and a.pid <> pg_catalog.pg_backend_pid()
+       and (a.application_name like any(%s)))
+select w.application_name,
+       coalesce((select case when l.relation is not null
+                             then (select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+                                     from pg_catalog.pg_class c
+                                     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                                    where c.oid = l.relation)
+                             when l.locktype in ('transactionid', 'virtualxid')
+                             then 'the end of a transaction'
+                             else 'a lock (' || l.locktype || ')' end
+                   from pg_catalog.pg_locks l where l.pid = w.pid and not l.granted limit 1),
+                'a lock'),
+       coalesce(extract(epoch from clock_timestamp() - w.query_start), 0)::float8,
+       array(select coalesce((select {who} from pg_catalog.pg_stat_activity a where a.pid = b.pid),
+                             'a prepared transaction (pg_prepared_xacts)')
+               from unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid))
+  from waiting w
+ order by 3 desc
+""".replace("{who}", _WHO)
+
+
+def waits(connection: Connection, source: str, slot: str) -> tuple[Wait, ...]:
+    """Our sessions that wait for a lock now, the longest wait first."""
+    ours = [f"cdc_assets {_literally(source)} %", f"cdc_assets pin {_literally(slot)[:40]}%"]
+    found = connection.execute(_WAITS, (ours,)).fetchall()
+    return tuple(
+        Wait(name.removeprefix("cdc_assets "), what, seconds, tuple(holders))
+        for name, what, seconds, holders in found
+    )
+
+
+def _literally(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+_LOCKED: LiteralString = """
+with recursive tree as (
+    select o as root, o as oid from unnest(%s::oid[]) o
+    union
+    select t.root, i.inhrelid from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid)
+select distinct on (t.root) t.root::bigint, {who}
+  from pg_catalog.pg_locks l
+  join tree t on t.oid = l.relation
+  join pg_catalog.pg_stat_activity a on a.pid = l.pid
+ where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock'
+   and l.database = (select oid from pg_catalog.pg_database where datname = current_database())
+   and l.pid <> pg_catalog.pg_backend_pid()
+ order by t.root, l.granted desc
+""".replace("{who}", _WHO)
+
+
+def locked(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
+    """The relations that nobody else can read now, or soon can't, and who is to blame.
+
+    That includes who waits for such a lock: everybody else waits behind. A partitioned table is as
+    locked as any of its partitions.
+    """
+    return {int(oid): who for oid, who in connection.execute(_LOCKED, (list(oids),)).fetchall()}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSnapshot:
+    """A session of ours that keeps a pin's snapshot, and with it vacuum from removing rows.
+
+    ``xmin_age``: in transactions.
+    """
+
+    backend_pid: int
+    seconds: float
+    xmin_age: int
+
+
+def held_snapshots(connection: Connection, source: str) -> tuple[HeldSnapshot, ...]:
+    """The pins' sessions at the source."""
+    found = connection.execute(
+        "select pid, coalesce(extract(epoch from clock_timestamp() - xact_start), 0)::float8,"
+        " age(backend_xmin)::bigint from pg_catalog.pg_stat_activity"
+        " where application_name = %s and backend_xmin is not null order by 2 desc",
+        (f"cdc_assets {source} pin"[:63],),
+    ).fetchall()
+    return tuple(HeldSnapshot(int(pid), seconds, int(age)) for pid, seconds, age in found)
+
+
+# Who has a transaction ID, and so keeps a slot from being made. Everybody sees the locks on those.
+_WRITERS: LiteralString = """
+select {who} from pg_catalog.pg_stat_activity a
+ where a.backend_xid is not null and a.pid <> pg_catalog.pg_backend_pid()
+ order by pg_catalog.age(a.backend_xid) desc limit 3
+""".replace("{who}", _WHO)
+_PREPARED: LiteralString = """
+select pg_catalog.format('the prepared transaction %L (%s) since %s', gid, owner,
+                         date_trunc('second', prepared))
+  from pg_catalog.pg_prepared_xacts order by prepared limit 3
+"""
+
+
+def writers(connection: Connection) -> list[str]:
+    """Who holds up slot creation: the oldest transactions that write, prepared ones included."""
+    rows = [*connection.execute(_WRITERS).fetchall(), *connection.execute(_PREPARED).fetchall()]
+    return [str(row[0]) for row in rows]
