@@ -17,7 +17,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak bench-flusher bench-snapshot bench-materialize bench-pipeline lint format lock audit clean distclean
+.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline lint format lock audit clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ test-fast: install ## Unit tests only
 
 soak: java ## What takes minutes to hours: kills, budgets, streams (CDC_ASSETS_SOAK_SECONDS=…)
 	@$(BIN)/pytest -s -m soak
+
+soak-oracle: java ## Random pipelines against an oracle (SEEDS=100 MINUTES=30 FIRST=1 FOCUS=… REPLAY=file)
+	@$(BIN)/python -m cdc_assets_tests.oracle --seeds $(or $(SEEDS),100) --minutes $(or $(MINUTES),30) \
+	--first $(or $(FIRST),1) $(if $(FOCUS),--focus $(FOCUS)) $(if $(REPLAY),--replay $(REPLAY) --seeds 1)
 
 bench-flusher: install ## The flusher beside pg_recvlogical, as one JSON line
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_flusher
