@@ -113,6 +113,11 @@ def _decimal(precision: int, scale: int) -> Callable[[str, Policy], str]:
     return cast
 
 
+# Possessive: Java's matcher recurses for each character that it may have to give back, until the
+# stack overflows and takes the whole of Spark with it.
+ELEMENT = r"""(?s)("[^"\\]*+(?:\\.[^"\\]*+)*+"|[^,{}"]++)"""
+
+
 def _array(element: TypeMapping) -> Callable[[str, Policy], str]:
     """One-dimensional array literals, element by element.
 
@@ -121,11 +126,10 @@ def _array(element: TypeMapping) -> Callable[[str, Policy], str]:
     """
 
     def cast(text: str, policy: Policy) -> str:
-        tokens = f'regexp_extract_all({text}, \'("(?:[^"\\\\\\\\]|\\\\\\\\.)*"|[^,{{}}"]+)\', 1)'
+        tokens = f"regexp_extract_all({text}, r'{ELEMENT}', 1)"
         unquoted = (
             "case when e = 'NULL' then null when startswith(e, '\"')"
-            " then regexp_replace(substring(e, 2, length(e) - 2), '(?s)\\\\\\\\(.)', '$1')"
-            " else e end"
+            r" then regexp_replace(substring(e, 2, length(e) - 2), r'(?s)\\(.)', '$1') else e end"
         )
         inner = element.cast("e", policy)
         values = f"transform(transform({tokens}, e -> {unquoted}), e -> {inner})"
