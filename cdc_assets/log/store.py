@@ -21,7 +21,7 @@ import psycopg
 
 from cdc_assets.errors import Fenced
 from cdc_assets.log.files import StagedRows
-from cdc_assets.log.tables import GROUP, TableRegistry
+from cdc_assets.log.tables import GROUP, TableRegistry, TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
@@ -199,6 +199,21 @@ class LogStore(TableRegistry):
             (self.source, str(table)),
         ).fetchone()
         return int(row[0]) if row else 0
+
+    def first_cursor(self, row: TableRow) -> Cursor:
+        """From where on the log is applied to a copy that is complete by now.
+
+        Every entry before it holds only what committed before the table's snapshot LSN. Called
+        before anything is applied: what is applied may be removed.
+        """
+        assert row.snapshot_lsn is not None  # it was pinned
+        found = self.connection.execute(
+            "select min(start_offset) from log_index where source = %s and table_name = %s"
+            " and flushable_lsn > %s",
+            (self.source, str(row.table), str(row.snapshot_lsn)),
+        ).fetchone()
+        first = found[0] if found else None
+        return Cursor(self.log_end(row.table) if first is None else first, row.snapshot_lsn)
 
     # --- the materializer's claims and cursor ---
 

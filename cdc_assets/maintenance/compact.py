@@ -38,9 +38,9 @@ from cdc_assets.maintenance.plan import Slice, manifests_rewritten, next_slice
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.catalog import CATALOG
 from cdc_assets.spark.layout import arrange, is_arranged
-from cdc_assets.spark.publish import PREFIX, drop_abandoned, published
-from cdc_assets.spark.session import summary
-from cdc_assets.spark.tables import LakeState, LakeTable, cursor_properties, listed, quoted, ticked
+from cdc_assets.spark.lineage import count, said
+from cdc_assets.spark.publish import PREFIX, append, drop_abandoned, name_cursor, published
+from cdc_assets.spark.tables import LakeState, LakeTable, listed, quoted, ticked
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) 
             if not found.rewritten_files:
                 raise _NothingToPublish
             _compare(session, lake, state, branch)
-            _carry_on(session, lake, state, branch)
+            append(session, lake, state, branch, state.cursor)
     except _NothingToPublish:
         drop_abandoned(session, lake)
         return None
@@ -222,8 +222,8 @@ def _compare(session: SparkSession, lake: LakeTable, state: LakeState, branch: s
     loaded = lake.load()
     name = branch.removeprefix(lake.branch(""))
     snapshot = loaded.snapshot_by_name(name) if loaded is not None else None
-    totals = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
-    rows = int(totals.get("total-records", 0)) - int(totals.get("total-position-deletes", 0))
+    totals = said(snapshot) if snapshot is not None else {}
+    rows = count(totals, "total-records") - count(totals, "total-position-deletes")
     same = rows == state.total_rows
     if same and rows <= CHECKED_ROWS:
         same = _fingerprint(session, lake, branch) == _fingerprint(session, lake, lake.sql_name)
@@ -244,16 +244,6 @@ def _fingerprint(session: SparkSession, lake: LakeTable, target: str) -> tuple[i
     ).first()
     assert row is not None
     return int(row[0]), int(row[1])
-
-
-def _carry_on(session: SparkSession, lake: LakeTable, state: LakeState, branch: str) -> None:
-    """Commit no rows, so that the newest snapshot names the cursor (invariant 7).
-
-    Never on ``main``: coming late, of a run that was killed, it would take the cursor back.
-    """
-    properties = cursor_properties(state.cursor) if state.cursor is not None else {}
-    with summary(session, properties):
-        session.table(lake.sql_name).limit(0).writeTo(branch).append()
 
 
 def tidy_metadata(
@@ -283,8 +273,8 @@ def tidy_metadata(
             " use_caching => false)"
         )
         state = lake.state()
-        with published(session(), lake, state) as branch:
-            _carry_on(session(), lake, state, branch)
+        if state.cursor is not None:
+            name_cursor(session(), lake, state, state.cursor)
         after = lake.load()
     return len(before), len(_manifests(after)) if after is not None else 0
 

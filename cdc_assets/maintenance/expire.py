@@ -31,7 +31,8 @@ from cdc_assets.maintenance.files import locate, stored
 from cdc_assets.maintenance.plan import expiry
 from cdc_assets.snapshot.landing import SUFFIX
 from cdc_assets.spark.catalog import CATALOG, open_catalog
-from cdc_assets.spark.tables import COPYING, OFFSET, LakeTable
+from cdc_assets.spark.lineage import OFFSET
+from cdc_assets.spark.tables import COPYING, LakeTable
 
 logger = logging.getLogger(__name__)
 

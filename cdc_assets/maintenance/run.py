@@ -45,6 +45,8 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.comments import annotate, statements
+from cdc_assets.spark.publish import name_cursor
+from cdc_assets.spark.standing import is_begun, standing
 from cdc_assets.spark.tables import LakeTable
 
 logger = logging.getLogger(__name__)
@@ -173,6 +175,8 @@ class _Table:
         if row.state not in SETTLED:
             self._note(left_alone=f"it is {row.state}")
         elif lake.load() is not None:
+            if row.state == "streaming":
+                self._look_after_cursor(lake)
             self._annotate(lake)
             compacted = compact(store, lake, self._session, until=until)
             self._note(compacted=compacted)
@@ -185,6 +189,24 @@ class _Table:
         self._note(dead_copies=drop_dead_copies(store, lake, now))
         self._look(lake)
         self._staged(lake, now)
+
+    def _look_after_cursor(self, lake: LakeTable) -> None:
+        """Find what others did to a table that no change comes for; keep its cursor within reach.
+
+        The snapshot that names it may be expired by others, and one of older metadata is forgotten.
+        """
+        store = self._store
+        if not is_begun(store, lake) or not store.try_lock(lock := f"write:{lake.row.table}"):
+            return  # whoever writes it looks for itself
+        try:
+            state, cursor = standing(store, lake)
+            if not state.at_head:
+                name_cursor(self._session(), lake, state, cursor)
+            known = store.cursor(lake.row.table)
+            if known is not None and known.offset > cursor.offset:
+                store.set_cursor(lake.row.table, cursor)  # it was set back: the rest is due again
+        finally:
+            store.unlock(lock)
 
     def _annotate(self, lake: LakeTable) -> None:
         """Bring the source's comments into the table; the next run does it if somebody writes."""

@@ -70,8 +70,8 @@ def passed_offset(store: LogStore, row: TableRow, lake: Cursor | None) -> int:
 def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
     """Note which entries every group is past since when; take it back where a cursor went back.
 
-    What the copy holds (``snapshot_lsn``) is needed by the lake's group only if others aren't past
-    it; with others about, their cursors alone decide.
+    While a table is copied, what the copy holds (``snapshot_lsn``) isn't needed by the lake's
+    group; with others about, their cursors alone decide.
     """
     alone = not store.connection.execute(
         "select from mat_cursor where source = %s and table_name = %s and consumer_group <> %s"
@@ -79,7 +79,8 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
         " and consumer_group <> %s",
         (store.source, str(row.table), GROUP) * 2,
     ).fetchall()
-    copied = row.snapshot_lsn if alone and row.snapshot_lsn is not None else Lsn.ZERO
+    # Once the copy is complete the table names its cursor, and the log has to go on there.
+    copied = row.snapshot_lsn if alone and row.state == "copying" else None
     store.connection.execute(
         "update log_index set passed_at = case when end_offset <= %(offset)s"
         " or flushable_lsn <= %(copied)s then now() end"
@@ -87,7 +88,7 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
         " and (passed_at is not null) <> (end_offset <= %(offset)s or flushable_lsn <= %(copied)s)",
         {
             "offset": offset,
-            "copied": str(copied),
+            "copied": str(copied or Lsn.ZERO),
             "source": store.source,
             "table": str(row.table),
         },

@@ -11,14 +11,17 @@ that rows of before show in it (``fill``). What can't be followed is refused.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from psycopg import sql
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
+from cdc_assets.config_sections import ColumnsConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.progress import planned_files
 from cdc_assets.materializer.evolve import Ambiguous, numbered, same_values
@@ -26,8 +29,12 @@ from cdc_assets.materializer.fill import fill
 from cdc_assets.materializer.relation import Told
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Attribute, Column, attributes, heaps, type_names
+from cdc_assets.postgres.types import mapping
 from cdc_assets.spark.columns import PROPERTY, TableColumns
-from cdc_assets.spark.tables import LakeColumn, LakeTable, listed, ticked
+from cdc_assets.spark.standing import park
+from cdc_assets.spark.tables import LakeColumn, LakeState, LakeTable, listed, ticked
+
+logger = logging.getLogger(__name__)
 
 # Spark's names of types and Iceberg's, where they differ.
 _ICEBERG = {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": "timestamptz"}
@@ -35,16 +42,46 @@ _WIDER = {("int", "long"), ("float", "double")}
 _DECIMAL = re.compile(r"\Adecimal\((\d+), ?(\d+)\)\Z")
 
 
-def current(pipeline: Pipeline, session: SparkSession, lake: LakeTable) -> LakeTable:
-    """``lake`` as the table itself describes it; what a dead writer has begun is ended."""
-    described = _described(lake)
+def current(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, state: LakeState
+) -> tuple[LakeTable, bool]:
+    """``lake`` as the table itself describes it; what a dead writer has begun is ended.
+
+    True if that can't be ended before the relation is known: :func:`follow` does it. What somebody
+    else renamed gets its name back. Parks the table and raises TableProblem if its columns can't be
+    those of its rows: dropped by somebody, of before a schema change, of another configuration.
+    """
+    loaded = lake.load()
+    assert loaded is not None
+    described = _described(lake, loaded)
+    if (why := reconfigured(described, lake.table.columns)) is not None:
+        park(pipeline.store, lake, why)
+    if state.sequence < described.since:
+        park(pipeline.store, lake, "its lake table was set back to before its columns were changed")
     row = replace(lake.row, columns=described.columns, key_columns=described.key)
     found = replace(lake, row=row)
+    if not described.altering:
+        described = _restored(pipeline, session, found, described, loaded.schema())
     if described.fill:
         _filled(pipeline, session, found, described)
     if row != lake.row:
         pipeline.store.set_columns(row)
-    return found
+    return found, described.altering
+
+
+def reconfigured(described: TableColumns, rules: ColumnsConfig) -> str | None:
+    """How the configuration differs from what the table was made with, where that concerns it."""
+    if described.exclude is None or described.types is None:
+        return None
+    for column in described.columns:
+        if (column.name in described.exclude) != (column.name in rules.exclude):
+            was = "without" if column.name in described.exclude else "with"
+            return f"its lake table was made {was} column {column.name} (columns.exclude)"
+        before, now = described.types.get(column.name), rules.types.get(column.name)
+        if mapping(column.type, before).lake != mapping(column.type, now).lake:
+            kind = mapping(column.type, before).lake
+            return f"its lake table was made with column {column.name} as {kind} (columns.types)"
+    return None
 
 
 def follow(pipeline: Pipeline, session: SparkSession, lake: LakeTable, told: Told) -> LakeTable:
@@ -64,16 +101,20 @@ def follow(pipeline: Pipeline, session: SparkSession, lake: LakeTable, told: Tol
         problem = TableProblem(lake.row.table, refused.what, f"{refused.remedy} {way_out}".strip())
         pipeline.store.park(lake.row.table, str(problem))
         raise problem from refused
-    if _described(lake).fields != described.fields:
-        # Until now columns went by their names, which are about to change.
-        _describe(session, lake, replace(_described(lake), fields=described.fields))
+    if statements or described.fill:
+        # Whoever finds it half-way takes it for nobody else's doing. And columns went by their
+        # names perhaps, which are about to change.
+        known = _described(lake, loaded)
+        begun = replace(known, fields=described.fields, altering=True)
+        if begun != known:
+            _describe(session, lake, begun)
     for statement in statements:
         session.sql(f"alter table {lake.sql_name} {statement}")
     loaded = lake.load()
     assert loaded is not None
     ids = {f.name: f.field_id for f in loaded.schema().fields}
     fields = {**described.fields, **{c.source.number: ids[c.name] for c in after.columns}}
-    described = replace(described, fields=fields)
+    described = replace(described, fields=fields, since=lake.state().sequence)
     _describe(session, after, described)
     if described.fill:
         _filled(pipeline, session, after, described)
@@ -90,12 +131,10 @@ class _Refused(Exception):
         super().__init__(what)
 
 
-def _described(lake: LakeTable) -> TableColumns:
-    loaded = lake.load()
-    assert loaded is not None
+def _described(lake: LakeTable, loaded: Table) -> TableColumns:
     text = loaded.properties.get(PROPERTY)
     if text is None:
-        return TableColumns(lake.row.columns, lake.row.key_columns)
+        return TableColumns(lake.row.columns, lake.row.key_columns)  # an older version's
     return TableColumns.parse(text)
 
 
@@ -108,7 +147,33 @@ def _filled(
     pipeline: Pipeline, session: SparkSession, lake: LakeTable, described: TableColumns
 ) -> None:
     fill(pipeline, session, lake, described.fill)
-    _describe(session, lake, replace(described, fill={}))
+    _describe(session, lake, replace(described, fill={}, since=lake.state().sequence))
+
+
+def _restored(
+    pipeline: Pipeline,
+    session: SparkSession,
+    lake: LakeTable,
+    described: TableColumns,
+    schema: Schema,
+) -> TableColumns:
+    """Give columns that somebody else renamed their names back; their field ids are known then."""
+    ids = {f.name: f.field_id for f in schema.fields}
+    fields = described.fields or lake.described(schema).fields
+    try:
+        for name in [*(c.name for c in lake.columns if c.source.number not in fields), *lake.extra]:
+            if name not in ids:
+                raise _Refused(f"its lake table has no column {name} any more")
+        statements = _statements(lake, schema, fields)
+    except _Refused as refused:
+        park(pipeline.store, lake, f"{refused.what} (somebody altered it)")
+    for statement in statements:
+        logger.warning("%s: somebody altered its lake table: %s", lake.row.table, statement)
+        session.sql(f"alter table {lake.sql_name} {statement}")
+    if fields != described.fields:
+        described = replace(described, fields=fields)
+        _describe(session, lake, described)
+    return described
 
 
 def _next(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[TableColumns, LakeTable]:
@@ -116,11 +181,10 @@ def _next(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[TableColumns
 
     Raises _Refused.
     """
-    row, before = lake.row, _described(lake)
-    loaded = lake.load()
+    row, loaded = lake.row, lake.load()
     assert loaded is not None
-    ids = {f.name: f.field_id for f in loaded.schema().fields}
-    fields = before.fields or {c.source.number: ids[c.name] for c in lake.columns if c.name in ids}
+    before = _described(lake, loaded)
+    fields = before.fields or lake.described(loaded.schema()).fields
     with pipeline.connect_source("schema") as source:
         now = attributes(source, row.oid)
         types = type_names(source, [(c.type_oid, c.modifier) for c in told.columns])
@@ -170,12 +234,12 @@ def _next(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[TableColumns
         number = column.source.number
         if number not in by_number:
             if told.numbers and any(
-                c.name == column.name and c.number not in names for c in row.columns
+                c.name == column.source.name and c.number not in names for c in row.columns
             ):
                 # Dropped and added again, it may have been taken for the old one until now.
                 at[number] = replace(at[number], missing=None, has_default=True)
             missing |= _missing(pipeline, after, column, at[number])
-    return TableColumns(columns, key, fields, missing), after
+    return replace(after.described(), fields=fields, fill=missing), after
 
 
 def _refuse(lake: LakeTable, before: Mapping[int, Column], columns: Sequence[Column]) -> None:
@@ -228,7 +292,7 @@ def _missing(
         ).fetchone()
     if not found or not found[0]:
         return {}
-    if not row.key_columns and lake.state().total_rows:
+    if not row.key_columns and lake.has_rows(lake.state()):
         raise _Refused(
             f"column {column.name} was added with a value for each row, and without a key its rows"
             " can't be told apart"
@@ -261,6 +325,8 @@ def _statements(after: LakeTable, schema: Schema, fields: Mapping[int, int]) -> 
             statements.append(f"rename column {ticked(name)} to {ticked(aside)}")
             name_of[field_id] = aside
     for field_id, column in wanted.items():
+        if field_id not in name_of:
+            raise _Refused(f"its lake table has no column {column.name} any more")
         if name_of[field_id] != column.name:
             statements.append(f"rename column {ticked(name_of[field_id])} to {ticked(column.name)}")
         has, needs = type_of[field_id], _iceberg(column.mapping.lake)

@@ -21,8 +21,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.errors import Fenced, TablePaused, TableProblem
 from cdc_assets.log.files import Storage
 from cdc_assets.log.pauses import paused
-from cdc_assets.log.progress import chunks
-from cdc_assets.log.store import Claim, Cursor, LogEntry
+from cdc_assets.log.store import Claim, Cursor
 from cdc_assets.materializer.alter import current, follow
 from cdc_assets.materializer.batch import Window, events, facts, take
 from cdc_assets.materializer.merge import merge
@@ -35,6 +34,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.spark.comments import annotate
 from cdc_assets.spark.layout import arrange
+from cdc_assets.spark.standing import begin, is_begun, pending, standing
 from cdc_assets.spark.tables import LakeTable
 
 logger = logging.getLogger(__name__)
@@ -162,17 +162,17 @@ def _drain(
         )
         store.park(table, str(problem))
         raise problem
-    if not _exists(pipeline, lake):
-        lake.create(session)
-    lake = current(pipeline, session, lake)
+    begin(store, session, lake)
+    # A comparison is there to find what others wrote.
+    state, cursor = standing(store, lake, whatever_others_wrote=below is not None)
+    lake, altering = current(pipeline, session, lake, state)
+    state = lake.state()
+    if store.cursor(table) is None:
+        _annotate(pipeline, session, lake)
     storage = Storage.of(pipeline.config.s3)
     merges = changes = upserted = deleted = repaired = 0
-    state = lake.state()
-    if state.cursor is None:
-        _annotate(pipeline, session, lake)
-    cursor = state.cursor or Cursor(0, row.snapshot_lsn)
     while True:
-        entries, cursor = _skip_copied(pipeline, table, cursor, row.snapshot_lsn)
+        entries, cursor = pending(store, lake, cursor)
         # However little time there is, a turn gets something done.
         over = limits.reached(cursor, time.monotonic() - began if merges else 0.0)
         if not entries:
@@ -209,8 +209,8 @@ def _drain(
             at = time.monotonic()
             if not merges:
                 arrange(session, lake, lake.upgrade(session))
-            if not told.same(lake.row):
-                lake = follow(pipeline, session, lake, told)
+            if altering or not told.same(lake.row):
+                lake, altering = follow(pipeline, session, lake, told), False
                 state = lake.state()
             frame = events(
                 session,
@@ -299,34 +299,10 @@ def outstanding(pipeline: Pipeline, table: TableId) -> int | None:
     if row is None or row.state != "streaming" or row.snapshot_lsn is None:
         raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
     lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-    _exists(pipeline, lake)
-    cursor = lake.state().cursor or Cursor(0, row.snapshot_lsn)
-    entries, reached = _skip_copied(pipeline, table, cursor, row.snapshot_lsn)
+    if not is_begun(pipeline.store, lake):
+        return pipeline.store.log_end(table)
+    _, cursor = standing(pipeline.store, lake)
+    entries, reached = pending(pipeline.store, lake, cursor)
     if not entries:
         pipeline.store.set_cursor(table, reached)
     return entries[-1].end_offset if entries else None
-
-
-def _exists(pipeline: Pipeline, lake: LakeTable) -> bool:
-    """Whether the lake table is there; it may only lack where no copy ever made it."""
-    if lake.load() is not None:
-        return True
-    row = lake.row
-    if pipeline.config.snapshot.mode == "never" or not chunks(pipeline.store, row.table, row.epoch):
-        return False  # nothing was there to be copied
-    raise TableProblem(
-        lake.row.table,
-        f"its lake table {lake.sql_name} is gone from the catalog",
-        "Restore it in the catalog, or have the table copied again.",
-    )
-
-
-def _skip_copied(
-    pipeline: Pipeline, table: TableId, cursor: Cursor, snapshot_lsn: Lsn
-) -> tuple[list[LogEntry], Cursor]:
-    """The entries from the cursor on, without leading ones that the copy holds entirely."""
-    entries = pipeline.store.entries(table, cursor.offset)
-    while entries and entries[0].flushable_lsn <= snapshot_lsn:
-        first = entries.pop(0)
-        cursor = Cursor(first.end_offset, first.flushable_lsn, first.commit_time)
-    return entries, cursor

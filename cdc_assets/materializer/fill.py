@@ -13,17 +13,15 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.log.store import Cursor
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, heaps
 from cdc_assets.postgres.connect import uri
 from cdc_assets.postgres.ctid import plan_chunks
-from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import export_snapshot
 from cdc_assets.snapshot.reader import TextPlan, read_texts, share
 from cdc_assets.spark.publish import published
 from cdc_assets.spark.session import summary
-from cdc_assets.spark.tables import LakeColumn, LakeTable, cursor_properties, ticked
+from cdc_assets.spark.tables import LakeColumn, LakeTable, ticked
 
 
 def fill(
@@ -38,10 +36,10 @@ def fill(
     """
     state = lake.state()
     added = [c for c in lake.columns if c.source.number in values]
-    if state.total_rows and added:
-        cursor = state.cursor or Cursor(0, lake.row.snapshot_lsn or Lsn.ZERO)
+    if added and lake.has_rows(state):
+        assert state.cursor is not None  # or nothing is applied to the table
         with (
-            summary(session, cursor_properties(cursor)),
+            summary(session, lake.reached(state.cursor, state.foreign)),
             published(session, lake, state) as branch,
         ):
             filled = rows = session.table(branch)

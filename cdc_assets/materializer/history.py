@@ -20,7 +20,8 @@ from cdc_assets.log.files import OLD_KEY
 from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import JSON, Event, text_struct
 from cdc_assets.materializer.repair import Key, Reread
-from cdc_assets.materializer.rows import as_lake, names_of
+from cdc_assets.materializer.rows import as_lake, names_of, texts_of
+from cdc_assets.postgres.names import lake_column
 from cdc_assets.spark.tables import LakeTable, ticked
 
 _META = ("off", "op", "lsn", "ts", "xid")
@@ -30,12 +31,12 @@ def history(
     session: SparkSession, lake: LakeTable, events: DataFrame, facts: Facts, reread: Reread
 ) -> tuple[DataFrame, int]:
     """The rows of ``events`` (WHOLE_SCHEMA) for the lake, and how many were read again."""
-    names, key = names_of(lake), [c.name for c in lake.key]
-    left_out = [name for name in names if name in facts.unchanged]
+    names, texts, key = names_of(lake), texts_of(lake), [c.source.name for c in lake.key]
+    left_out = [name for name in texts if name in facts.unchanged]
     if not left_out or not key:
-        row = F.from_json("data", text_struct(names), JSON).alias("row")
+        row = F.from_json("data", text_struct(texts), JSON).alias("row")
         return _labelled(as_lake(events.select(row, *_META), lake.columns, "row", *_META), names), 0
-    filled = _from_batch(session, events, facts, key, names, left_out).persist()
+    filled = _from_batch(session, events, facts, key, texts, left_out).persist()
     whole = as_lake(filled.where("source is null"), lake.columns, "row", *_META)
     partial = filled.where("source is not null")
     if partial.isEmpty():
@@ -193,7 +194,7 @@ def _from_lake(
     condition = F.lit(True)
     for name, column in zip(keys, lake.key, strict=True):
         condition = condition & (F.col(name) == target[ticked(column.name)])
-    old = [target[ticked(name)].alias(f"old_{i}") for i, name in enumerate(left_out)]
+    old = [target[ticked(lake_column(name))].alias(f"old_{i}") for i, name in enumerate(left_out)]
     newest = (
         F.broadcast(by_source)
         .join(target, condition)
@@ -214,12 +215,15 @@ def _from_lake(
     if lacking:
         again = session.createDataFrame([(text,) for text in reread(lacking)], "data string")
         again = again.select(
-            F.from_json("data", text_struct(names_of(lake)), JSON).alias("row"),
-            F.from_json("data", text_struct(c.name for c in lake.key), JSON).alias("of"),
+            F.from_json("data", text_struct(texts_of(lake)), JSON).alias("row"),
+            F.from_json("data", text_struct(c.source.name for c in lake.key), JSON).alias("of"),
         )
         read = as_lake(again, lake.columns, "row", "of")
         newest = newest.unionByName(
-            read.select("of", *(F.col(ticked(n)).alias(f"old_{i}") for i, n in enumerate(left_out)))
+            read.select(
+                "of",
+                *(F.col(ticked(lake_column(n))).alias(f"old_{i}") for i, n in enumerate(left_out)),
+            )
         )
     places = {name: f"old_{i}" for i, name in enumerate(left_out)}
     joined = rows.join(newest, rows["source"] == newest["of"], "left")
@@ -227,13 +231,13 @@ def _from_lake(
         joined.select(
             *(
                 (
-                    F.when(F.array_contains("unknown", name), F.col(places[name]))
-                    .otherwise(F.col(ticked(name)))
-                    .alias(name)
-                    if name in places
-                    else F.col(ticked(name))
+                    F.when(F.array_contains("unknown", c.source.name), F.col(places[c.source.name]))
+                    .otherwise(F.col(ticked(c.name)))
+                    .alias(c.name)
+                    if c.source.name in places
+                    else F.col(ticked(c.name))
                 )
-                for name in names_of(lake)
+                for c in lake.columns
             ),
             *_META,
         ),

@@ -20,15 +20,10 @@ from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import count_rows, fold, parsed
 from cdc_assets.materializer.history import history
 from cdc_assets.materializer.repair import Reread
-from cdc_assets.materializer.rows import as_lake, names_of
-from cdc_assets.spark.publish import published
-from cdc_assets.spark.session import summary
-from cdc_assets.spark.tables import (
-    LakeState,
-    LakeTable,
-    cursor_properties,
-    ticked,
-)
+from cdc_assets.materializer.rows import as_lake, names_of, texts_of
+from cdc_assets.postgres.names import lake_column
+from cdc_assets.spark.publish import append, published
+from cdc_assets.spark.tables import LakeState, LakeTable, ticked
 
 # A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
 # the table.
@@ -58,16 +53,15 @@ def merge(
     ``state`` is the table's state that the batch was cut for. Raises whatever Spark or Iceberg
     raises, having changed nothing that a reader sees.
     """
-    with summary(session, cursor_properties(cursor)):
-        if lake.row.mode == "append":
-            rows, repaired = history(session, lake, events, facts, reread)
-            _commit(session, lake, state, truncate=False, delete=None, append=rows)
-            return Merged(facts.rows, 0, repaired)
-        if lake.row.mode == "soft_delete" and facts.truncate is not None:
-            return _mark_all(session, lake, state, events)
-        if lake.row.key_columns:
-            return _merge_keyed(session, lake, state, events, facts, reread)
-        return _merge_counted(session, lake, state, events, facts)
+    if lake.row.mode == "append":
+        rows, repaired = history(session, lake, events, facts, reread)
+        _commit(session, lake, state, cursor, truncate=False, delete=None, new=rows)
+        return Merged(facts.rows, 0, repaired)
+    if lake.row.mode == "soft_delete" and facts.truncate is not None:
+        return _mark_all(session, lake, state, events, cursor)
+    if lake.row.key_columns:
+        return _merge_keyed(session, lake, state, events, facts, cursor, reread)
+    return _merge_counted(session, lake, state, events, facts, cursor)
 
 
 def _merge_keyed(
@@ -76,12 +70,13 @@ def _merge_keyed(
     state: LakeState,
     events: DataFrame,
     facts: Facts,
+    cursor: Cursor,
     reread: Reread,
 ) -> Merged:
-    names, key = names_of(lake), [c.name for c in lake.key]
+    names, texts, key = names_of(lake), texts_of(lake), [c.source.name for c in lake.key]
     keeps = lake.row.mode == "soft_delete"
     with ExitStack() as cleanup:
-        folded = fold(session, events, facts, key, names, keep_deleted=keeps).persist()
+        folded = fold(session, events, facts, key, texts, keep_deleted=keeps).persist()
         cleanup.callback(folded.unpersist)
         counts = folded.agg(
             F.count_if(F.col("op") == "U"),
@@ -93,29 +88,35 @@ def _merge_keyed(
         new = as_lake(folded.where(live), lake.columns, "row", "gone")
         repaired = 0
         if partial:
-            left_out = [n for n in names if n in facts.unchanged or (keeps and n not in key)]
+            left_out = [n for n in texts if n in facts.unchanged or (keeps and n not in key)]
             rows = folded.where("unknown is not null")
             filled, repaired = _filled(session, lake, rows, left_out, reread, cleanup)
             new = new.unionByName(filled)
         marked = F.timestamp_micros("gone").alias(DELETED_AT)
         new = new.select(*(ticked(n) for n in names), *([marked] if keeps else []))
         keys = None
-        if facts.truncate is None and state.total_rows:
+        if facts.truncate is None and lake.has_rows(state):
             keys = as_lake(folded, lake.key, "key").toDF(*(f"k{i}" for i in range(len(lake.key))))
         condition = " and ".join(f"t.{ticked(c.name)} = s.k{i}" for i, c in enumerate(lake.key))
         _commit(
             session,
             lake,
             state,
+            cursor,
             truncate=facts.truncate is not None,
             delete=(keys, condition) if keys is not None else None,
-            append=new if upserts or (keeps and deletes) else None,
+            new=new if upserts or (keeps and deletes) else None,
         )
         return Merged(upserts, deletes, repaired)
 
 
 def _merge_counted(
-    session: SparkSession, lake: LakeTable, state: LakeState, events: DataFrame, facts: Facts
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    events: DataFrame,
+    facts: Facts,
+    cursor: Cursor,
 ) -> Merged:
     """A table without a key: remove as many equal rows as were deleted, add what was inserted.
 
@@ -130,7 +131,7 @@ def _merge_counted(
             F.coalesce(F.sum(F.when(F.col("net") < 0, -F.col("net"))), F.lit(0)),
         ).collect()[0]
         inserted, deleted = int(sums[0]), int(sums[1])
-        rows = as_lake(parsed(counted, names, "net"), lake.columns, "row", "net")
+        rows = as_lake(parsed(counted, texts_of(lake), "net"), lake.columns, "row", "net")
         new = rows.where("net > 0")
         delete = None
         if deleted and facts.truncate is None:
@@ -159,9 +160,10 @@ def _merge_counted(
             session,
             lake,
             state,
+            cursor,
             truncate=facts.truncate is not None,
             delete=delete,
-            append=copies if inserted or delete else None,
+            new=copies if inserted or delete else None,
         )
         return Merged(inserted, deleted, 0)
 
@@ -170,10 +172,11 @@ def _commit(
     session: SparkSession,
     lake: LakeTable,
     state: LakeState,
+    cursor: Cursor,
     *,
     truncate: bool,
     delete: tuple[DataFrame, str] | None,
-    append: DataFrame | None,
+    new: DataFrame | None,
 ) -> None:
     with published(session, lake, state) as branch:
         if truncate:
@@ -186,8 +189,8 @@ def _commit(
                 f" on {condition} when matched then delete"
             )
         # Of no rows if need be: a delete of whole files or of nothing doesn't carry the cursor.
-        new = append if append is not None else session.table(lake.sql_name).limit(0)
-        _whole(session, lake, new).writeTo(branch).append()
+        rows = _whole(session, lake, new) if new is not None else None
+        append(session, lake, state, branch, cursor, rows)
 
 
 def _whole(session: SparkSession, lake: LakeTable, rows: DataFrame) -> DataFrame:
@@ -199,7 +202,7 @@ def _whole(session: SparkSession, lake: LakeTable, rows: DataFrame) -> DataFrame
 
 
 def _mark_all(
-    session: SparkSession, lake: LakeTable, state: LakeState, events: DataFrame
+    session: SparkSession, lake: LakeTable, state: LakeState, events: DataFrame, cursor: Cursor
 ) -> Merged:
     """A truncate, which is a batch of its own here: whatever isn't marked yet is marked now."""
     at = events.agg(F.max("ts")).collect()[0][0]
@@ -208,7 +211,7 @@ def _mark_all(
         deleted = session.table(lake.sql_name).where(f"{DELETED_AT} is null").count()
         if deleted:
             session.sql(marks.format(branch))
-        session.table(lake.sql_name).limit(0).writeTo(branch).append()
+        append(session, lake, state, branch, cursor)
     return Merged(0, deleted, 0)
 
 
@@ -230,7 +233,7 @@ def _filled(
     ).select(*(F.col(ticked(c.name)).alias(f"s{i}") for i, c in enumerate(lake.key)), "of")
     target = session.table(lake.sql_name).select(
         *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
-        *(F.col(ticked(name)).alias(f"old_{i}") for i, name in enumerate(left_out)),
+        *(F.col(ticked(lake_column(name))).alias(f"old_{i}") for i, name in enumerate(left_out)),
     )
     condition = F.col("s0") == F.col("t0")
     for i in range(1, len(lake.key)):
@@ -243,10 +246,10 @@ def _filled(
         "gone",
         *(
             (
-                F.when(F.array_contains("unknown", c.name), F.col(places[c.name]))
+                F.when(F.array_contains("unknown", c.source.name), F.col(places[c.source.name]))
                 .otherwise(F.col(ticked(c.name)))
                 .alias(c.name)
-                if c.name in places
+                if c.source.name in places
                 else F.col(ticked(c.name))
             )
             for c in lake.columns
@@ -268,5 +271,5 @@ def _filled(
     if not missing:
         return rows, 0
     again = session.createDataFrame([(text,) for text in reread(missing)], "data string")
-    read = as_lake(parsed(again, names_of(lake)), lake.columns, "row")
+    read = as_lake(parsed(again, texts_of(lake)), lake.columns, "row")
     return rows.unionByName(read, allowMissingColumns=True), len(missing)

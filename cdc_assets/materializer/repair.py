@@ -40,7 +40,9 @@ def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
         sql.SQL(", ").join(text(c) for c in lake.columns),
         _escaped(lake.row.table.identifier),
         sql.SQL(" and ").join(
-            sql.SQL("{} = %s").format(_escaped(sql.Identifier(now.get(c.source.number, c.name))))
+            sql.SQL("{} = %s").format(
+                _escaped(sql.Identifier(now.get(c.source.number, c.source.name)))
+            )
             for c in lake.key
         ),
     )
@@ -51,7 +53,7 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
 
     def reread(keys: Sequence[Key]) -> list[str]:
         found: list[str] = []
-        names = [c.name for c in lake.columns]
+        names = [c.source.name for c in lake.columns]
         with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
             now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
             select = _select(lake, now)

@@ -12,8 +12,13 @@ from cdc_assets.spark.tables import LakeColumn, LakeTable
 
 
 def names_of(lake: LakeTable) -> list[str]:
-    """The source's columns that the lake has."""
+    """The source's columns that the lake has, as the lake calls them."""
     return [c.name for c in lake.columns]
+
+
+def texts_of(lake: LakeTable) -> list[str]:
+    """The same columns as the staged rows call them: as the source does."""
+    return [c.source.name for c in lake.columns]
 
 
 def as_lake(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: str) -> DataFrame:
@@ -22,7 +27,7 @@ def as_lake(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep:
     A cast is SQL text over a column's name, so the members get plain names first.
     """
     flat = frame.select(
-        *(member(struct, c.name).alias(f"text_{i}") for i, c in enumerate(columns)), *keep
+        *(member(struct, c.source.name).alias(f"text_{i}") for i, c in enumerate(columns)), *keep
     )
     return flat.select(
         *(

@@ -144,6 +144,25 @@ class TableId:
         return sql.Identifier(self.schema, self.name)
 
 
+# Iceberg's metadata columns: a reader finds these under their names in each table, or in a view of
+# its changes. https://iceberg.apache.org/spec/#reserved-field-ids
+_METADATA_COLUMNS = (
+    *("_file", "_pos", "_deleted", "_spec_id", "_partition"),
+    *("_row_id", "_last_updated_sequence_number"),
+    *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
+)
+_OF_THE_SOURCE = "__source"
+_TAKEN = re.compile(rf"\A(?:{'|'.join(_METADATA_COLUMNS)})(?:{_OF_THE_SOURCE})*\Z")
+
+
+def lake_column(name: str) -> str:
+    """What the lake calls a column: as the source does, if Iceberg has none of that name.
+
+    No two columns get one name, and a column keeps its own whichever others come and go.
+    """
+    return name + _OF_THE_SOURCE if _TAKEN.match(name) else name
+
+
 def safe_folder(plain: str, identity: str | None = None) -> str:
     """``plain`` where only letters, digits, ``_ . -`` are sure to be safe in paths and URIs.
 

@@ -21,6 +21,7 @@ from cdc_assets.postgres.catalog import SourceTable, describe, heaps
 from cdc_assets.postgres.connect import pools_transactions
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.findings import Finding
+from cdc_assets.postgres.names import lake_column
 from cdc_assets.postgres.publications import (
     published_tables,
     refuse_partial_publication,
@@ -413,6 +414,18 @@ def _table(
             f"{table.name} has generated columns that Postgres doesn't send"
             f" ({', '.join(generated)}); the lake table will lack them.",
             "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
+        )
+    if renamed := [
+        f"{c.name} as {lake_column(c.name)}"
+        for c in found.columns
+        if lake_column(c.name) != c.name and c.name not in table.columns.exclude
+    ]:
+        yield Finding(
+            "column_renamed",
+            "info",
+            f"{table.name}: Iceberg has columns of these names of its own, so the lake has"
+            f" {', '.join(renamed)}.",
+            "",
         )
     unknown = set(table.columns.exclude) | set(table.columns.types)
     unknown -= {c.name for c in found.columns}

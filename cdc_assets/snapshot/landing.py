@@ -31,8 +31,10 @@ from cdc_assets.log.progress import ChunkProgress, chunks, forget_landed, mark_l
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.snapshot.convert import LakeField
+from cdc_assets.snapshot.swap import swap
 from cdc_assets.spark.catalog import open_catalog
-from cdc_assets.spark.session import summary
+from cdc_assets.spark.columns import PROPERTY
+from cdc_assets.spark.lineage import foreign_change
 from cdc_assets.spark.tables import (
     CHUNKS,
     COPY,
@@ -131,10 +133,14 @@ class Landing:
             loaded.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
             transaction = loaded.transaction()
             properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(keys))}
+            if keys | landed >= self._keys:
+                properties |= self._reached(loaded)
             with transaction.update_snapshot(properties).fast_append() as append:
                 for file in files:
                     append.append_data_file(file)
             if keys | landed >= self._keys and self._target is self.lake:
+                described = self.lake.described(loaded.schema())
+                transaction.set_properties({PROPERTY: described.dump()})
                 transaction.remove_properties(COPYING)
             try:
                 transaction.commit_transaction()
@@ -149,19 +155,9 @@ class Landing:
     def publish(self, session: SparkSession) -> None:
         """Make the complete target the lake table, as configured. May be done again."""
         target = self._loaded()
-        if self._target is not self.lake:
-            properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
-            assert self._target is not None
-            table = self.lake.creation_properties()
-            before = self.lake.load()
-            if before is not None and COPYING in before.properties:
-                table[COPYING] = ""  # what an earlier copy had begun is replaced
-            with summary(session, properties):
-                session.sql(
-                    f"create or replace table {self.lake.sql_name} "
-                    + self.lake.clauses(self.lake.table.partition_by, table)
-                    + f" as select * from {self._target.sql_name}"
-                )
+        if self._target is not None and self._target is not self.lake:
+            said = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
+            swap(session, self.lake, self._target, said | self._reached(target))
         elif COPYING in target.properties:
             target.transaction().remove_properties(COPYING).commit_transaction()
         self._drop_shadows()
@@ -204,8 +200,28 @@ class Landing:
         return bool(self._keys) and loaded is not None and self._landed(loaded) >= self._keys
 
     def _landed(self, loaded: Table) -> frozenset[str]:
-        state = lake_state(loaded)
-        return state.landed if state.copy == self.lake.copy_id else frozenset()
+        state = lake_state(loaded, copying=True)
+        found = state.landed if state.copy == self.lake.copy_id else frozenset[str]()
+        if (
+            state.snapshot_id is not None
+            and not state.whole
+            and not found >= self._keys
+            and self._is_target(loaded)
+        ):
+            problem = TableProblem(
+                self._row.table,
+                "somebody expired snapshots of its lake table while it was copied: what has landed"
+                " isn't known any more",
+                f"Copy it anew: cdc-assets resync {self._row.table}.",
+            )
+            self._store.park(self._row.table, str(problem), self._row.epoch)
+            raise problem
+        return found
+
+    def _reached(self, loaded: Table) -> dict[str, str]:
+        """What the commit that completes the copy says: the first cursor of its log."""
+        others = foreign_change(loaded, ours=COPY)
+        return self.lake.reached(self._store.first_cursor(self._row), others)
 
     def _drop_shadows(self) -> None:
         """Remove what copies of this epoch and those before it landed in."""

@@ -224,7 +224,7 @@ class TableCopy:
             if time.monotonic() > deadline:
                 return False
             time.sleep(LOOK_SECONDS)
-        window, key = Window(0, point), [c.name for c in self._landing.lake.key]
+        window, key = Window(0, point), [c.source.name for c in self._landing.lake.key]
         entries = [e for e in self._store.entries(self.table, 0) if e.flushable_lsn > point]
         if facts(entries, window, Storage.of(config.s3), key).truncate is None:
             return False

@@ -2,7 +2,8 @@
 
 The table is the truth, as for its cursor; the coordination schema only has a copy. A field is known
 by its Iceberg id, which a rename keeps, and a column by its attribute number, which a rename keeps
-too. So whoever finds a table that a dead writer has altered half-way sees what is left to be done.
+too. So whoever finds a table that a dead writer has altered half-way sees what is left to be done,
+and what somebody else has renamed or dropped.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ class TableColumns:
 
     ``fields``: the field id of every column that there ever was, by attribute number; empty while
     all go by their names. ``fill``: columns that were added and whose value in older rows is still
-    to be written: a text, or None where it has to be read from the source.
+    to be written: a text, or None where it has to be read from the source. ``altering``: a writer
+    has begun to change them. ``since``: the sequence number of the snapshot that named the cursor
+    when they were changed last; the rows of an older one aren't theirs. ``exclude`` and ``types``
+    are the configuration that the table was made with, None where an older version made it.
     """
 
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     fields: Mapping[int, int] = field(default_factory=dict)
     fill: Mapping[int, str | None] = field(default_factory=dict)
+    altering: bool = False
+    since: int = 0
+    exclude: tuple[str, ...] | None = None
+    types: Mapping[str, str] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -39,6 +47,10 @@ class TableColumns:
             tuple(data["key"]),
             {int(number): field_id for number, field_id in data.get("fields", {}).items()},
             {int(number): value for number, value in data.get("fill", {}).items()},
+            data.get("altering", False),
+            data.get("since", 0),
+            tuple(data["exclude"]) if data.get("exclude") is not None else None,
+            data.get("types"),
         )
 
     def dump(self) -> str:
@@ -48,6 +60,10 @@ class TableColumns:
                 "key": list(self.key),
                 "fields": dict(self.fields),
                 "fill": dict(self.fill),
+                "altering": self.altering,
+                "since": self.since,
+                "exclude": self.exclude,
+                "types": dict(self.types) if self.types is not None else None,
             },
             ensure_ascii=False,
         )

@@ -16,20 +16,29 @@ and only a marked one is published.
 
 from __future__ import annotations
 
+import logging
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from cdc_assets.errors import Fenced
+from cdc_assets.errors import Fenced, first_line
+from cdc_assets.log.store import Cursor
 from cdc_assets.spark.catalog import CATALOG
+from cdc_assets.spark.session import summary
 from cdc_assets.spark.tables import LakeState, LakeTable
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "cdc_"
 # The mark: how long the branch may be kept. Long enough for any merge; it is of no other use.
 _MARK_DAYS = 3_650
+# What Iceberg says if somebody else's commit came first.
+_BESIDE = "CommitFailedException"
+_TRIES, _PAUSE_SECONDS = 5, 0.3
 
 
 @contextmanager
@@ -41,9 +50,10 @@ def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Itera
     """
     drop_abandoned(session, lake)
     branch = f"{PREFIX}{uuid.uuid4().hex}"
-    session.sql(
+    _patiently(
+        session,
         f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
-        f" retain {_MARK_DAYS} days"
+        f" retain {_MARK_DAYS} days",
     )
     yield lake.branch(branch)
     loaded = lake.load()
@@ -51,15 +61,66 @@ def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Itera
     if made is None or made.max_ref_age_ms is None or made.snapshot_id == state.snapshot_id:
         raise _fenced(lake)
     try:
-        session.sql(
-            f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{branch}')"
+        _patiently(
+            session,
+            f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{branch}')",
         )
     except PySparkException as error:
         after = lake.load()
-        if after is None or after.metadata.current_snapshot_id == state.snapshot_id:
+        now = after.metadata.current_snapshot_id if after is not None else None
+        if now is None or now == state.snapshot_id:
             raise
-        raise _fenced(lake) from error
-    session.sql(f"alter table {lake.sql_name} drop branch {branch}")
+        if now != made.snapshot_id:
+            raise _fenced(lake) from error
+    try:
+        _patiently(session, f"alter table {lake.sql_name} drop branch {branch}")
+    except PySparkException as error:  # it is published: the next writer drops the branch
+        logger.warning("%s: branch %s stays: %s", lake.row.table, branch, first_line(error))
+
+
+def append(
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    branch: str,
+    cursor: Cursor | None,
+    rows: DataFrame | None = None,
+) -> None:
+    """Append the last rows of a change to ``branch``, by the one commit that names the cursor.
+
+    A branch's commits before it don't: whoever sets ``main`` back to one of them has a table that
+    isn't as of any cursor. Without ``rows`` the commit is of none, and changes nothing else.
+    """
+    new = rows if rows is not None else session.table(lake.sql_name).limit(0)
+    said = lake.reached(cursor, state.foreign) if cursor is not None else {}
+    with summary(session, said):
+        new.writeTo(branch).append()
+
+
+def name_cursor(session: SparkSession, lake: LakeTable, state: LakeState, cursor: Cursor) -> None:
+    """Publish a commit of no rows, so that the newest snapshot names the cursor (invariant 7).
+
+    Never on ``main``: coming late, of a run that was killed, it would take the cursor back.
+    """
+    with published(session, lake, state) as branch:
+        append(session, lake, state, branch, cursor)
+
+
+def _patiently(session: SparkSession, statement: str) -> None:
+    """Carry out a statement on a branch, which fails if anybody commits at that moment.
+
+    Expiry may, and whoever sets a property, whatever lock is held. Iceberg tries all other changes
+    of a table again by itself; this one changed nothing.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            session.sql(statement)
+        except PySparkException as error:
+            if not left or _BESIDE not in str(error):
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
 
 
 def _fenced(lake: LakeTable) -> Fenced:
@@ -76,4 +137,4 @@ def drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
         return
     for name in loaded.metadata.refs:
         if name.startswith(PREFIX):
-            session.sql(f"alter table {lake.sql_name} drop branch if exists {name}")
+            _patiently(session, f"alter table {lake.sql_name} drop branch if exists {name}")

@@ -1,20 +1,18 @@
 """A table of the lake: its definition, and what its snapshots say of the copy and the cursor.
 
 Keeps invariants 6 and 7: what landed is written in the summary of the very commit that made it
-land, and read back from there. The state is found by walking the ancestors of the current snapshot;
-every commit of ours carries the cursor on, so the newest that has it is right.
+land, and read back from there. So is the cursor (``lineage``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot
 from pyspark.sql import SparkSession
 
 from cdc_assets import layout
@@ -23,16 +21,15 @@ from cdc_assets.config_sections import EXTRA_COLUMNS, TableConfig
 from cdc_assets.log.store import Cursor
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Column
-from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.names import safe_folder
+from cdc_assets.postgres.names import lake_column, safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 from cdc_assets.spark.catalog import CATALOG, open_catalog
 from cdc_assets.spark.columns import PROPERTY, TableColumns
+from cdc_assets.spark.lineage import count, cursor_properties, may_have_rows, position, said
 
 COPY, CHUNKS = "cdc.copy", "cdc.chunks"
 # Table properties: whose table it is, and, until it is complete, which copy of it is under way.
 SOURCE, TABLE, COPYING = "cdc.source", "cdc.table", "cdc.copying"
-OFFSET, APPLIED, COMMITTED = "cdc.offset", "cdc.applied-lsn", "cdc.commit-time"
 
 
 def ticked(name: str) -> str:
@@ -42,7 +39,7 @@ def ticked(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
-    """A column on its way from Postgres into the lake."""
+    """A column on its way from Postgres into the lake, where its name is ``name``."""
 
     name: str
     source: Column
@@ -53,9 +50,13 @@ class LakeColumn:
 
 @dataclass(frozen=True, slots=True)
 class LakeState:
-    """What the table's own snapshots say; ``cursor`` is None before the first merge.
+    """What the table's own snapshots say; ``cursor`` is None where none names it.
 
-    ``copy`` is the newest copy (:attr:`LakeTable.copy_id`) that has landed anything.
+    ``copy`` is the newest copy (:attr:`LakeTable.copy_id`) that has landed anything; ``whole`` says
+    that the history goes back to the table's first commit. ``epoch`` is the copy that the cursor
+    belongs to, ``sequence`` the number of the snapshot that names it, and ``at_head`` that this is
+    the current one. ``foreign`` describes what somebody else changed. ``total_rows`` is what the
+    current snapshot says, which may be wrong where somebody else wrote: :meth:`LakeTable.has_rows`.
     """
 
     snapshot_id: int | None
@@ -63,6 +64,11 @@ class LakeState:
     landed: frozenset[str]
     cursor: Cursor | None
     total_rows: int
+    whole: bool = True
+    epoch: int | None = None
+    sequence: int = 0
+    at_head: bool = True
+    foreign: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class LakeTable:
             "columns",
             tuple(
                 LakeColumn(
-                    c.name,
+                    lake_column(c.name),
                     c,
                     mapping(c.type, rules.types.get(c.name)),
                     rules.unrepresentable,
@@ -96,7 +102,7 @@ class LakeTable:
     @property
     def key(self) -> tuple[LakeColumn, ...]:
         """The key's columns in the key's order; empty for a table without one."""
-        by_name = {c.name: c for c in self.columns}
+        by_name = {c.source.name: c for c in self.columns}
         return tuple(by_name[name] for name in self.row.key_columns)
 
     @property
@@ -128,7 +134,8 @@ class LakeTable:
     @property
     def procedure_name(self) -> str:
         """For Iceberg's procedures: a string literal, parsed as an identifier on the other side."""
-        text = f"{ticked(self.config.namespace)}.{ticked(self.name)}"
+        # With the catalog's name: a namespace may be called like a catalog.
+        text = self.sql_name
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
     def branch(self, branch: str) -> str:
@@ -136,11 +143,18 @@ class LakeTable:
         return f"{self.sql_name}.branch_{branch}"
 
     def create(self, session: SparkSession) -> None:
-        """Create namespace and table where they don't exist yet, with a first, empty snapshot."""
+        """Create namespace and table where they don't exist yet, with a first, empty snapshot.
+
+        It names no cursor: on ``main``, and late, it would take the cursor back.
+        """
         self._create(session, self.table.partition_by, self.creation_properties())
         if self.state().snapshot_id is None:
             # Writers branch off a snapshot (spark.publish); an empty one does.
             session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
+
+    def reached(self, cursor: Cursor, foreign: str | None = None) -> dict[str, str]:
+        """The summary properties of the last commit of what leads to ``cursor`` (invariant 7)."""
+        return cursor_properties(cursor, self.row.epoch, foreign)
 
     @property
     def copy_id(self) -> str:
@@ -225,9 +239,21 @@ class LakeTable:
         """The table properties that it is created with."""
         return {
             **self.properties(),
-            PROPERTY: TableColumns(self.row.columns, self.row.key_columns).dump(),
+            PROPERTY: self.described().dump(),
             layout.PROPERTY: layout.described(self.table.partition_by, ()),
         }
+
+    def described(self, schema: Schema | None = None) -> TableColumns:
+        """What a table that is made now says of its columns, with the field ids of ``schema``."""
+        rules = self.table.columns
+        ids = {f.name: f.field_id for f in schema.fields} if schema is not None else {}
+        return TableColumns(
+            self.row.columns,
+            self.row.key_columns,
+            {c.source.number: ids[c.name] for c in self.columns if c.name in ids},
+            exclude=rules.exclude,
+            types=rules.types,
+        )
 
     def load(self) -> Table | None:
         """The table through pyiceberg, None if it doesn't exist."""
@@ -240,43 +266,48 @@ class LakeTable:
         """Read copy, landed chunks and cursor from the ancestors of the current snapshot."""
         return lake_state(self.load())
 
+    def has_rows(self, state: LakeState) -> bool:
+        """Whether there may be any row; False only if the table provably has no data file."""
+        loaded = self.load() if state.total_rows <= 0 else None
+        return state.total_rows > 0 or (loaded is not None and may_have_rows(loaded))
 
-def lake_state(table: Table | None) -> LakeState:
-    """See :meth:`LakeTable.state`; a table that doesn't exist is at the beginning of everything."""
+
+def lake_state(table: Table | None, *, copying: bool = False) -> LakeState:
+    """See :meth:`LakeTable.state`; a table that doesn't exist is at the beginning of everything.
+
+    ``copying``: it is asked for what has landed, and its cursor isn't looked for.
+    """
     current = table.current_snapshot() if table is not None else None
     if table is None or current is None:
         return LakeState(None, None, frozenset(), None, 0)
     by_id = {s.snapshot_id: s for s in table.metadata.snapshots}
-    copy, landed, cursor = None, set[str](), None
-    snapshot: Snapshot | None = current
-    while snapshot is not None:
-        summary = snapshot.summary.additional_properties if snapshot.summary else {}
-        if cursor is None and OFFSET in summary:
-            cursor = _cursor(summary)
+    copy, landed, at = None, set[str](), current.snapshot_id
+    while (snapshot := by_id.get(at)) is not None:
+        summary = said(snapshot)
         copy = copy or summary.get(COPY)
         if copy is not None and summary.get(COPY) == copy:
             landed.update(filter(None, summary.get(CHUNKS, "").split(",")))
-        parent = snapshot.parent_snapshot_id
-        snapshot = by_id.get(parent) if parent is not None else None
-    totals = current.summary.additional_properties if current.summary else {}
-    rows = int(totals.get("total-records", 0)) - int(totals.get("total-position-deletes", 0))
-    return LakeState(current.snapshot_id, copy, frozenset(landed), cursor, rows)
-
-
-def cursor_properties(cursor: Cursor) -> dict[str, str]:
-    """The cursor as summary properties of the commit that reaches it (invariant 7)."""
-    properties = {OFFSET: str(cursor.offset), APPLIED: str(cursor.applied_lsn)}
-    if cursor.commit_time is not None:
-        properties[COMMITTED] = cursor.commit_time.isoformat()
-    return properties
-
-
-def _cursor(summary: Mapping[str, str]) -> Cursor:
-    at = summary.get(COMMITTED)
-    return Cursor(
-        int(summary[OFFSET]),
-        Lsn.parse(summary.get(APPLIED, "0/0")),
-        datetime.fromisoformat(at) if at else None,
+        if snapshot.parent_snapshot_id is None:
+            break
+        at = snapshot.parent_snapshot_id
+    # pyiceberg's expiry makes the oldest that is left look like the first one.
+    whole = snapshot is not None and snapshot.sequence_number == 1
+    totals = said(current)
+    rows = count(totals, "total-records") - count(totals, "total-position-deletes")
+    found = None if copying else position(table)
+    if found is None:
+        return LakeState(current.snapshot_id, copy, frozenset(landed), None, rows, whole)
+    return LakeState(
+        current.snapshot_id,
+        copy,
+        frozenset(landed),
+        found.cursor,
+        rows,
+        whole,
+        found.epoch,
+        found.sequence,
+        found.at_head,
+        found.foreign,
     )
 
 

@@ -7,8 +7,10 @@ sends, the materializer merges it.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from cdc_assets.materializer import drain as drain_module
 from cdc_assets.materializer.merge import merge
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.server import SparkServer
+from cdc_assets.spark.session import open_session, summary
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 
@@ -116,7 +119,11 @@ def test_invariant_8_insert_then_partial_update_in_one_batch(source: Lake) -> No
 
 
 def test_invariant_8_a_value_that_nobody_has_is_read_again_from_the_source(source: Lake) -> None:
-    source.session.sql("delete from lake.src.m where id = 5")  # the hole of a resumed copy
+    table = source.lake_table(M)
+    cursor = table.state().cursor
+    assert cursor is not None
+    with summary(source.session, table.reached(cursor)):  # the hole of a resumed copy
+        source.session.sql("delete from lake.src.m where id = 5")
     source.execute("update m set v = 'touched' where id = 5")
     source.flush()
     assert source.drain(M).repaired == 1
@@ -162,6 +169,44 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
     source.drain_all()
     assert source.rows(M) == sorted(source.execute("select * from m"), key=repr)
     assert source.rows(H) == sorted(source.execute("select * from h"), key=repr)
+
+
+def test_a_commit_of_others_beside_a_merge_does_not_fail_it(source: Lake) -> None:
+    """Such as an expiry's: it meets the first try of each statement on the merge's branch."""
+    met = list[str]()
+    others = open_session(source.config)
+
+    class Beside:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(source.session, name)
+
+        def sql(self, statement: str) -> Any:
+            parts = ("create branch", "fast_forward", "drop branch")
+            if not any(part in statement for part in parts) or statement in met:
+                return source.session.sql(statement)
+            met.append(statement)
+            over = threading.Event()
+
+            def commit() -> None:
+                while not over.is_set():
+                    others.sql("alter table lake.src.m set tblproperties ('beside' = 'a merge')")
+
+            thread = threading.Thread(target=commit)
+            thread.start()
+            try:
+                return source.session.sql(statement)
+            finally:
+                over.set()
+                thread.join()
+
+    source.execute("update m set v = 'beside' where id < 4")
+    source.flush()
+    session: Any = Beside()
+    done = drain_module.drain(source.pipeline, session, M)
+    assert done is not None and done.merges == 1
+    assert len(met) == 3
+    assert source.rows(M) == sorted(source.execute("select * from m"), key=repr)
+    others.stop()
 
 
 def test_nothing_to_do_makes_no_snapshot(source: Lake) -> None:

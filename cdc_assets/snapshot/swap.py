@@ -1,0 +1,79 @@
+"""A complete copy takes the lake table's place, in one step for whoever reads it.
+
+A coordinator may be taken for dead while its statement goes on in the server, and ends long after
+another coordinator has done the same and merges have followed. So its rows must not win then:
+
+- Where there is no table yet, it is created with its rows. Of two that do so the catalog refuses
+  the later one.
+- Where the table has the copy's columns, its rows are overwritten on a branch, which is published
+  as a merge is (``spark.publish``): Iceberg refuses to move a ``main`` that has moved on.
+- Else the table is replaced, which Iceberg does whatever was committed meanwhile. A late one takes
+  the table back to the copy then; but by the same commit to the copy's cursor, so that the log is
+  applied from there on once more, or the table is parked if it can't be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyiceberg.table import Table
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from cdc_assets.errors import Fenced
+from cdc_assets.spark.columns import PROPERTY
+from cdc_assets.spark.layout import arrange
+from cdc_assets.spark.publish import published
+from cdc_assets.spark.session import summary
+from cdc_assets.spark.tables import COPYING, LakeTable, lake_state, listed
+
+
+def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[str, str]) -> None:
+    """Make the rows of ``copy`` those of the lake table; ``said`` is the commit's summary.
+
+    The caller holds the table's writer lock. Raises Fenced if somebody else came before.
+    """
+    before, made = lake.load(), copy.load()
+    if before is not None and made is not None and _fits(before, made):
+        _overwrite(session, lake, before, copy, said)
+        return
+    properties = lake.creation_properties()
+    if before is not None and COPYING in before.properties:
+        properties[COPYING] = ""  # what an earlier copy had begun is replaced
+    make = "create table" if before is None else "create or replace table"
+    clauses = lake.clauses(lake.table.partition_by, properties)
+    try:
+        with summary(session, said):
+            session.sql(f"{make} {lake.sql_name} {clauses} as select * from {copy.sql_name}")
+    except PySparkException as error:
+        if before is None and lake.load() is not None:
+            raise Fenced(f"{lake.row.table}: another coordinator came before.") from error
+        raise
+
+
+def _fits(before: Table, made: Table) -> bool:
+    """Whether readers use the table, and find each column where it is."""
+    columns = [{f.name: str(f.field_type) for f in t.schema().fields} for t in (before, made)]
+    return (
+        columns[0] == columns[1]
+        and before.current_snapshot() is not None
+        and COPYING not in before.properties
+    )
+
+
+def _overwrite(
+    session: SparkSession, lake: LakeTable, before: Table, copy: LakeTable, said: Mapping[str, str]
+) -> None:
+    lake.upgrade(session)
+    arrange(session, lake, before)
+    # Nothing is merged before the copy is complete, so this may come before the rows do.
+    described = lake.described(before.schema()).dump()
+    if before.properties.get(PROPERTY) != described:
+        listing = listed({PROPERTY: described})
+        session.sql(f"alter table {lake.sql_name} set tblproperties ({listing})")
+    with (
+        published(session, lake, lake_state(lake.load())) as branch,
+        summary(session, said),
+    ):
+        session.table(copy.sql_name).writeTo(branch).overwrite(F.lit(True))

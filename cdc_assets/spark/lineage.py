@@ -1,0 +1,178 @@
+"""How far a lake table's log is applied, by the history of its own commits (invariant 7).
+
+The current snapshot is followed to its ancestors until one names a cursor. Nothing but that is a
+cursor: without one, nothing can be applied. What somebody else committed since then decides whether
+the rows are still those of the cursor. A rewrite (operation ``replace``) leaves every row what it
+is, and so does a commit of no rows; any other commit changed rows.
+
+An expiry that isn't ours removes ancestors too early, but a table's older metadata files, which the
+newest one lists, still describe them. They are read only where the history breaks off before it has
+named a cursor. A cursor beside the history, in a property of the table, would cost each merge
+another commit, and prove less: that nobody changed rows between it and the oldest snapshot left.
+
+Pure, but for reading metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from cdc_assets.log.store import Cursor
+from cdc_assets.postgres.lsn import Lsn
+
+OFFSET, APPLIED, COMMITTED = "cdc.offset", "cdc.applied-lsn", "cdc.commit-time"
+# Which copy of the table the cursor belongs to.
+EPOCH = "cdc.epoch"
+# What somebody else changed before; carried on by our commits that follow.
+FOREIGN = "cdc.foreign"
+
+# A commit without any of these changed no row.
+_CHANGES = (
+    *("added-data-files", "deleted-data-files", "added-records", "deleted-records"),
+    *("added-delete-files", "removed-delete-files"),
+    *("added-position-deletes", "removed-position-deletes"),
+    *("added-equality-deletes", "removed-equality-deletes"),
+    *("added-dvs", "removed-dvs"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What the history says of the log.
+
+    ``epoch`` is None where an older version named the cursor. ``foreign`` describes the first
+    commit of somebody else that changed rows. ``sequence`` is the number of the snapshot that names
+    the cursor; ``at_head``: that is the current one.
+    """
+
+    cursor: Cursor
+    epoch: int | None
+    foreign: str | None
+    sequence: int
+    at_head: bool
+
+
+def position(table: Table) -> Position | None:
+    """How far the log is applied; None if no commit that is known says it."""
+    foreign, at_head = None, True
+    for snapshot in _ancestors(table):
+        summary = said(snapshot)
+        if OFFSET in summary:
+            epoch = summary.get(EPOCH)
+            return Position(
+                _cursor(summary),
+                int(epoch) if epoch is not None else None,
+                summary.get(FOREIGN) or foreign,
+                snapshot.sequence_number or 0,
+                at_head,
+            )
+        at_head = False
+        if _changes_rows(snapshot):
+            foreign = _described(snapshot)
+    return None
+
+
+def foreign_change(table: Table, ours: str) -> str | None:
+    """The first commit that changed rows and doesn't have the summary property ``ours``."""
+    found = None
+    for snapshot in _ancestors(table):
+        if ours not in said(snapshot) and _changes_rows(snapshot):
+            found = _described(snapshot)
+    return found
+
+
+def cursor_properties(
+    cursor: Cursor, epoch: int | None = None, foreign: str | None = None
+) -> dict[str, str]:
+    """The summary properties of a commit that leads to ``cursor``, and of no other before it."""
+    properties = {OFFSET: str(cursor.offset), APPLIED: str(cursor.applied_lsn)}
+    if cursor.commit_time is not None:
+        properties[COMMITTED] = cursor.commit_time.isoformat()
+    if epoch is not None:
+        properties[EPOCH] = str(epoch)
+    if foreign is not None:
+        properties[FOREIGN] = foreign
+    return properties
+
+
+def said(snapshot: Snapshot) -> Mapping[str, str]:
+    """The summary's properties, without the operation."""
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def count(summary: Mapping[str, str], name: str) -> int:
+    """A number of a summary, which somebody else may have written: 0 if it isn't one."""
+    text = summary.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def may_have_rows(table: Table) -> bool:
+    """Whether any row may be there; False only if there is provably no data file."""
+    current = table.current_snapshot()
+    return current is not None and any(
+        manifest.content == ManifestContent.DATA
+        and (manifest.added_files_count != 0 or manifest.existing_files_count != 0)
+        for manifest in current.manifests(table.io)
+    )
+
+
+def _ancestors(table: Table) -> Iterator[Snapshot]:
+    """The current snapshot and its ancestors, expired ones as long as a metadata file has them."""
+    known = {s.snapshot_id: s for s in table.metadata.snapshots}
+    older = _expired(table)
+    at = table.metadata.current_snapshot_id
+    while at is not None:
+        while at not in known:
+            if (found := next(older, None)) is None:
+                return
+            known = found | known
+        snapshot = known[at]
+        yield snapshot
+        at = snapshot.parent_snapshot_id
+        while at is None:  # the first one, or pyiceberg's expiry has removed what led to the next
+            if (found := next(older, None)) is None:
+                return
+            known = found | known
+            if (same := found.get(snapshot.snapshot_id)) is not None:
+                at = same.parent_snapshot_id
+
+
+def _expired(table: Table) -> Iterator[dict[int, Snapshot]]:
+    """The snapshots of each older metadata file, the newest first."""
+    for entry in reversed(table.metadata.metadata_log):
+        try:
+            metadata = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
+        except OSError:
+            return  # removed, and those before it are, too
+        yield {s.snapshot_id: s for s in metadata.snapshots}
+
+
+def _changes_rows(snapshot: Snapshot) -> bool:
+    if snapshot.summary is None:
+        return True
+    summary = said(snapshot)
+    return snapshot.summary.operation is not Operation.REPLACE and any(
+        summary.get(name, "0") != "0" for name in _CHANGES
+    )
+
+
+def _described(snapshot: Snapshot) -> str:
+    operation = snapshot.summary.operation.value if snapshot.summary else "unknown"
+    at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+    return f"snapshot {snapshot.snapshot_id} ({operation}, {at:%Y-%m-%d %H:%M:%S} UTC)"
+
+
+def _cursor(summary: Mapping[str, str]) -> Cursor:
+    at = summary.get(COMMITTED)
+    return Cursor(
+        int(summary[OFFSET]),
+        Lsn.parse(summary.get(APPLIED, "0/0")),
+        datetime.fromisoformat(at) if at else None,
+    )

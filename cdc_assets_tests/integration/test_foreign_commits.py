@@ -1,0 +1,197 @@
+"""What somebody else does to a lake table: it is continued exactly, or parked with the reason.
+
+Tables without a key, where a replay doubles rows and a hole leaves some out. Each case has one of
+its own, and all share one pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.errors import TableProblem
+from cdc_assets.maintenance.run import maintain
+from cdc_assets.materializer.drain import outstanding
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.server import SparkServer
+from cdc_assets_tests.conftest import _databases
+from cdc_assets_tests.lake_support import Lake, lake
+
+pytestmark = pytest.mark.spark
+
+CASES = (
+    "compacted twice_compacted forgotten set_back half_way set_back_too_far appended deleted idle"
+)
+TABLES = tuple(CASES.split())
+SETUP = "".join(
+    f"create table {name} (v text); alter table {name} replica identity full;"
+    f" insert into {name} select 'copied ' || i from generate_series(1, 5) i;"
+    for name in TABLES
+)
+
+
+@pytest.fixture(scope="module")
+def source(
+    postgres_servers: Callable[[int], EmbeddedPostgres],
+    spark_server: SparkServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Lake]:
+    """Every table copied; two transactions follow, each in a merge of its own."""
+    with pytest.MonkeyPatch.context() as patch, _databases(postgres_servers(18)) as new:
+        patch.setenv("CDC_ASSETS_HOME", str(tmp_path_factory.mktemp("home")))
+        tables = [{"name": name, "mode": "mirror"} for name in TABLES]
+        with lake(new(), spark_server.ensure(), SETUP, *tables) as opened:
+            opened.pin()
+            opened.copy()
+            yield opened
+
+
+def change(source: Lake, name: str, value: str) -> None:
+    source.execute(f"insert into {name} values ('{value}'), ('{value}')")
+    source.execute(f"delete from {name} where v = 'copied 1'")
+    source.flush()
+
+
+def merged(source: Lake, name: str, value: str) -> int:
+    """Merge one more change; the snapshot that it ends with."""
+    change(source, name, value)
+    source.drain(TableId("public", name))
+    return head(source, name)
+
+
+def head(source: Lake, name: str) -> int:
+    found = source.lake_table(TableId("public", name)).state().snapshot_id
+    assert found is not None
+    return found
+
+
+def call(source: Lake, procedure: str, name: str, arguments: str = "") -> None:
+    source.session.sql(f"call lake.system.{procedure}(table => 'lake.src.{name}'{arguments})")
+
+
+def expire(source: Lake, name: str) -> None:
+    """As managed catalogs do: nothing but the current snapshot stays."""
+    older = ", older_than => timestamp '2100-01-01', retain_last => 1"
+    call(source, "expire_snapshots", name, older)
+    loaded = source.lake_table(TableId("public", name)).load()
+    assert loaded is not None and len(loaded.metadata.snapshots) == 1
+
+
+def rewrite(source: Lake, name: str) -> None:
+    call(source, "rewrite_data_files", name, ", options => map('rewrite-all', 'true')")
+
+
+def goes_on(source: Lake, name: str) -> None:
+    """Whatever comes next is applied once, to all that there was."""
+    merged(source, name, "after")
+    equal(source, name)
+
+
+def equal(source: Lake, name: str) -> None:
+    table = TableId("public", name)
+    assert source.rows(table) == sorted(source.execute(f"select v from {name}"), key=repr)
+
+
+def parked(source: Lake, name: str) -> str:
+    """Why it can't go on, however often one tries; the rows of others aren't concerned."""
+    table = TableId("public", name)
+    for attempt in (outstanding, lambda pipeline, table: source.drain(table)):
+        with pytest.raises(TableProblem, match="cdc-assets resync"):
+            attempt(source.pipeline, table)
+    row = source.pipeline.store.table(table)
+    assert row is not None and row.state == "parked" and row.reason is not None
+    return row.reason
+
+
+def test_a_table_that_others_compact_and_expire_is_continued(source: Lake) -> None:
+    name = "compacted"
+    rewrite(source, name)  # before its first merge: only the copy has named a cursor
+    expire(source, name)
+    goes_on(source, name)
+    name = "twice_compacted"
+    merged(source, name, "before")
+    rewrite(source, name)
+    rewrite(source, name)
+    call(source, "rewrite_manifests", name)
+    expire(source, name)
+    goes_on(source, name)
+
+
+def test_a_table_that_has_forgotten_its_cursor_is_parked(source: Lake) -> None:
+    name = "forgotten"
+    merged(source, name, "before")
+    few = "'write.metadata.previous-versions-max'='1'"
+    source.session.sql(f"alter table lake.src.{name} set tblproperties ({few})")
+    rewrite(source, name)
+    expire(source, name)
+    rewrite(source, name)
+    expire(source, name)
+    change(source, name, "after")
+    assert "says how far its log is applied" in parked(source, name)
+
+
+def test_a_table_that_was_set_back_is_continued_from_there(source: Lake) -> None:
+    name = "set_back"
+    first = merged(source, name, "before")
+    merged(source, name, "between")
+    call(source, "rollback_to_snapshot", name, f", snapshot_id => {first}")
+    goes_on(source, name)
+
+
+def test_a_table_that_was_set_back_into_a_merge_is_parked(source: Lake) -> None:
+    name = "half_way"
+    before = head(source, name)
+    after = merged(source, name, "before")
+    loaded = source.lake_table(TableId("public", name)).load()
+    assert loaded is not None
+    ids = {s.parent_snapshot_id: s.snapshot_id for s in loaded.metadata.snapshots}
+    assert ids[ids[before]] == after  # delete, then append
+    call(source, "set_current_snapshot", name, f", snapshot_id => {ids[before]}")
+    change(source, name, "after")
+    assert "somebody else changed rows" in parked(source, name)
+
+
+def test_a_table_whose_log_does_not_go_on_where_it_was_set_back_to_is_parked(source: Lake) -> None:
+    name = "set_back_too_far"
+    first = merged(source, name, "before")
+    merged(source, name, "between")
+    source.execute(
+        f"delete from _pg2iceberg.log_index where table_name = 'public.{name}'"
+    )  # maintenance, a day after they were applied
+    call(source, "rollback_to_snapshot", name, f", snapshot_id => {first}")
+    assert "its log has a gap" in parked(source, name)
+
+
+def test_a_table_that_others_wrote_to_is_parked_and_compared(source: Lake) -> None:
+    source.session.sql("insert into lake.src.appended values ('foreign')")
+    compared = {c.table.name: c for c in source.verify() if c.problem is None}
+    assert compared["appended"].differing == 1
+    change(source, "appended", "after")  # merged by the comparison, it would be forgotten
+    assert "(append, " in parked(source, "appended")
+    merged(source, "deleted", "before")
+    source.session.sql("delete from lake.src.deleted where v = 'copied 2'")
+    source.session.sql("insert into lake.src.deleted select v from lake.src.deleted limit 0")
+    change(source, "deleted", "after")
+    assert "somebody else changed rows" in parked(source, "deleted")
+
+
+def test_maintenance_finds_what_others_did_to_a_table_that_rests(source: Lake) -> None:
+    table = TableId("public", "idle")
+    first = merged(source, "idle", "before")
+    merged(source, "idle", "between")
+    rewrite(source, "idle")
+    (done,) = maintain(source.pipeline, lambda: source.session, [table], thorough=False)
+    assert done.problem is None
+    assert source.lake_table(table).state().at_head  # within reach, whatever expires
+    call(source, "rollback_to_snapshot", "idle", f", snapshot_id => {first}")
+    (done,) = maintain(source.pipeline, lambda: source.session, [table], thorough=False)
+    assert done.problem is None
+    assert next(b.rows for b in source.pipeline.store.backlogs() if b.table == table) == 2
+    source.drain(table)
+    equal(source, "idle")
+    source.session.sql("insert into lake.src.idle values ('foreign')")
+    (done,) = maintain(source.pipeline, lambda: source.session, [table], thorough=False)
+    assert "somebody else changed rows" in str(done.problem)
+    assert "(append, " in parked(source, "idle")
