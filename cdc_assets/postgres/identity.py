@@ -1,0 +1,199 @@
+"""Whether Postgres can identify the rows of a table once it is published: what it would refuse.
+
+A published UPDATE or DELETE has to say which row it changed. Postgres asks each *heap* for that (a
+plain table, or a leaf of a partitioned one, which inherits nothing of this but a primary key), and
+where a heap has no usable replica identity it refuses the statement itself: publishing such a table
+breaks the application that writes it. The rules are those of ``CheckCmdReplicaIdentity`` and
+``RelationGetReplicaIndex``: usable is FULL, or an index that is valid, unique, immediate and not
+partial: by default the primary key's, else the one that was named and still exists. Since Postgres
+18 a generated column of the identity has to be sent, too.
+
+A leaf whose identity is neither the table's key nor FULL is accepted by Postgres, but its old
+tuples lack the key that the log uses: such a table can't be followed either.
+
+Only the catalogs are read, so no lock of anybody's is waited for, and every table is asked for by
+the same query. What follows from trouble is decided in ``pins`` and ``flusher.guard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc_assets.postgres.names import TableId, quoted
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Since this version the server refuses changes whose identity has a column that isn't sent.
+_CHECKS_GENERATED = 180000
+# A reason is read by a person; another look names those that are left.
+_LISTED = 20
+
+_TROUBLES = """
+with recursive root as (
+    select c.oid,
+           (select array(select a.attname::text from pg_catalog.pg_attribute a
+                          where a.attrelid = i.indrelid
+                            and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])
+                          order by a.attname)
+              from pg_catalog.pg_index i
+             where i.indrelid = c.oid and i.indisvalid and i.indimmediate
+               and (i.indisreplident or i.indisprimary)
+             order by i.indisreplident desc limit 1) as key
+      from pg_catalog.pg_class c where c.oid = any(%(roots)s::oid[])),
+heap (root, oid) as (
+    select oid, oid from root
+    union all
+    select h.root, i.inhrelid from heap h
+      join pg_catalog.pg_inherits i on i.inhparent = h.oid
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition),
+usable as (
+    select h.root, h.oid, i.indexrelid, i.indisprimary, i.indisreplident,
+           array(select a.attname::text from pg_catalog.pg_attribute a
+                  where a.attrelid = h.oid
+                    and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])
+                  order by a.attname) as columns
+      from heap h
+      join pg_catalog.pg_index i on i.indrelid = h.oid
+     where i.indisvalid and i.indisunique and i.indimmediate and i.indpred is null
+       and not 0::int2 = any((i.indkey::int2[])[0:i.indnkeyatts - 1])
+       and not exists (select from pg_catalog.pg_attribute a
+                        where a.attrelid = h.oid and not a.attnotnull
+                          and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])))
+select h.root, n.nspname::text, c.relname::text, c.relreplident::text, u.columns, r.key, g.unsent,
+       o.indisprimary, o.name
+  from heap h
+  join root r on r.oid = h.root
+  join pg_catalog.pg_class c on c.oid = h.oid and c.relkind = 'r'
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+  left join usable u on u.root = h.root and u.oid = h.oid
+       and case c.relreplident when 'd' then u.indisprimary when 'i' then u.indisreplident end
+  cross join lateral (
+       select array(select a.attname::text from pg_catalog.pg_attribute a
+                     where a.attrelid = h.oid and a.attnum > 0 and not a.attisdropped
+                       and a.attgenerated <> '' and a.attgenerated::text <> all(%(sent)s::text[])
+                       and (a.attname::text = any(u.columns) or a.attname::text = any(r.key)
+                            or (%(strict)s and c.relreplident = 'f'))
+                     order by a.attnum) as unsent) g
+  left join lateral (
+       select b.indisprimary, x.relname::text as name
+         from usable b join pg_catalog.pg_class x on x.oid = b.indexrelid
+        where b.root = h.root and b.oid = h.oid and g.unsent = '{}'
+          and (b.columns = r.key or (r.key is null and h.oid = h.root))
+        order by b.indisprimary desc, x.relname limit 1) o on true
+ where g.unsent <> '{}'
+    or (c.relreplident <> 'f' and (u.columns is null or u.columns is distinct from r.key))
+ order by h.root, n.nspname, c.relname
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A heap of a table whose changed rows couldn't be identified, or not by the table's key.
+
+    ``refused``: Postgres refuses its UPDATE and DELETE once they are published. ``remedy`` is one
+    statement of SQL, empty where none is sure to be right.
+    """
+
+    heap: TableId
+    refused: bool
+    what: str
+    remedy: str
+
+
+def troubles(
+    connection: Connection, roots: Collection[int], sent: Collection[str]
+) -> Mapping[int, Sequence[Trouble]]:
+    """The heaps in trouble of each of these tables, by the table's oid; one query for all.
+
+    ``sent``: which generated columns the publication sends, by the catalog's letters.
+    """
+    if not roots:
+        return {}
+    strict = connection.info.server_version >= _CHECKS_GENERATED
+    found: dict[int, list[Trouble]] = {}
+    for root, *heap in connection.execute(
+        _TROUBLES, {"roots": list(roots), "sent": list(sent), "strict": strict}
+    ):
+        found.setdefault(int(root), []).append(_judged(*heap, strict=strict))
+    return found
+
+
+def _judged(
+    schema: str,
+    name: str,
+    letter: str,
+    identity: list[str] | None,
+    key: list[str] | None,
+    unsent: list[str],
+    by_primary_key: bool | None,
+    index: str | None,
+    *,
+    strict: bool,
+) -> Trouble:
+    heap = TableId(schema, name)
+    alter = f"alter table {heap} replica identity"
+    if index is not None:
+        remedy = f"{alter} default;" if by_primary_key else f"{alter} using index {quoted(index)};"
+    else:
+        remedy = "" if unsent else f"{alter} full;"
+    if unsent:
+        what = f"Postgres doesn't send the generated columns of its identity ({_listed(unsent)})"
+        return Trouble(heap, strict, what, remedy)
+    if identity is not None:
+        of = f"not by the key ({_listed(key)})" if key else "and the table has no key"
+        return Trouble(
+            heap, False, f"its rows are identified by ({_listed(identity)}), {of}", remedy
+        )
+    what = {
+        "n": "its replica identity is nothing",
+        "i": "the index of its replica identity is gone, or can't be used",
+    }.get(letter, "it has no primary key that identifies its rows, and no replica identity")
+    return Trouble(heap, True, what, remedy)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(quoted(name) for name in names)
+
+
+def sentence(table: TableId, found: Sequence[Trouble]) -> str:
+    """What is wrong with the heaps of ``table``, without the full stop."""
+    parts = [
+        trouble.what if trouble.heap == table else f"{trouble.heap}: {trouble.what}"
+        for trouble in found[:_LISTED]
+    ]
+    if len(found) > _LISTED:
+        parts.append(f"and {len(found) - _LISTED} more of its partitions")
+    said = "; ".join(parts)
+    if any(trouble.refused for trouble in found):
+        said += "; once it is published, Postgres would refuse every UPDATE and DELETE there"
+    return said
+
+
+def remedy(found: Sequence[Trouble]) -> str:
+    """The SQL that mends it, a statement for each heap; or what else to do."""
+    statements = [trouble.remedy for trouble in found[:_LISTED]]
+    if not all(statements):
+        return "Give it a primary key of columns that aren't generated."
+    return " ".join(statements)
+
+
+_CHILDREN = """
+select i.inhparent, n.nspname::text, c.relname::text
+  from pg_catalog.pg_inherits i
+  join pg_catalog.pg_class c on c.oid = i.inhrelid and not c.relispartition
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where i.inhparent = any(%s::oid[])
+ order by i.inhparent, i.inhseqno
+"""
+
+
+def children(connection: Connection, tables: Collection[int]) -> Mapping[int, Sequence[TableId]]:
+    """The tables that inherit from each of these and aren't its partitions, by the parent's oid."""
+    found: dict[int, list[TableId]] = {}
+    for parent, schema, name in connection.execute(_CHILDREN, (list(tables),)):
+        found.setdefault(int(parent), []).append(TableId(schema, name))
+    return found
