@@ -112,8 +112,10 @@ class TableConfig(Section):
 
     name: str
     mode: Literal["mirror", "soft_delete", "append"] | None = None
-    """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change.
-    By default mirror, or append where the source can't tell rows apart."""
+    """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
+    where Postgres can't identify changed rows, one an insert."""
+    only: bool = False
+    """Of a table that others inherit from: its own rows, and not theirs."""
     columns: ColumnsConfig = ColumnsConfig()
     partition_by: tuple[str, ...] = ()
     """Columns and Iceberg transforms of them: day(created_at), bucket(16, id)."""

@@ -76,6 +76,10 @@ class TableProblem(CdcError):
         self.table = table
         super().__init__(f"{table}: {what}", remedy)
 
+    def __str__(self) -> str:
+        what = self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."
+        return f"{what} {self.remedy}" if self.remedy else self.what
+
 
 class TablePaused(TableProblem):
     """Somebody paused the table, or its source: its log waits."""

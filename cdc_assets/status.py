@@ -5,7 +5,7 @@ One collection for the command line, the sensors and the checks, so that they ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -59,6 +59,8 @@ class TableStatus:
     """The first offset of its log that isn't applied."""
     copy_idle_seconds: float | None = None
     """Of a copy under way: since when nothing of it was written."""
+    info: tuple[str, ...] = ()
+    """What the lake table lacks on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied
        coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0),
        p.rows_a_second::float8, p.chunks_a_second::float8, t.complete_lsn::text,
        coalesce(m."offset", 0),
-       extract(epoch from clock_timestamp() - greatest(p.written_at, i.created_at))::float8
+       extract(epoch from clock_timestamp() - greatest(p.written_at, i.created_at))::float8,
+       t.inserts_only, t.left_out
   from tables t
   left join pins i on i.pin = t.pin
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
@@ -220,6 +223,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 str(resting[table.id]) if table.id in resting else None,
                 int(found[14]),
                 found[15] if state == "copying" else None,
+                _info(inserts_only=found[16], left_out=found[17]),
             )
         )
     return SourceStatus(
@@ -277,6 +281,15 @@ def _flusher(
         "lag_bytes": max(0, current - flushed) if flushed else None,
         "told_seconds_ago": age,
     }
+
+
+def _info(*, inserts_only: bool, left_out: Sequence[str]) -> tuple[str, ...]:
+    said = []
+    if inserts_only:
+        said.append("Postgres can't identify changed rows: inserts and truncates alone")
+    if left_out:
+        said.append(f"Postgres doesn't send its generated columns: {', '.join(left_out)}")
+    return tuple(said)
 
 
 def _applied(

@@ -26,6 +26,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_e
 
 from cdc_assets.config import SourceConfig, config_from_parent, load_config
 from cdc_assets.errors import CdcError, ConfigurationError, ReplicationLost, SourceMismatch
+from cdc_assets.flusher.guard import Guard
 from cdc_assets.flusher.health import Health
 from cdc_assets.flusher.pin_keeper import PinKeeper
 from cdc_assets.flusher.receiver import Session
@@ -102,6 +103,7 @@ class _Flusher:
         self._keeper: PinKeeper | None = None
         self._heart = Heart(config, progress.note)
         self._health = Health(config, progress)
+        self._guard = Guard(config)
         self._streamed = False
         self._failures = 0
 
@@ -109,6 +111,7 @@ class _Flusher:
         refuse_to_flush(self._config)
         self._heart.start()
         self._health.start()
+        self._guard.start()
         try:
             for attempt in Retrying(
                 retry=retry_if_exception(self._worth_another),
@@ -122,6 +125,7 @@ class _Flusher:
                         self._once()
         finally:
             self._drop_keeper()
+            self._guard.close()
             self._heart.close()
             self._progress.enter("stopped")
             self._health.close()

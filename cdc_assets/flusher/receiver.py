@@ -47,11 +47,12 @@ from cdc_assets.flusher.decoder_process import (
 from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.specs import staging_specs
 from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream
+from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream, StreamLost
 from cdc_assets.log.files import Storage
 from cdc_assets.log.store import LogStore, StagedFile
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.enrol import streamed_publications
 from cdc_assets.postgres.lsn import Lsn
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Session:
         self._failure: BaseException | None = None
         self._finished = threading.Event()
         self._specs_at = self._advanced_at = time.monotonic()
+        self._asked: tuple[str, ...] = ()
         self._rows: list[TableRow] = []
         self._revision: int | None = None
         self._specs: Mapping[int, DecodeSpec] = {}
@@ -146,8 +148,9 @@ class Session:
         rows = self._store.tables()
         self._rows, self._specs = rows, staging_specs(rows)
         self._progress.flushed = self._flushed
+        self._asked = streamed_publications(self._pipeline, self._flushed)
         stream = Stream.start(
-            self._pipeline.source_dsn, config.name, config.slot, config.publication, self._flushed
+            self._pipeline.source_dsn, config.name, config.slot, self._asked, self._flushed
         )
         acknowledged: Lsn | None = None
         try:
@@ -286,7 +289,7 @@ class Session:
 
     def _register(self) -> None:
         try:
-            self._store.mark_followed(row for row in self._rows if not row.followed)
+            self._store.mark_followed(row for row in self._rows if self._unfollowed(row))
             while not self._finished.is_set():
                 if self._decoder.pipe.poll(HEARTBEAT_SECONDS):
                     self._take(self._decoder.pipe.recv())
@@ -383,16 +386,24 @@ class Session:
         """
         revision = self._store.revision()
         self._specs_at = time.monotonic()
+        if len(self._asked) == 1 and any(row.inserts_only for row in self._rows):
+            names = streamed_publications(self._pipeline, self._flushed)
+            if names != self._asked:
+                raise StreamLost(f"the stream is opened anew: it lacks {names[-1]}.")
         if revision == self._revision:
             return
-        rows = self._store.tables()
+        rows = self._rows = self._store.tables()
         self._revision = revision
         specs = staging_specs(rows)
         if specs != self._specs:
             self._specs = specs
             self._queue.put(Specs(specs))
-        if not all(row.followed for row in rows if row.oid):
-            self._store.mark_followed(row for row in rows if row.oid)
+        if any(map(self._unfollowed, rows)):
+            self._store.mark_followed(filter(self._unfollowed, rows))
+
+    def _unfollowed(self, row: TableRow) -> bool:
+        """Whether the stream brings the table's changes from now on, and that isn't said yet."""
+        return bool(row.oid) and not row.followed and (not row.inserts_only or len(self._asked) > 1)
 
     def fail(self, error: BaseException) -> None:
         """End the session with this error, from any thread; the first one counts."""

@@ -12,6 +12,7 @@ import logging
 import select
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,8 +68,10 @@ class Stream:
         """When the server last heard of us, on the monotonic clock."""
 
     @classmethod
-    def start(cls, dsn: str, source: str, slot: str, publication: str, at: Lsn) -> Stream:
-        """Stream what commits from ``at`` on.
+    def start(
+        cls, dsn: str, source: str, slot: str, publications: Sequence[str], at: Lsn
+    ) -> Stream:
+        """Stream what commits from ``at`` on, and is in one of ``publications``.
 
         Raises SlotInUse, StreamLost (worth another try) or ReplicationProblem (not).
         """
@@ -79,7 +82,7 @@ class Stream:
         try:
             connection.exec_(_HANG_UP)
             names = pq.Escaping(connection).escape_literal(
-                b'"' + publication.encode().replace(b'"', b'""') + b'"'
+                b",".join(b'"' + p.encode().replace(b'"', b'""') + b'"' for p in publications)
             )
             result = connection.exec_(
                 f'START_REPLICATION SLOT "{slot}" LOGICAL {at}'

@@ -90,7 +90,8 @@ def table_rows(status: SourceStatus) -> list[tuple[str, ...]]:
             row.applied_lsn or "",
             "" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s, {row.lag_bytes:,} B",
             f"{row.pending_rows:,}",
-            row.reason or (f"paused since {row.paused_since}" if row.paused_since else ""),
+            row.reason
+            or (f"paused since {row.paused_since}" if row.paused_since else "; ".join(row.info)),
         )
         for row in status.tables
     ]

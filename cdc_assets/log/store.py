@@ -26,7 +26,14 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
 # What pipeline_meta remembers of the source that the log is made from.
-SOURCE_FACTS = ("system_identifier", "timeline", "database", "publication", "slot_restart_lsn")
+SOURCE_FACTS = (
+    "system_identifier",
+    "timeline",
+    "database",
+    "publication",
+    "slot_restart_lsn",
+    "inserts_from",
+)
 
 
 @dataclass(frozen=True, slots=True)

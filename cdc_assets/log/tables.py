@@ -38,6 +38,10 @@ class TableRow:
     published_as: str | None = None
     mode: str = "mirror"
     excluded_numbers: frozenset[int] = frozenset()
+    inserts_only: bool = False
+    """Its changes come through the publication of inserts."""
+    left_out: tuple[str, ...] = ()
+    """Generated columns that Postgres doesn't send."""
 
     @property
     def followed_since(self) -> Lsn | None:
@@ -72,7 +76,7 @@ class TableRegistry(LogSession):
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
             " complete_lsn, pin, reason, excluded, followed, published_as, mode,"
-            " excluded_numbers from tables"
+            " excluded_numbers, inserts_only, left_out from tables"
             " where source = %s order by table_name",
             (self.source,),
         ).fetchall()
@@ -93,6 +97,8 @@ class TableRegistry(LogSession):
                 published_as,
                 mode,
                 frozenset(numbers),
+                inserts_only,
+                tuple(left_out),
             )
             for (
                 name,
@@ -110,6 +116,8 @@ class TableRegistry(LogSession):
                 published_as,
                 mode,
                 numbers,
+                inserts_only,
+                left_out,
             ) in rows
         ]
 
@@ -126,7 +134,13 @@ class TableRegistry(LogSession):
         return CopyState(*row) if row else None
 
     def add_table(
-        self, table: SourceTable, excluded: Iterable[str] = (), mode: str = "mirror"
+        self,
+        table: SourceTable,
+        excluded: Iterable[str] = (),
+        mode: str = "mirror",
+        *,
+        inserts_only: bool = False,
+        left_out: Iterable[str] = (),
     ) -> None:
         """Register a table that waits for its pin; one that is registered stays as it is.
 
@@ -137,15 +151,15 @@ class TableRegistry(LogSession):
         self.connection.execute(
             "insert into tables as t"
             " (source, table_name, oid, state, key_columns, columns, excluded, mode,"
-            "  excluded_numbers)"
-            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s, %s)"
+            "  excluded_numbers, inserts_only, left_out)"
+            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s, %s, %s, %s)"
             " on conflict (source, table_name) do update set oid = excluded.oid,"
             " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
             " excluded = excluded.excluded, excluded_numbers = excluded.excluded_numbers,"
-            " mode = excluded.mode, reason = null,"
-            " updated_at = now(),"
-            " followed = t.followed and (t.oid, t.key_columns, t.excluded)"
-            "  = (excluded.oid, excluded.key_columns, excluded.excluded)"
+            " mode = excluded.mode, inserts_only = excluded.inserts_only,"
+            " left_out = excluded.left_out, reason = null, updated_at = now(),"
+            " followed = t.followed and (t.oid, t.key_columns, t.excluded, t.inserts_only)"
+            "  = (excluded.oid, excluded.key_columns, excluded.excluded, excluded.inserts_only)"
             " where t.oid = 0 or (t.state = 'waiting' and t.snapshot_lsn is null)",
             (
                 self.source,
@@ -156,6 +170,8 @@ class TableRegistry(LogSession):
                 names,
                 mode,
                 [c.number for c in table.columns if c.name in names],
+                inserts_only,
+                list(left_out),
             ),
         )
 
@@ -167,7 +183,8 @@ class TableRegistry(LogSession):
         with self.connection.cursor() as cursor:
             cursor.executemany(
                 "update tables set followed = true where source = %s and table_name = %s"
-                " and not followed and (oid, key_columns, excluded) = (%s, %s, %s)",
+                " and not followed"
+                " and (oid, key_columns, excluded, inserts_only) = (%s, %s, %s, %s)",
                 [
                     (
                         self.source,
@@ -175,6 +192,7 @@ class TableRegistry(LogSession):
                         row.oid,
                         list(row.key_columns),
                         sorted(row.excluded),
+                        row.inserts_only,
                     )
                     for row in tables
                 ],
@@ -193,7 +211,9 @@ class TableRegistry(LogSession):
         """Register a table that the source doesn't have; ``add_table`` revives it later."""
         self.connection.execute(
             "insert into tables (source, table_name, oid, state, key_columns, columns, reason)"
-            " values (%s, %s, 0, 'parked', '{}', '[]', %s) on conflict do nothing",
+            " values (%s, %s, 0, 'parked', '{}', '[]', %s) on conflict (source, table_name)"
+            " do update set reason = excluded.reason"
+            " where tables.oid = 0 and tables.reason is distinct from excluded.reason",
             (self.source, str(table), reason),
         )
 

@@ -51,8 +51,8 @@ class SourceTable:
 
     ``key_columns`` identify a row in the log: the replica identity's index if one is set, else the
     primary key, else nothing. ``replica_identity`` is the catalog's letter: d(efault), n(othing),
-    f(ull), i(ndex). ``kind`` is the catalog's relkind: r or p. ``updated``: whether the statistics
-    know of an UPDATE or DELETE on it.
+    f(ull), i(ndex). ``kind`` is the catalog's relkind: r or p. Whether Postgres can identify
+    changed rows by them once it is published is judged in ``identity``.
     """
 
     id: TableId
@@ -61,24 +61,14 @@ class SourceTable:
     columns: tuple[Column, ...]
     key_columns: tuple[str, ...]
     replica_identity: str
-    updated: bool
 
     def without(self, names: Collection[str]) -> SourceTable:
         """The table as if it lacked some columns."""
         return replace(self, columns=tuple(c for c in self.columns if c.name not in names))
 
-    @property
-    def identifies_rows(self) -> bool:
-        """Whether Postgres lets an UPDATE or DELETE through once the table is published."""
-        return (bool(self.key_columns) and self.replica_identity != "n") or (
-            self.replica_identity == "f"
-        )
-
 
 _RELATION = """
-select c.oid, c.relkind::text, c.relreplident::text,
-       coalesce(pg_catalog.pg_stat_get_tuples_updated(c.oid), 0)
-       + coalesce(pg_catalog.pg_stat_get_tuples_deleted(c.oid), 0) > 0
+select c.oid, c.relkind::text, c.relreplident::text
   from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where n.nspname = %s and c.relname = %s
 """
@@ -127,7 +117,7 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
             raise TableProblem(
                 table, "not found in the source", "Create it, or take it out of the configuration."
             )
-        oid, kind, identity, updated = row
+        oid, kind, identity = row
         if kind not in ("r", "p"):
             raise TableProblem(
                 table,
@@ -139,7 +129,7 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
         cursor.execute(_KEY, (oid,))
         key = cursor.fetchone()
     found = tuple(key[0]) if key else ()
-    return SourceTable(table, int(oid), kind, columns, found, identity, updated)
+    return SourceTable(table, int(oid), kind, columns, found, identity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from cdc_assets.errors import SlotBusy, SourceMismatch
 from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.publications import publication_oid
+from cdc_assets.postgres.publications import inserts_publication, publication_oid
 from cdc_assets.postgres.replication import drop_slot, slot_status
 
 # Of pipeline_meta: since when the source is dropped.
@@ -86,9 +86,8 @@ def drop_source(pipeline: Pipeline) -> Dropped:
         publication = None
         if publication_oid(source, config.publication) is not None:
             publication = config.publication
-            source.execute(
-                sql.SQL("drop publication if exists {}").format(sql.Identifier(publication))
-            )
+        for name in (config.publication, inserts_publication(config.publication)):
+            source.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(name)))
     return Dropped(slot, publication)
 
 

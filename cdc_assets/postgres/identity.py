@@ -50,7 +50,7 @@ heap (root, oid) as (
     select h.root, i.inhrelid from heap h
       join pg_catalog.pg_inherits i on i.inhparent = h.oid
       join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition),
-usable as (
+usable as not materialized (
     select h.root, h.oid, i.indexrelid, i.indisprimary, i.indisreplident,
            array(select a.attname::text from pg_catalog.pg_attribute a
                   where a.attrelid = h.oid

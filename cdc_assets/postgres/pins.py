@@ -21,7 +21,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc_assets.config_sections import EXTRA_COLUMNS
 from cdc_assets.errors import SnapshotLost, SourceMismatch, TableProblem
 from cdc_assets.log.progress import (
     await_another_pin,
@@ -34,17 +33,20 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import make_slot_follow_failovers, refuse_or_park, settle
-from cdc_assets.postgres.catalog import Heap, SourceTable, describe, heaps, refuse_hidden_rows
+from cdc_assets.postgres.catalog import Heap, describe, heaps
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
 from cdc_assets.postgres.drop import refuse_if_dropped
+from cdc_assets.postgres.enrol import (
+    described,
+    inserts_from,
+    publish_tables,
+    register_tables,
+    set_inserts_from,
+    streamed_publications,
+)
 from cdc_assets.postgres.holders import Holder, hold, join_pin
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.publications import (
-    publication_oid,
-    publish,
-    refuse_partial_publication,
-    sends_generated_columns,
-)
+from cdc_assets.postgres.publications import publication_oid
 from cdc_assets.postgres.replication import (
     NewSlot,
     create_slot,
@@ -94,18 +96,19 @@ class Pins:
             with self._pipeline.connect_source("pins") as source:
                 if self._config.snapshot.mode == "snapshot_only":
                     self._check_identity(source)
-                    self._register_tables(source)
+                    register_tables(source, self._config, self._store)
                     return
                 found = settle(self._pipeline, source)
-                self._register_tables(source)
+                register_tables(source, self._config, self._store)
                 if self._store.flushed_lsn() is None:
                     self._forget_unfollowed(source)
-                waiting = self._publish(source)
+                waiting = publish_tables(source, self._config, self._store)
                 slot = slot_status(source, self._config.slot)
                 if slot is None:
                     made = create_slot(
                         self._pipeline.source_dsn, self._config.slot, temporary=False
                     )
+                    set_inserts_from(source, self._config, self._store, made.consistent_point)
                     self._pin(source, made, waiting, first=True)
                 elif self._store.flushed_lsn() is None:
                     # Made by hand, or by a process that died before it could write down the pin:
@@ -178,93 +181,14 @@ class Pins:
         for row in self._store.tables():
             if row.snapshot_lsn is not None:
                 restart_copy(self._store, row)
-        self._register_tables(source)
-
-    def _register_tables(self, source: psycopg.Connection[Any]) -> None:
-        """Describe every table that isn't known yet, and anew what waits without a chunk read."""
-        known = {row.table: row for row in self._store.tables()}
-        for table in self._config.tables:
-            row = known.get(table.id)
-            fresh = row is None or not row.oid
-            if not fresh and (row is None or row.state != "waiting" or row.snapshot_lsn):
-                continue
-            try:
-                found = self._sent(source, describe(source, table.id))
-                self._check(source, found)
-            except TableProblem as problem:
-                logger.warning("%s", problem)
-                if fresh:
-                    self._store.park_unknown(table.id, str(problem))
-                else:
-                    self._store.park(table.id, str(problem))
-            else:
-                self._store.add_table(found, table.columns.exclude, self._mode(found))
-
-    def _check(self, source: psycopg.Connection[Any], found: SourceTable) -> None:
-        """Raise TableProblem for what would make the copy or the stream wrong, or break others."""
-        streams = self._config.snapshot.mode != "snapshot_only"
-        if streams and not found.identifies_rows and found.updated:
-            raise TableProblem(
-                found.id,
-                "it has no primary key and no replica identity, but is updated: once it is"
-                " published, Postgres would refuse every UPDATE and DELETE on it",
-                f"Add a primary key, or: alter table {found.id} replica identity full.",
-            )
-        mode, excluded = self._mode(found), set(self._config.table(found.id).columns.exclude)
-        if taken := {c.name for c in found.columns} & set(EXTRA_COLUMNS[mode]) - excluded:
-            raise TableProblem(
-                found.id,
-                f"it has a column {min(taken)}, which mode {mode} adds",
-                "Name it in columns.exclude, rename it, or choose another mode.",
-            )
-        if mode == "soft_delete" and not found.key_columns:
-            raise TableProblem(
-                found.id,
-                "without a key no row can be marked as deleted",
-                "Add a primary key, or choose mode append or mirror.",
-            )
-        heaps(source, found.id, found.oid)
-        refuse_hidden_rows(source, found)
-        if streams:
-            refuse_partial_publication(source, self._config.publication, found)
-
-    def _mode(self, found: SourceTable) -> str:
-        """The configured mode, or the one that fits."""
-        configured = self._config.table(found.id).mode
-        if configured is not None:
-            return configured
-        follows = self._config.snapshot.mode != "snapshot_only"
-        if found.identifies_rows or found.key_columns or not follows:
-            return "mirror"
-        logger.warning(
-            "%s has no primary key and no replica identity: its lake table is in mode append, one"
-            " row a change. Set its mode, or give it a key, and resync it",
-            found.id,
-        )
-        return "append"
-
-    def _sent(self, source: psycopg.Connection[Any], found: SourceTable) -> SourceTable:
-        """The table without the generated columns that the stream doesn't carry."""
-        kept = {""}
-        if self._config.snapshot.mode == "snapshot_only" or sends_generated_columns(
-            source, self._config.publication
-        ):
-            kept.add("s")
-        left_out = [c.name for c in found.columns if c.generated not in kept]
-        if left_out:
-            logger.warning(
-                "%s: Postgres doesn't send its generated columns (%s); the lake table lacks them",
-                found.id,
-                ", ".join(left_out),
-            )
-        return found.without(left_out)
+        register_tables(source, self._config, self._store)
 
     def _pin_waiting(self, source: psycopg.Connection[Any]) -> None:
         """Take one pin for all tables that wait and that the stream follows already."""
         if self._config.snapshot.mode != "snapshot_only":
             # Before the publication is completed: who is missing there has to be noticed.
             refuse_or_park(self._pipeline, source)
-        self._register_tables(source)
+        register_tables(source, self._config, self._store)
         if self._config.snapshot.mode == "snapshot_only":
             waiting = self._waiting()
             if waiting:
@@ -273,11 +197,30 @@ class Pins:
         streaming = self._store.is_locked(f"flusher:{self._config.name}")
         # A flusher that streams drops what it doesn't know: a change that commits after the pin
         # must find it knowing the table. One that starts later reads the registered tables first.
-        waiting = [row for row in self._publish(source) if row.followed or not streaming]
-        if waiting:
-            name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
-            made = create_slot(self._pipeline.source_dsn, name, temporary=True)
-            self._pin(source, made, waiting, first=False)
+        waiting = publish_tables(source, self._config, self._store)
+        self._begin_inserts(source, waiting)
+        asked = streamed_publications(self._pipeline, self._store.flushed_lsn() or Lsn.ZERO)
+        pinned = [
+            row
+            for row in waiting
+            if row.followed or not (streaming or (row.inserts_only and len(asked) == 1))
+        ]
+        if pinned:
+            self._pin(source, self._temporary_slot(), pinned, first=False)
+
+    def _temporary_slot(self) -> NewSlot:
+        name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
+        return create_slot(self._pipeline.source_dsn, name, temporary=True)
+
+    def _begin_inserts(self, source: psycopg.Connection[Any], waiting: list[TableRow]) -> None:
+        """Find out from where on the publication of inserts may be asked for, if it came late."""
+        if (
+            any(row.inserts_only for row in waiting)
+            and inserts_from(source, self._config, self._store) is None
+        ):
+            made = self._temporary_slot()
+            made.connection.finish()
+            set_inserts_from(source, self._config, self._store, made.consistent_point)
 
     def _waiting(self) -> list[TableRow]:
         configured = {table.id for table in self._config.tables}
@@ -286,17 +229,6 @@ class Pins:
             for row in self._store.tables()
             if row.table in configured and row.state == "waiting"
         ]
-
-    def _publish(self, source: psycopg.Connection[Any]) -> list[TableRow]:
-        """Complete the publication and return the tables that wait for a pin."""
-        configured = {table.id for table in self._config.tables}
-        rows = [
-            row for row in self._store.tables() if row.table in configured and row.state != "parked"
-        ]
-        refused = publish(source, self._config.publication, [row.table for row in rows])
-        for table, why in refused.items():
-            self._store.park(table, why)
-        return [row for row in rows if row.state == "waiting" and row.table not in refused]
 
     def _pin(
         self,
@@ -359,7 +291,7 @@ class Pins:
         if row.snapshot_lsn is not None:
             return True  # its plan stays; a file or a column that is gone is noticed by the copy
         try:
-            found = self._sent(source, describe(source, row.table))
+            found = described(source, self._config, row.table).table
         except TableProblem:
             return False
         return (found.oid, found.columns, found.key_columns) == (

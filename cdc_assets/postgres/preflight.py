@@ -15,22 +15,20 @@ from psycopg import sql
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.config_sections import TableConfig
-from cdc_assets.errors import TableProblem
 from cdc_assets.log.store import LogStore
-from cdc_assets.postgres.catalog import SourceTable, describe, heaps
 from cdc_assets.postgres.connect import pools_transactions
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.names import lake_column
 from cdc_assets.postgres.publications import (
+    creation,
+    inserts_publication,
     published_tables,
-    refuse_partial_publication,
-    sends_generated_columns,
 )
 from cdc_assets.postgres.replication import FAILOVER_SLOTS, slot_status
 from cdc_assets.postgres.restart_record import Recorded, compare_slot
 from cdc_assets.postgres.slot_facts import slot_facts
 from cdc_assets.postgres.source_facts import review
+from cdc_assets.postgres.table_findings import table_findings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -63,17 +61,17 @@ def preflight(
         *(
             replace(finding, table=table.name)
             for table in (config.tables if tables is None else tables)
-            for finding in _unless_locked(connection, table, config.publication, follows)
+            for finding in _unless_locked(connection, config, table, follows)
         ),
     ]
 
 
 def _unless_locked(
-    connection: Connection, table: TableConfig, publication: str, follows: bool
+    connection: Connection, config: SourceConfig, table: TableConfig, follows: bool
 ) -> list[Finding]:
     """What is to be said of a table; if it is locked, that."""
     try:
-        return list(_table(connection, table, publication, follows))
+        return list(table_findings(connection, config, table, follows))
     except psycopg.errors.LockNotAvailable:
         return [
             Finding(
@@ -302,144 +300,23 @@ def _objects(
     elif slot is not None:
         yield from compare_slot(Recorded(None), slot, _database(connection), config.slot)
     published = published_tables(connection, config.publication)
-    missing = [t.name for t in config.tables if published is None or t.id not in published]
+    beside = published_tables(connection, inserts_publication(config.publication)) or {}
+    published_anywhere = beside | (published or {})
+    missing = [t.name for t in config.tables if t.id not in published_anywhere]
     if published is None:
         message = f"the publication {config.publication} doesn't exist yet; it will be created."
         yield Finding("publication", "info", message, "")
+        if not _one(connection, "select has_database_privilege(current_database(), 'CREATE')"):
+            yield Finding(
+                "publication_privilege",
+                "error",
+                f"the role may not create the publication {config.publication}.",
+                f"{creation(connection, config.publication)}; -- as an owner of the tables",
+            )
     elif missing:
         message = f"the publication {config.publication} lacks {', '.join(missing)}; will be added."
         yield Finding("publication", "info", message, "")
 
 
-def _toast(connection: Connection, found: SourceTable, table: TableConfig) -> Iterator[Finding]:
-    """An update doesn't say large values that it left alone, unless the identity is FULL."""
-    rows = connection.execute(
-        "select attname from pg_catalog.pg_attribute where attrelid = %s and attnum > 0"
-        " and not attisdropped and attstorage in ('x', 'e') order by attnum",
-        (found.oid,),
-    ).fetchall()
-    large = [str(name) for (name,) in rows if name not in found.key_columns]
-    if not large or not found.identifies_rows:
-        return
-    append = table.mode == "append"
-    yield Finding(
-        "toast_columns",
-        "warning" if append else "info",
-        f"{table.name}: updates leave large unchanged values of {', '.join(large)} out;"
-        + (
-            " they are read again from the source, which may have newer ones by then."
-            if append
-            else " they are completed from the lake's own row."
-        ),
-        f"alter table {table.name} replica identity full; sends them all, at more WAL."
-        if append
-        else "",
-    )
-
-
 def _database(connection: Connection) -> str:
     return str(_one(connection, "select current_database()::text"))
-
-
-def _table(
-    connection: Connection, table: TableConfig, publication: str, follows: bool
-) -> Iterator[Finding]:
-    try:
-        found = describe(connection, table.id)
-    except TableProblem as problem:
-        yield Finding("table_missing", "error", f"{problem.what}.", problem.remedy)
-        return
-    if not found.identifies_rows and follows:
-        yield Finding(
-            "replica_identity",
-            "error" if found.updated else "warning",
-            f"{table.name} has no primary key and no replica identity: once it is published,"
-            " Postgres refuses UPDATE and DELETE on it.",
-            f"Add a primary key, or: alter table {table.name} replica identity full;",
-        )
-    if follows and found.replica_identity != "f":
-        yield from _toast(connection, found, table)
-    unlogged, owner, readable = connection.execute(
-        "select c.relpersistence <> 'p', pg_has_role(c.relowner, 'USAGE'),"
-        " has_table_privilege(c.oid, 'SELECT') from pg_catalog.pg_class c where c.oid = %s",
-        (found.oid,),
-    ).fetchone() or (False, True, True)
-    if unlogged and follows:
-        yield Finding(
-            "table_unlogged",
-            "error",
-            f"{table.name} is unlogged or temporary: its changes aren't in the WAL.",
-            f"alter table {table.name} set logged;",
-        )
-    if not readable:
-        yield Finding(
-            "select_privilege",
-            "error",
-            f"the role may not read {table.name}.",
-            f"grant select on {table.name} to the role.",
-        )
-    if not owner and follows:
-        yield Finding(
-            "table_owner",
-            "warning",
-            f"the role doesn't own {table.name}, so it can't publish it.",
-            "Have the owner create the publication beforehand, or grant the owner's role.",
-        )
-    if _one(connection, "select row_security_active(%s::oid::regclass)", found.oid):
-        yield Finding(
-            "row_security",
-            "error",
-            f"row-level security hides rows of {table.name} from this role.",
-            "alter role … bypassrls; a copy would silently lack rows.",
-        )
-    if follows and table.mode is None and not found.identifies_rows and not found.key_columns:
-        yield Finding(
-            "mode_append",
-            "warning",
-            f"{table.name} has no key: its lake table is in mode append, one row a change.",
-            "Set its mode to mirror or append, or add a primary key.",
-        )
-    try:
-        heaps(connection, found.id, found.oid)
-        if follows:
-            refuse_partial_publication(connection, publication, found)
-    except TableProblem as problem:
-        yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
-    kept = {"", "s"} if not follows or sends_generated_columns(connection, publication) else {""}
-    generated = [c.name for c in found.columns if c.generated not in kept]
-    if generated:
-        yield Finding(
-            "generated_columns",
-            "warning",
-            f"{table.name} has generated columns that Postgres doesn't send"
-            f" ({', '.join(generated)}); the lake table will lack them.",
-            "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
-        )
-    if renamed := [
-        f"{c.name} as {lake_column(c.name)}"
-        for c in found.columns
-        if lake_column(c.name) != c.name and c.name not in table.columns.exclude
-    ]:
-        yield Finding(
-            "column_renamed",
-            "info",
-            f"{table.name}: Iceberg has columns of these names of its own, so the lake has"
-            f" {', '.join(renamed)}.",
-            "",
-        )
-    unknown = set(table.columns.exclude) | set(table.columns.types)
-    unknown -= {c.name for c in found.columns}
-    if unknown:
-        yield Finding(
-            "column_missing",
-            "error",
-            f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
-            "Correct columns.exclude or columns.types.",
-        )
-    if set(table.columns.exclude) & set(found.key_columns):
-        yield Finding(
-            "key_excluded",
-            "error",
-            f"columns.exclude of {table.name} names a column of its key.",
-            "Keep the key: rows can't be told apart without it.",
-        )

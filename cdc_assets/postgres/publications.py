@@ -1,19 +1,24 @@
 """Publications: making them, completing them, and what they send of a table.
 
-Which tables are published, and when, is decided in ``pins``; slots are in ``replication``.
+A source has two. The one that is configured publishes every operation, and has only tables whose
+changed rows Postgres can identify (``identity``): it would refuse the others' UPDATE and DELETE.
+The one beside it, ``…_inserts``, publishes INSERT and TRUNCATE alone, and refuses nothing. Neither
+ever waits for long for a lock. Which tables are published, and when, is decided in ``enrol``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import PreflightError, TableProblem
+from cdc_assets.errors import PreflightError, TableProblem, first_line
 from cdc_assets.postgres.catalog import SourceTable
+from cdc_assets.postgres.identity import remedy, sentence, troubles
 from cdc_assets.postgres.names import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -31,17 +36,42 @@ def publication_oid(connection: Connection, publication: str) -> str | None:
     return str(row[0]) if row else None
 
 
-def published_tables(connection: Connection, publication: str) -> set[TableId] | None:
-    """The tables of a publication, None if there is none of that name."""
-    if not connection.execute(
-        "select from pg_catalog.pg_publication where pubname = %s", (publication,)
-    ).fetchall():
+# What a publication has, by its own entries: pg_publication_tables would lock each table. Of a
+# partitioned table that is the root alone.
+_PUBLISHED: LiteralString = """
+select c.oid::bigint, n.nspname::text, c.relname::text
+  from (select r.prrelid as oid
+          from pg_catalog.pg_publication_rel r join pg_catalog.pg_publication p on p.oid = r.prpubid
+         where p.pubname = %(name)s
+        union
+        select c.oid from pg_catalog.pg_publication p, pg_catalog.pg_class c
+         where p.pubname = %(name)s and p.puballtables and c.oid >= 16384
+           and c.relpersistence = 'p' and c.relkind in ('r', 'p') and not c.relispartition
+        {schemas}) t
+  join pg_catalog.pg_class c on c.oid = t.oid
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+"""
+_BY_SCHEMA: LiteralString = """
+        union
+        select c.oid from pg_catalog.pg_publication p
+          join pg_catalog.pg_publication_namespace s on s.pnpubid = p.oid
+          join pg_catalog.pg_class c on c.relnamespace = s.pnnspid
+         where p.pubname = %(name)s
+           and c.relpersistence = 'p' and c.relkind in ('r', 'p') and not c.relispartition
+"""
+
+
+def published_tables(connection: Connection, publication: str) -> dict[TableId, int] | None:
+    """The tables of a publication with their oids, None if there is none of that name.
+
+    Waits for nobody's lock.
+    """
+    if publication_oid(connection, publication) is None:
         return None
-    rows = connection.execute(
-        "select schemaname, tablename from pg_catalog.pg_publication_tables where pubname = %s",
-        (publication,),
-    ).fetchall()
-    return {TableId(schema, name) for schema, name in rows}
+    schemas = connection.info.server_version >= COLUMN_LISTS  # both came with 15
+    query = sql.SQL(_PUBLISHED).format(schemas=sql.SQL(_BY_SCHEMA if schemas else ""))
+    rows = connection.execute(query, {"name": publication}).fetchall()
+    return {TableId(schema, name): int(oid) for oid, schema, name in rows}
 
 
 def sends_generated_columns(connection: Connection, publication: str) -> bool:
@@ -54,14 +84,19 @@ def sends_generated_columns(connection: Connection, publication: str) -> bool:
     return row is None or row[0] == "s"  # one that doesn't exist yet will be made so
 
 
+def sent_columns(connection: Connection, publication: str) -> frozenset[str]:
+    """Which columns are in the stream: the catalog's letters of ``attgenerated``."""
+    return frozenset(("", "s") if sends_generated_columns(connection, publication) else ("",))
+
+
 def refuse_partial_publication(
-    connection: Connection, publication: str, table: SourceTable
+    connection: Connection, publication: str, table: SourceTable, *, inserts_only: bool = False
 ) -> None:
     """Raise TableProblem if a publication made by hand leaves out something of ``table``."""
     row = connection.execute(
-        "select pubinsert and pubupdate and pubdelete and pubtruncate, pubviaroot"
+        "select pubinsert and pubtruncate and (pubupdate and pubdelete or %s), pubviaroot"
         " from pg_catalog.pg_publication where pubname = %s",
-        (publication,),
+        (inserts_only, publication),
     ).fetchone()
     if row is None:
         return
@@ -74,7 +109,7 @@ def refuse_partial_publication(
             (publication, table.oid),
         ).fetchone() or (False, False)
     shape = PublishedShape(bool(row[0]), bool(row[1]), bool(row_filter), bool(column_list))
-    missing = shape.missing(publication, table.id, table.kind)
+    missing = shape.missing(publication, table.id, table.kind, inserts_only=inserts_only)
     if missing is not None:
         raise TableProblem(table.id, missing.what, missing.remedy)
 
@@ -102,14 +137,16 @@ class PublishedShape:
         """The publication's own part of it, in short."""
         return ("a" if self.every_operation else "-") + ("r" if self.via_root else "-")
 
-    def missing(self, publication: str, table: TableId, kind: str) -> Missing | None:
+    def missing(
+        self, publication: str, table: TableId, kind: str, *, inserts_only: bool = False
+    ) -> Missing | None:
         """What of the table (of that relkind) it leaves out, None if nothing."""
         name = sql.Identifier(publication).as_string(None)
         if not self.every_operation:
             return Missing(
                 "publication_operations",
                 f"the publication {publication} doesn't publish every kind of change",
-                f"alter publication {name} set (publish = 'insert, update, delete, truncate').",
+                f"alter publication {name} set (publish = '{_operations(inserts_only)}').",
             )
         if kind == "p" and not self.via_root:
             return Missing(
@@ -123,58 +160,168 @@ class PublishedShape:
                 "publication_row_filter" if self.row_filter else "publication_column_list",
                 f"the publication {publication} has {part} for it: what it leaves out would"
                 " silently be missing",
-                f"alter publication {name} drop table {table}; it is added again as a whole.",
+                f"alter publication {name} drop table only {table}; it is added again as a whole.",
             )
         return None
 
 
-def ensure_publication(
-    connection: Connection, publication: str, tables: Iterable[TableId]
-) -> list[TableId]:
-    """Create the publication, or add what it lacks; returns the tables that were added."""
-    wanted = sorted(set(tables))
-    present = published_tables(connection, publication)
-    missing = wanted if present is None else [t for t in wanted if t not in present]
-    if not missing:
-        return []
-    listed = sql.SQL(", ").join(t.identifier for t in missing)
-    name = sql.Identifier(publication)
-    if present is None:
-        generated = connection.info.server_version >= GENERATED_COLUMNS
-        statement = sql.SQL(
-            "create publication {} for table {} with (publish = 'insert, update, delete, truncate',"
-            " publish_via_partition_root = true{})"
-        ).format(name, listed, sql.SQL(", publish_generated_columns = stored" if generated else ""))
-    else:
-        statement = sql.SQL("alter publication {} add table {}").format(name, listed)
-    try:
-        connection.execute(statement)
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise PreflightError(
-            f"the role may not change the publication {publication}: {error}",
-            "An owner of the tables runs: " + statement.as_string(connection) + ";",
-        ) from error
-    return missing
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """What became of tables that were to be published, or withdrawn; the others are.
+
+    ``refused``: with the reason and the way out. ``busy``: somebody else's lock is in the way, and
+    another try may help.
+    """
+
+    refused: Mapping[TableId, str]
+    busy: frozenset[TableId] = frozenset()
+
+
+def inserts_publication(publication: str) -> str:
+    """The name of the publication beside it, of tables whose changed rows can't be identified."""
+    return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 
 def publish(
-    connection: Connection, publication: str, tables: Iterable[TableId]
-) -> dict[TableId, str]:
-    """Like :func:`ensure_publication`; what one table is refused for doesn't stop the others.
+    connection: Connection,
+    publication: str,
+    tables: Iterable[TableId],
+    *,
+    inserts_only: bool = False,
+) -> Publishing:
+    """Create the publication if it is missing, and add the tables that it lacks.
 
-    Returns the refused ones with the reason.
+    ``inserts_only``: it publishes neither UPDATE nor DELETE, so Postgres refuses none. Otherwise a
+    table is refused here if Postgres would refuse its changes. Raises PreflightError if the
+    publication is missing and can't be made.
     """
-    wanted = list(tables)
+    present = published_tables(connection, publication)
+    missing = sorted(set(tables) - (present or {}).keys())
+    if present is None:
+        _create(connection, publication, missing, inserts_only=inserts_only)
+    if not missing:
+        return Publishing({})
     try:
-        ensure_publication(connection, publication, wanted)
-    except PreflightError:
-        refused = {}
-        for table in wanted:
-            try:
-                ensure_publication(connection, publication, [table])
-            except PreflightError as error:
-                refused[table] = str(error)
-        if len(refused) == len(wanted):
-            raise
-        return refused
-    return {}
+        _add(connection, publication, missing, inserts_only=inserts_only)
+    except (TableProblem, psycopg.errors.LockNotAvailable, *_REFUSALS):
+        pass  # by one of them: each for itself, then
+    else:
+        return Publishing({})
+    refused, busy = dict[TableId, str](), set[TableId]()
+    for table in missing:
+        try:
+            _add(connection, publication, [table], inserts_only=inserts_only)
+        except psycopg.errors.LockNotAvailable:
+            busy.add(table)
+        except TableProblem as problem:
+            refused[table] = f"{problem.what}. {problem.remedy}"
+        except _REFUSALS as error:
+            refused[table] = (
+                f"it can't be added to the publication {publication} ({first_line(error)})."
+                f" An owner of both runs: {addition(connection, publication, [table])};"
+            )
+    return Publishing(refused, frozenset(busy))
+
+
+def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]) -> Publishing:
+    """Take tables out of the publication, each for itself."""
+    refused, busy = dict[TableId, str](), set[TableId]()
+    for table in tables:
+        statement = _alteration(publication, "drop", [table])
+        try:
+            with _briefly(connection):
+                connection.execute(statement)
+        except psycopg.errors.LockNotAvailable:
+            busy.add(table)
+        except _REFUSALS as error:
+            refused[table] = (
+                f"it can't be taken out of the publication {publication} ({first_line(error)})."
+                f" An owner of it runs: {statement.as_string(connection)};"
+            )
+    return Publishing(refused, frozenset(busy))
+
+
+# What Postgres says of one table, or of the role's rights: another try changes nothing.
+_REFUSALS = (psycopg.ProgrammingError, psycopg.DataError)
+# ALTER PUBLICATION waits for VACUUM and DDL of the table, and for the time that it waits, other DDL
+# waits behind it (nobody's reading or writing does).
+_LOCK_TIMEOUT = "1s"
+
+
+@contextmanager
+def _briefly(connection: Connection) -> Iterator[None]:
+    """A transaction that gives up (psycopg.errors.LockNotAvailable) rather than wait for a lock."""
+    with connection.transaction():
+        connection.execute(
+            "select pg_catalog.set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,)
+        )
+        yield
+
+
+def _operations(inserts_only: bool) -> str:
+    return "insert, truncate" if inserts_only else "insert, update, delete, truncate"
+
+
+def creation(connection: Connection, publication: str, *, inserts_only: bool = False) -> str:
+    """The statement that makes the publication, without a table."""
+    generated = connection.info.server_version >= GENERATED_COLUMNS
+    return (
+        sql.SQL("create publication {} with (publish = {}, publish_via_partition_root = true{})")
+        .format(
+            sql.Identifier(publication),
+            sql.Literal(_operations(inserts_only)),
+            sql.SQL(", publish_generated_columns = stored" if generated else ""),
+        )
+        .as_string(connection)
+    )
+
+
+def addition(connection: Connection, publication: str, tables: Sequence[TableId]) -> str:
+    """The statement that adds tables to the publication."""
+    return _alteration(publication, "add", tables).as_string(connection)
+
+
+def _create(
+    connection: Connection, publication: str, tables: Sequence[TableId], *, inserts_only: bool
+) -> None:
+    statement = creation(connection, publication, inserts_only=inserts_only)
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege as error:
+        if tables:
+            statement += "; " + addition(connection, publication, tables)
+        raise PreflightError(
+            f"the role may not create the publication {publication}: {first_line(error)}.",
+            f"An owner of the tables runs: {statement};",
+        ) from error
+
+
+def _add(
+    connection: Connection, publication: str, tables: Sequence[TableId], *, inserts_only: bool
+) -> None:
+    """Add tables, all or none; raises TableProblem for one that Postgres would then refuse.
+
+    ALTER PUBLICATION locks the table against being altered, and counts from its commit on: what is
+    judged under that lock is what is published.
+    """
+    with _briefly(connection):
+        connection.execute(_alteration(publication, "add", tables))
+        if inserts_only:
+            return
+        present = published_tables(connection, publication) or {}
+        found = troubles(
+            connection,
+            [present[table] for table in tables],
+            sent_columns(connection, publication),
+        )
+        for table in tables:
+            if wrong := found.get(present[table]):
+                raise TableProblem(table, sentence(table, wrong), remedy(wrong))
+
+
+def _alteration(publication: str, verb: LiteralString, tables: Sequence[TableId]) -> sql.Composed:
+    """ONLY: what inherits from a table is published on its own, or not at all."""
+    listed = sql.SQL(", ").join(sql.SQL("only {}").format(t.identifier) for t in tables)
+    return sql.SQL("alter publication {} " + verb + " table {}").format(
+        sql.Identifier(publication), listed
+    )

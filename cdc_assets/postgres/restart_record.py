@@ -24,7 +24,7 @@ from cdc_assets.errors import SourceMismatch
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.publications import PublishedShape
+from cdc_assets.postgres.publications import PublishedShape, inserts_publication
 from cdc_assets.postgres.replication import SlotStatus
 
 ANEW = "cdc-assets resync --all copies every table anew through a new slot."
@@ -332,6 +332,7 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
 
     resync = f"cdc-assets resync '{row.table}' copies it anew."
     before = PublishedAs.parse(row.published_as) if row.published_as is not None else None
+    name = inserts_publication(publication) if row.inserts_only else publication
     if now.oid is None:
         if now.name_of_oid is None:
             yield found(
@@ -361,23 +362,22 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
     elif not now.published:
         yield found(
             "table_unpublished",
-            f"somebody took it out of the publication {publication}: changes since then are"
-            " missing",
+            f"somebody took it out of the publication {name}: changes since then are missing",
             resync,
         )
     elif before is not None and now.published_as and before.entry != now.published_as.entry:
         yield found(
             "table_republished",
-            f"somebody took it out of the publication {publication} and added it again: changes"
+            f"somebody took it out of the publication {name} and added it again: changes"
             " between are missing",
             resync,
         )
-    elif (missing := now.shape.missing(publication, row.table, now.kind)) is not None:
+    elif missing := now.shape.missing(name, row.table, now.kind, inserts_only=row.inserts_only):
         yield found(missing.code, missing.what, f"{missing.remedy.rstrip('.')}; then {resync}")
     elif before is not None and now.published_as and before.was_put_back(now.published_as):
         yield found(
             "publication_altered",
-            f"somebody altered the publication {publication} and put it back: what it left out"
+            f"somebody altered the publication {name} and put it back: what it left out"
             " meanwhile is missing",
             resync,
         )

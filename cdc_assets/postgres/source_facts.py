@@ -17,7 +17,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import COLUMN_LISTS, PublishedShape
+from cdc_assets.postgres.publications import COLUMN_LISTS, PublishedShape, inserts_publication
 from cdc_assets.postgres.replication import SlotStatus, slot_status, switch_point, system_identifier
 from cdc_assets.postgres.restart_record import (
     PublishedAs,
@@ -94,22 +94,24 @@ def followed(store: LogStore) -> list[TableRow]:
 # By the publications' own entries: pg_publication_tables would wait for the lock of each table.
 _TABLES: LiteralString = """
 with wanted as (
-    select * from unnest(%(schemas)s::text[], %(names)s::text[], %(oids)s::oid[])
-        w (schema_name, table_name, old)),
+    select * from unnest(%(schemas)s::text[], %(names)s::text[], %(oids)s::oid[],
+                         %(publications)s::text[], %(inserts_only)s::bool[])
+        w (schema_name, table_name, old, publication, inserts_only)),
 publication as (
     select p.*, p.xmin::text as version from pg_catalog.pg_publication p
-     where p.pubname = %(publication)s)
+     where p.pubname = any(%(publications)s::text[]))
 select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
        coalesce(c.relpersistence = 'p', true),
        (select format('%%I.%%I', o_n.nspname, o.relname) from pg_catalog.pg_class o
           join pg_catalog.pg_namespace o_n on o_n.oid = o.relnamespace where o.oid = w.old),
        present.entry is not null,
        former.entry, p.oid::bigint, p.pubowner::bigint, p.version,
-       coalesce(p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate, true),
+       coalesce(p.pubinsert and p.pubtruncate
+                and (p.pubupdate and p.pubdelete or w.inserts_only), true),
        coalesce(p.pubviaroot, true),
        coalesce(former.filtered, false), coalesce(former.listed, false)
   from wanted w
-  left join publication p on true
+  left join publication p on p.pubname = w.publication
   left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
   left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
   left join lateral ({of_c}) present on true
@@ -163,7 +165,11 @@ def look_at_tables(
             "schemas": [row.table.schema for row in rows],
             "names": [row.table.name for row in rows],
             "oids": [row.oid for row in rows],
-            "publication": publication,
+            "publications": [
+                inserts_publication(publication) if row.inserts_only else publication
+                for row in rows
+            ],
+            "inserts_only": [row.inserts_only for row in rows],
         },
     ).fetchall()
     tables = {}

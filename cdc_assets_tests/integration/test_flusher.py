@@ -62,7 +62,7 @@ def test_real_frames_equal_the_plain_decoder(source: Bench) -> None:
         create table keyless (a text, doc text);
         alter table keyless replica identity full;
         create table "My ""T"".x" ("Id\\" int primary key, "naïve, 'q'" jsonb);
-        create table nothing ();
+        create table nothing (); alter table nothing replica identity full;
     """)
     tables = ("keyed", "full_", "keyless", '"My ""T"".x"', "nothing")
     config = source.config(*(f"public.{t}" for t in tables))
@@ -267,7 +267,7 @@ def test_the_last_acknowledgement_arrives_though_more_is_being_sent(source: Benc
             "insert into t select %s + g, repeat('x', 1000) from generate_series(1, 1000) g", first
         )
         ends.append(current_lsn(source.connection))
-    stream = Stream.start(source.dsn, config.name, config.slot, config.publication, flushed)
+    stream = Stream.start(source.dsn, config.name, config.slot, [config.publication], flushed)
     wait_for(lambda: stream.receive(1).frames)  # the server is sending, and goes on to
     stream.close(ends[0])
     assert source.confirmed() >= ends[0]

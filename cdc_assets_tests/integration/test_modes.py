@@ -38,7 +38,7 @@ insert into u select i, 'v' || i from generate_series(1, 5) i;
 TABLES: list[Any] = [
     {"name": "s", "mode": "soft_delete", "partition_by": ["bucket(2, id)"]},
     {"name": "a", "mode": "append", "partition_by": ["truncate(1, _op)"]},
-    "k",
+    {"name": "k", "mode": "append"},
     "x",
     {"name": "u", "partition_by": ["truncate(2, v)"]},
 ]

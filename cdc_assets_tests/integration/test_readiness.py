@@ -195,7 +195,7 @@ def test_tables_that_cannot_be_followed(ready: str) -> None:
     assert by_table["public.f"] == {"table_missing"}
     assert by_table["public.gone"] == {"table_missing"}
     assert by_table["public.u"] == {"table_unlogged"}
-    assert by_table["public.n"] == {"replica_identity", "mode_append"}
+    assert by_table["public.n"] == {"replica_identity"}
     assert by_table["public.g"] == {"generated_columns"}
     assert by_table["public.p"] >= {"column_missing", "key_excluded"}
     # The same in the UI, each table with its own.

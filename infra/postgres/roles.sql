@@ -49,7 +49,8 @@ select format('grant usage on schema %1$I to cdc_source;'
 
 -- A publication belongs to who owns its tables, so cdc_source can't make it. One that is empty at
 -- first; add each table that is to be replicated:
---   alter publication cdc_app add table public.orders;
+--   alter publication cdc_app add table only public.orders;
+-- Tables that Postgres can't identify changed rows of go into another, which cdc-assets check names.
 \if :{?publication}
 \else
   \set publication cdc_ :database

@@ -1,0 +1,133 @@
+"""What keeps the source's own statements from failing because of us, for as long as we stream.
+
+A published table can lose what identifies its rows at any moment: its key is dropped, its replica
+identity becomes nothing, a partition without one is attached. From then on Postgres refuses every
+UPDATE and DELETE there, until the table is out of the publication. So every GUARD_SECONDS all that
+is published is judged (``postgres.identity``): what Postgres refuses is parked by name and
+withdrawn, and so is what can't be followed any longer, with the way out.
+
+It is a thread with connections of its own: what else the flusher does may wait for minutes. It
+waits for nothing itself: the look reads catalogs alone, and a lock that is in the way of the
+withdrawal is tried again at the next look.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.log.tables import TableRow
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.enrol import OR_INSERTS, inherited
+from cdc_assets.postgres.identity import children, remedy, sentence, troubles
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import published_tables, sent_columns, withdraw
+
+logger = logging.getLogger(__name__)
+
+# How long the source's statements may fail …
+GUARD_SECONDS = 2.0
+# … but a look takes no more than this share of the time: some 50 µs a heap, in two queries.
+GUARD_SHARE = 0.05
+# After a failure; the databases may be down.
+_LATER_SECONDS = 10.0
+# A look that takes longer tells nothing new.
+_TIMEOUT = "10s"
+# The end of the flusher doesn't wait for a database that doesn't answer.
+_JOIN_SECONDS = 3.0
+
+
+class Guard:
+    """Looks at once when it is started, and until it is closed."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self._config = config
+        self._said: dict[TableId, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
+
+    def start(self) -> None:
+        if self._config.snapshot.mode != "snapshot_only":  # else nothing is published
+            self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with (
+                    Pipeline.open(self._config) as pipeline,
+                    pipeline.connect_source("guard") as source,
+                ):
+                    for session in (source, pipeline.store.connection):
+                        session.execute(f"set statement_timeout = '{_TIMEOUT}'")
+                    while not self._stop.is_set():
+                        began = time.monotonic()
+                        guard(pipeline, source, self._said)
+                        took = time.monotonic() - began
+                        self._stop.wait(max(GUARD_SECONDS, took / GUARD_SHARE))
+            except Exception as error:  # noqa: BLE001 - without it the source's writes may stop
+                logger.warning("the published tables weren't looked at: %s", error)
+                self._stop.wait(_LATER_SECONDS)
+
+
+def guard(
+    pipeline: Pipeline, source: psycopg.Connection[Any], said: dict[TableId, str] | None = None
+) -> None:
+    """One look: park and withdraw what Postgres refuses, park what can't be followed any longer.
+
+    ``said``: what was logged of each table before, so that it is logged once.
+    """
+    publication = pipeline.config.publication
+    published = published_tables(source, publication) or {}
+    refused, reasons = _judge(source, pipeline.config, published)
+    if not reasons:
+        return
+    rows = {row.table: row for row in pipeline.store.tables()}
+    for table, why in reasons.items():
+        _park(pipeline, rows.get(table), why)
+    left = withdraw(source, publication, refused)
+    for table, why in reasons.items():
+        now = left.refused.get(table) or ("" if table in left.busy else "it was withdrawn.")
+        text = f"{why} {now if table in refused else ''}".strip()
+        if said is None or said.get(table) != text:
+            logger.error("parked: %s: %s", table, text)
+        if said is not None:
+            said[table] = text
+
+
+def _judge(
+    source: psycopg.Connection[Any], config: SourceConfig, published: Mapping[TableId, int]
+) -> tuple[list[TableId], dict[TableId, str]]:
+    """The tables whose changes Postgres refuses, and why each table can't be followed."""
+    wrong = troubles(source, published.values(), sent_columns(source, config.publication))
+    only = {table.id for table in config.tables if table.only}
+    inherit = children(source, [oid for table, oid in published.items() if table not in only])
+    refused, reasons = [], {}
+    for table, oid in published.items():
+        if oid in wrong:
+            if any(trouble.refused for trouble in wrong[oid]):
+                refused.append(table)
+            reasons[table] = (
+                f"{sentence(table, wrong[oid])}. {remedy(wrong[oid])} {OR_INSERTS};"
+                f" then cdc-assets resync '{table}' copies it anew"
+            )
+        elif oid in inherit:
+            problem = inherited(table, inherit[oid])
+            reasons[table] = str(problem).removeprefix(f"{table}: ")
+    return refused, reasons
+
+
+def _park(pipeline: Pipeline, row: TableRow | None, why: str) -> None:
+    """One that is parked already keeps its reason: it wants a re-sync in any case."""
+    if row is not None and row.state != "parked":
+        pipeline.store.park(row.table, why, row.epoch)

@@ -1,0 +1,242 @@
+"""Enrolment: which of the configured tables are followed, as what, and by which publication.
+
+A table is described, judged and registered; then it is published, and waits for its pin (``pins``).
+What can't be followed is parked by name with the way out, and the others go on. No table is
+published whose UPDATE or DELETE Postgres would then refuse (``identity``): with ``mode: append``
+it goes into the publication of inserts, in any other mode it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.config_sections import EXTRA_COLUMNS, TableConfig
+from cdc_assets.errors import PreflightError, TableProblem
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import SourceTable, describe, heaps, refuse_hidden_rows
+from cdc_assets.postgres.identity import children, remedy, sentence, troubles
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import (
+    Publishing,
+    inserts_publication,
+    publication_oid,
+    publish,
+    published_tables,
+    refuse_partial_publication,
+    sent_columns,
+    withdraw,
+)
+
+logger = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Of pipeline_meta: the oid of the publication of inserts, and from where on it may be asked for.
+INSERTS_FROM = "inserts_from"
+
+# The other way out, behind the SQL of the first.
+OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A table as it is to be registered."""
+
+    table: SourceTable
+    mode: str
+    inserts_only: bool
+    left_out: tuple[str, ...]
+    """Generated columns that Postgres doesn't send; ``table`` is without them."""
+
+
+def described(source: Connection, config: SourceConfig, table: TableId) -> Enrolled:
+    """The table as the source has it now, without what the stream doesn't carry.
+
+    Raises TableProblem for what would make the copy or the stream wrong, or break others.
+    """
+    found = describe(source, table)
+    refuse_mode(found, config.table(table))
+    heaps(source, table, found.oid)
+    refuse_hidden_rows(source, found)
+    follows = config.snapshot.mode != "snapshot_only"
+    sent = sent_columns(source, config.publication) if follows else frozenset(("", "s"))
+    mode = config.table(table).mode or "mirror"
+    if (inherit := children(source, [found.oid])) and not config.table(table).only:
+        raise inherited(table, inherit[found.oid])
+    inserts_only = follows and _without_identity(source, found, sent, mode)
+    if follows:
+        name = config.publication
+        refuse_partial_publication(
+            source,
+            inserts_publication(name) if inserts_only else name,
+            found,
+            inserts_only=inserts_only,
+        )
+    left_out = tuple(c.name for c in found.columns if c.generated not in sent)
+    return Enrolled(found.without(left_out), mode, inserts_only, left_out)
+
+
+def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
+    """Why a table that others inherit from isn't followed unless that is meant."""
+    listed = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+    return TableProblem(
+        table,
+        f"a query of it shows rows of tables that inherit from it ({listed}), whose changes are"
+        " their own",
+        "Replicate those as tables of their own, and set only: true for the rows of this one.",
+    )
+
+
+def _without_identity(
+    source: Connection, found: SourceTable, sent: frozenset[str], mode: str
+) -> bool:
+    """Whether only its inserts can be published; raises TableProblem where that isn't meant."""
+    wrong = troubles(source, [found.oid], sent).get(found.oid)
+    if not wrong:
+        return False
+    refused = any(trouble.refused for trouble in wrong)
+    if refused and mode == "append":
+        return True
+    way_out = f"{remedy(wrong)} {OR_INSERTS}" if refused else remedy(wrong)
+    raise TableProblem(found.id, sentence(found.id, wrong), way_out)
+
+
+def refuse_mode(found: SourceTable, table: TableConfig) -> None:
+    """Raise TableProblem if the table has a column that its mode adds, or lacks its key."""
+    mode, excluded = table.mode or "mirror", set(table.columns.exclude)
+    if taken := {c.name for c in found.columns} & set(EXTRA_COLUMNS[mode]) - excluded:
+        raise TableProblem(
+            found.id,
+            f"it has a column {min(taken)}, which mode {mode} adds",
+            "Name it in columns.exclude, rename it, or choose another mode.",
+        )
+    if mode == "soft_delete" and not found.key_columns:
+        raise TableProblem(
+            found.id,
+            "without a key no row can be marked as deleted",
+            "Add a primary key, or choose mode append or mirror.",
+        )
+
+
+def register_tables(source: Connection, config: SourceConfig, store: LogStore) -> None:
+    """Describe every table that isn't known yet, and anew what waits without a chunk read."""
+    known = {row.table: row for row in store.tables()}
+    for table in config.tables:
+        row = known.get(table.id)
+        fresh = row is None or not row.oid
+        if not fresh and (row is None or row.state != "waiting" or row.snapshot_lsn):
+            continue
+        try:
+            found = described(source, config, table.id)
+        except psycopg.errors.LockNotAvailable:
+            logger.warning("%s: another session has locked it; looking again later", table.id)
+            continue
+        except TableProblem as problem:
+            if row is None or row.reason != str(problem):
+                logger.warning("%s", problem)
+            if fresh:
+                store.park_unknown(table.id, str(problem))
+            else:
+                store.park(table.id, str(problem))
+            continue
+        if found.left_out:
+            logger.warning(
+                "%s: Postgres doesn't send its generated columns (%s); the lake table lacks them",
+                table.id,
+                ", ".join(found.left_out),
+            )
+        store.add_table(
+            found.table,
+            table.columns.exclude,
+            found.mode,
+            inserts_only=found.inserts_only,
+            left_out=found.left_out,
+        )
+
+
+def publish_tables(source: Connection, config: SourceConfig, store: LogStore) -> list[TableRow]:
+    """Complete the publications and return the tables that wait for a pin, and may be given one.
+
+    Raises PreflightError if there is no publication and the role can't make it.
+    """
+    configured = {table.id for table in config.tables}
+    rows = [row for row in store.tables() if row.table in configured and row.state != "parked"]
+    inserts = inserts_publication(config.publication)
+    first = publication_oid(source, config.publication) is None
+    whole = [row.table for row in rows if not row.inserts_only]
+    alone = [row.table for row in rows if row.inserts_only]
+    main = publish(source, config.publication, whole)
+    refused, busy = dict(main.refused), set(main.busy)
+    # Made together before there is a slot, the stream can ask for both from its beginning on.
+    if first or alone:
+        try:
+            beside = publish(source, inserts, alone, inserts_only=True)
+        except PreflightError as error:
+            beside = Publishing(dict.fromkeys(alone, str(error)))
+        refused |= beside.refused
+        busy |= beside.busy
+    for table, why in refused.items():
+        logger.error("parked: %s: %s", table, why)
+        store.park(table, why)
+    for name, elsewhere in ((config.publication, alone), (inserts, whole)):
+        present = published_tables(source, name) or {}
+        moved = withdraw(source, name, [table for table in elsewhere if table in present])
+        busy |= moved.busy | moved.refused.keys()
+        for why in moved.refused.values():
+            logger.error("%s", why)
+    if busy:
+        logger.warning(
+            "other sessions have locked tables that are to be published: %s",
+            ", ".join(sorted(map(str, busy))),
+        )
+    return [
+        row
+        for row in rows
+        if row.state == "waiting" and row.table not in refused and row.table not in busy
+    ]
+
+
+# --- which publications the stream asks for ---
+
+
+def inserts_from(source: Connection, config: SourceConfig, store: LogStore) -> Lsn | None:
+    """From where on the stream may ask for the publication of inserts, None if it never may.
+
+    Before version 18 the server decodes each change with the publications of that moment, and fails
+    for ever at one from before the publication was made.
+    """
+    oid = publication_oid(source, inserts_publication(config.publication))
+    known, _, lsn = (store.meta(INSERTS_FROM) or "").partition(" ")
+    return Lsn.parse(lsn) if oid is not None and known == oid else None
+
+
+def set_inserts_from(source: Connection, config: SourceConfig, store: LogStore, lsn: Lsn) -> None:
+    """Remember the consistent point of a slot that was made after the publication of inserts.
+
+    Every transaction that commits from there on began when there was the publication.
+    """
+    oid = publication_oid(source, inserts_publication(config.publication))
+    if oid is not None:
+        store.set_meta(INSERTS_FROM, f"{oid} {lsn}")
+
+
+def streamed_publications(pipeline: Pipeline, at: Lsn) -> tuple[str, ...]:
+    """The publications that a stream from ``at`` on asks for.
+
+    The source is only asked where the log says that there may be two.
+    """
+    main = pipeline.config.publication
+    if not (known := pipeline.store.meta(INSERTS_FROM)) or at < Lsn.parse(known.split()[1]):
+        return (main,)
+    with pipeline.connect_source("publications") as source:
+        since = inserts_from(source, pipeline.config, pipeline.store)
+    return (main,) if since is None or at < since else (main, inserts_publication(main))

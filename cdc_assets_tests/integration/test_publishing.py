@@ -1,0 +1,251 @@
+"""What is published: nothing of the source's own statements may fail because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc_assets.commands import mark_for_copy
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.flusher import guard as guarding
+from cdc_assets.flusher import pin_keeper, receiver
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.pins import Pins
+from cdc_assets.postgres.preflight import preflight
+from cdc_assets.postgres.publications import published_tables
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
+
+HARMFUL = """
+create table keyed (id int primary key, v int);
+create table keyless (id int, v int);
+create table nothing (id int primary key, v int); alter table nothing replica identity nothing;
+create table root (id int, v int) partition by range (id);
+alter table root replica identity full;
+create table leaf partition of root for values from (0) to (10);
+create table parent (id int primary key, v int); create table child () inherits (parent);
+create table events (id int, v int);
+create table own (id int primary key, v int); create table heir () inherits (own);
+"""
+NAMES = ("keyed", "keyless", "nothing", "root", "parent", "events", "own")
+REFUSED = {"public.keyless", "public.nothing", "public.root", "public.parent"}
+
+
+@pytest.fixture
+def any_source(
+    any_postgres: EmbeddedPostgres, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Bench]:
+    with bench(any_postgres.start(), named_after(request, "pb"), tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(
+    postgres_servers: Callable[[int], EmbeddedPostgres],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> Iterator[Bench]:
+    """On Postgres 16: before 18 the server minds what was changed before a publication was made."""
+    with bench(postgres_servers(16).start(), named_after(request, "pb"), tmp_path) as opened:
+        yield opened
+
+
+def _config(source: Bench, *names: str) -> SourceConfig:
+    extra: dict[str, dict[str, object]] = {"events": {"mode": "append"}, "own": {"only": True}}
+    tables = [{"name": name, **extra.get(name, {})} for name in names]
+    return parse_config({**source.settings(), "tables": tables}, "test")
+
+
+def _published(source: Bench, suffix: str = "") -> set[str]:
+    found = published_tables(source.connection, f"cdc_{source.name}{suffix}")
+    assert found is not None
+    return {table.name for table in found}
+
+
+def _write(source: Bench, *names: str) -> None:
+    """What an application does: none of it may fail."""
+    for name in names:
+        source.execute(f"insert into {name} values (1, 1)")
+        source.execute(f"update {name} set v = 2")
+        source.execute(f"delete from {name}")
+
+
+def _states(source: Bench) -> dict[str, str]:
+    return dict(source.ask_log("select table_name, state from _pg2iceberg.tables"))
+
+
+def test_a_table_that_postgres_would_refuse_to_update_is_not_published(any_source: Bench) -> None:
+    source = any_source
+    source.execute(HARMFUL)
+    config = _config(source, *NAMES)
+    source.flush(config)
+    _write(source, *NAMES, "child", "heir")
+    source.flush(config)
+
+    assert _published(source) == {"keyed", "own"}
+    assert _published(source, "_inserts") == {"events"}
+    parked = source.parked()
+    assert parked.keys() == REFUSED
+    assert "alter table public.leaf replica identity full;" in parked["public.root"]
+    assert "public.child" in parked["public.parent"]
+    assert [row.op for row in source.log("public.events")] == ["I"]
+    assert [row.op for row in source.log("public.keyed")] == ["I", "U", "D"]
+    assert [row.op for row in source.log("public.own")] == ["I", "U", "D"]
+    # check says the same, with what mends it.
+    found = {(f.table, f.code): f for f in preflight(source.connection, config) if f.table}
+    errors = {table for (table, _), f in found.items() if f.severity == "error"}
+    assert errors == REFUSED
+    assert found["public.events", "inserts_only"].severity == "warning"
+
+    assert ("public.root", "partitions_to_come") not in found
+
+    for name in ("keyless", "nothing", "root"):
+        source.execute(found[f"public.{name}", "replica_identity"].remedy)
+    source.execute("drop table child; create table heir_too () inherits (own)")
+    codes = {(f.table, f.code) for f in preflight(source.connection, config)}
+    assert ("public.root", "partitions_to_come") in codes
+    source.execute("alter table root add primary key (id)")
+    codes = {(f.table, f.code) for f in preflight(source.connection, config)}
+    assert ("public.root", "partitions_to_come") not in codes
+    assert not [
+        f for f in preflight(source.connection, config) if f.severity == "error" and f.table
+    ]
+    with flushing(config):  # as a re-sync does, it describes what it doesn't know
+        wait_for(lambda: set(_states(source).values()) == {"streaming"})
+        _write(source, *NAMES)
+    source.flush(config)
+    assert [row.op for row in source.log("public.root")] == ["I", "U", "D"]
+    assert _published(source) == {*NAMES} - {"events"}
+
+
+def test_a_table_that_loses_its_identity_is_withdrawn_and_parked(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarding, "GUARD_SECONDS", 0.1)
+    source.execute("""
+        create table key_dropped (id int primary key, v int);
+        create table made_nothing (id int primary key, v int);
+        create table attached (id int, v int) partition by range (id);
+        create table full_leaf partition of attached for values from (10) to (20);
+        alter table full_leaf replica identity full;
+        create table inherited_from (id int primary key, v int);
+        create table well (id int primary key, v int);
+    """)
+    names = ("key_dropped", "made_nothing", "attached", "inherited_from", "well")
+    config = _config(source, *names)
+    source.flush(config)
+    assert _published(source) == {*names}
+    lost = {f"public.{name}" for name in names} - {"public.well"}
+    with flushing(config) as progress:
+        wait_for(lambda: progress.state == "streaming")
+        source.execute("alter table key_dropped drop constraint key_dropped_pkey")
+        source.execute("alter table made_nothing replica identity nothing")
+        source.execute("create table new_leaf partition of attached for values from (0) to (10)")
+        source.execute("create table heir () inherits (inherited_from)")
+        wait_for(lambda: source.parked().keys() == lost)
+        wait_for(lambda: _published(source) == {"well", "inherited_from"})
+        _write(source, *names)
+        reason = source.parked()["public.attached"]
+        assert "alter table public.new_leaf replica identity full;" in reason
+        assert "resync" in reason
+    source.flush(config)
+    assert [row.op for row in source.log("public.well")] == ["I", "U", "D"]
+
+
+def test_a_withdrawal_never_waits_for_a_lock(source: Bench) -> None:
+    source.execute("create table t (id int primary key, v int); insert into t values (1, 1)")
+    config = _config(source, "t")
+    source.flush(config)
+    source.execute("alter table t drop constraint t_pkey")
+    with Pipeline.open(config) as pipeline, pipeline.connect_source("guard") as own:
+        with psycopg.connect(source.dsn) as vacuuming:
+            vacuuming.execute("lock table t in share update exclusive mode")
+            guarding.guard(pipeline, own)
+            assert _published(source) == {"t"}
+            assert source.parked().keys() == {"public.t"}
+        guarding.guard(pipeline, own)
+    assert _published(source) == set()
+    _write(source, "t")
+
+
+def test_a_publication_of_somebody_else_is_named_with_the_sql(source: Bench) -> None:
+    """Neither completed nor withdrawn from by a role that owns nothing: said, each time anew."""
+    role = f"reader_{source.name}"[:63]
+    source.execute(f"""
+        create table t (id int primary key, v int); create table missing (id int primary key);
+        create publication cdc_{source.name} for table t with (publish_via_partition_root = true);
+        create role {role} login replication password 'p';
+        grant create on database {source.name} to {role};
+        grant select on all tables in schema public to {role}
+    """)
+    try:
+        config = _config(source, "t", "missing").model_copy(update={"postgres": _as(source, role)})
+        source.flush(config)
+        assert "alter publication" in source.parked()["public.missing"]
+        source.execute("alter table t drop constraint t_pkey")
+        said: dict[object, str] = {}
+        with Pipeline.open(config) as pipeline, pipeline.connect_source("guard") as own:
+            guarding.guard(pipeline, own, said)  # type: ignore[arg-type]
+        (told,) = said.values()
+        assert f'alter publication "cdc_{source.name}" drop table only "public"."t";' in told
+        assert "public.t" in source.parked()
+    finally:
+        source.execute(f"drop owned by {role}; drop role {role}")
+
+
+def _as(source: Bench, role: str) -> object:
+    from psycopg.conninfo import make_conninfo
+
+    dsn = make_conninfo(source.dsn, user=role, password="p")
+    settings = {**source.settings("t"), "postgres": {"dsn": dsn}}
+    return parse_config(settings, "test").postgres
+
+
+def test_a_publication_of_inserts_that_came_late(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older servers can't decode what was changed before a publication that is asked for."""
+    monkeypatch.setattr(receiver, "IDLE_STEP_SECONDS", 0.2)
+    monkeypatch.setattr(pin_keeper, "PIN_SECONDS", 0.2)
+    source.execute(
+        "create table t (id int primary key, v int); create table events (id int, v int)"
+    )
+    config = _config(source, "t")
+    source.flush(config)
+    source.execute(f"drop publication cdc_{source.name}_inserts")  # as before there were two
+    _write(source, "t")  # not streamed yet
+    config = _config(source, "t", "events")
+    _pin(config)
+    assert _states(source)["public.events"] == "waiting"
+    with flushing(config):
+        wait_for(lambda: _states(source)["public.events"] == "streaming")
+        _write(source, "t", "events")
+        wait_for(lambda: len(source.log("public.events")) == 1)
+    source.flush(config)
+    assert [row.op for row in source.log("public.t")] == ["I", "U", "D"] * 2
+
+
+def _pin(config: SourceConfig) -> None:
+    with Pipeline.open(config) as pipeline:
+        pins = Pins(pipeline)
+        pins.prepare()
+        pins.tick()
+        pins.close()
+
+
+def test_a_table_that_gains_an_identity_moves_to_the_other_publication(source: Bench) -> None:
+    source.execute("create table events (id int, v int)")
+    config = _config(source, "events")
+    source.flush(config)
+    assert (_published(source), _published(source, "_inserts")) == (set(), {"events"})
+    source.execute("alter table events replica identity full")
+    with Pipeline.open(config) as pipeline:
+        mark_for_copy(pipeline, [table.id for table in config.tables])
+    _pin(config)
+    assert (_published(source), _published(source, "_inserts")) == ({"events"}, set())
+    _write(source, "events")
+    source.flush(config)
+    assert "D" in [row.op for row in source.log("public.events")]
