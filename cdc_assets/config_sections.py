@@ -275,6 +275,8 @@ class VerifyConfig(Section):
     """How often the schedule runs; null: only by hand."""
     sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     """Rows of a table that one run compares, about."""
+    fail_after: Duration = timedelta(days=1)
+    """A table that couldn't be compared is a warning, and after so long a failure."""
 
     @field_validator("every")
     @classmethod

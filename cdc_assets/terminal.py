@@ -107,7 +107,8 @@ def show_compared(found: Sequence[Comparison]) -> None:
         if c.equal:
             click.echo(f"{c.table}: equal, {c.source_rows:,} rows at {c.lsn}")
         elif c.problem:
-            click.echo(f"{c.table}: not compared: {c.problem}")
+            since = f" since {c.since:%Y-%m-%d %H:%M:%S %Z}" if c.since is not None else ""
+            click.echo(f"{c.table}: not compared{since}: {c.problem}")
         else:
             click.echo(
                 f"{c.table}: {c.differing:,} keys differ"
@@ -115,6 +116,8 @@ def show_compared(found: Sequence[Comparison]) -> None:
             )
             for key in c.keys:
                 click.echo(f"    {key}")
+        for said in c.remarks:
+            click.echo(f"    {said}")
 
 
 def show_maintained(done: list[Maintained]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,8 +71,11 @@ class Lake:
         loaded = self.lake_table(table).load()
         return len(loaded.metadata.snapshots) if loaded is not None else 0
 
-    def verify(self) -> list[Comparison]:
+    def verify(self, on_flush: Callable[[], None] = lambda: None) -> list[Comparison]:
+        """``on_flush`` is called whenever the log is wanted up to some LSN."""
+
         def flush_to(lsn: object) -> None:
+            on_flush()
             self.flush()
 
         return verify(self.pipeline, self.session, self.tables, flush_to)

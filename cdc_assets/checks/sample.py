@@ -2,6 +2,8 @@
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
 
 import dagster as dg
 
@@ -43,7 +45,7 @@ def sample_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
                 if dg.AssetCheckKey(names.lake, NAME) in context.selected_asset_check_keys:
                     found = sample(pipeline, session, names.table, config.verify.sample_rows)
                     context.log.info("%s: %s", names.table, sentence(found))
-                    yield check_sample(found, names)
+                    yield check_sample(found, names, pipeline.store.server_now())
 
     return check
 
@@ -51,7 +53,7 @@ def sample_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
 def sentence(found: Sampled) -> str:
     """What a sample found."""
     if found.skipped is not None:
-        return f"Not compared this time: {found.skipped}"
+        return f"Not compared since {found.since:%Y-%m-%d %H:%M:%S %Z}: {found.skipped}"
     part = f"{found.rows:,} rows, and {found.looked_up:,} keys of the lake,"
     if not found.differing:
         return f"{part} are those of the source at {found.lsn}."
@@ -62,11 +64,12 @@ def sentence(found: Sampled) -> str:
     )
 
 
-def check_sample(found: Sampled, names: TableAssets) -> dg.AssetCheckResult:
-    """Fail with the keys and columns that differ; what isn't compared passes and says so."""
-    metadata: dict[str, str | int | float] = {
+def check_sample(found: Sampled, names: TableAssets, now: datetime) -> dg.AssetCheckResult:
+    """Fail with the keys and columns that differ; warn of what isn't compared, later fail."""
+    metadata: dict[str, str | int | float | dg.MetadataValue[Any]] = {
         "rows compared": found.rows,
         "keys looked up": found.looked_up,
+        "keys changed meanwhile": found.moved,
         "share of the table": round(found.share, 6),
         "begins at": round(found.begin, 6),
         "took seconds": round(found.seconds, 1),
@@ -76,11 +79,14 @@ def check_sample(found: Sampled, names: TableAssets) -> dg.AssetCheckResult:
     if found.differing:
         metadata["keys that differ"] = "\n".join(found.keys)
         metadata["columns that differ"] = ", ".join(found.columns)
+    if found.round_ended is not None:
+        metadata["last full round"] = dg.MetadataValue.timestamp(found.round_ended)
+    young = found.since is not None and now - found.since < names.config.verify.fail_after
     return dg.AssetCheckResult(
         asset_key=names.lake,
         check_name=NAME,
-        passed=not found.differing,
-        severity=dg.AssetCheckSeverity.ERROR,
+        passed=not found.differing and found.skipped is None,
+        severity=dg.AssetCheckSeverity.WARN if young else dg.AssetCheckSeverity.ERROR,
         description=sentence(found),
         metadata=metadata,
     )

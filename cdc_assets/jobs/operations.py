@@ -186,11 +186,12 @@ def comparison_markdown(found: Sequence[Comparison]) -> str:
     """What verify found, as a table."""
     rows = [
         f"| {one.table} | {one.source_rows:,} | {one.lake_rows:,} |"
-        f" {one.problem or one.differing or 'equal'} | {one.lsn} | {one.seconds:.1f} s |"
+        f" {one.problem or one.differing or 'equal'} | {one.lsn or ''} | {one.seconds:.1f} s |"
+        f" {'; '.join(one.remarks)} |"
         for one in found
     ]
-    head = ["| table | source rows | lake rows | keys that differ | at LSN | took |"]
-    return "\n".join([*head, "|---|---|---|---|---|---|", *rows])
+    head = ["| table | source rows | lake rows | keys that differ | at LSN | took | remarks |"]
+    return "\n".join([*head, "|---|---|---|---|---|---|---|", *rows])
 
 
 def _drop(source: SourceConfig) -> dg.OpDefinition:

@@ -36,15 +36,19 @@ def compared(store: LogStore, table: TableId) -> Compared:
     return Compared(*row) if row else Compared()
 
 
-def remember_compared(store: LogStore, table: TableId, next_share: float) -> None:
-    """A part was compared, and the next one begins at ``next_share``; 0 ends the round."""
+def remember_compared(store: LogStore, table: TableId, next_share: float | None = None) -> None:
+    """A part was compared, and the next one begins at ``next_share``; 0 ends the round.
+
+    None: all of it was compared, beside the rounds.
+    """
     store.connection.execute(
         "insert into verified_samples as v"
         " (source, table_name, next_share, compared_at, round_ended)"
-        " values (%(source)s, %(table)s, %(share)s, now(), case when %(share)s = 0 then now() end)"
-        " on conflict (source, table_name) do update set next_share = excluded.next_share,"
-        " compared_at = now(), missed_since = null,"
-        " round_ended = coalesce(excluded.round_ended, v.round_ended)",
+        " values (%(source)s, %(table)s, coalesce(%(share)s::float8, 0), now(),"
+        "  case when %(share)s::float8 = 0 then now() end)"
+        " on conflict (source, table_name) do update set"
+        " next_share = coalesce(%(share)s::float8, v.next_share), compared_at = now(),"
+        " missed_since = null, round_ended = coalesce(excluded.round_ended, v.round_ended)",
         {"source": store.source, "table": str(table), "share": next_share},
     )
 

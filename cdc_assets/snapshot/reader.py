@@ -103,8 +103,9 @@ def read_texts(session: SparkSession, plan: TextPlan) -> DataFrame:
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with snapshot_reader(plan.uri) as open_transaction:
             for number in [n for batch in numbers for n in batch.column(0).to_pylist()]:
-                with open_transaction(plan.snapshot_name) as run:
-                    for query in plan.tasks[number]:
+                for query in plan.tasks[number]:
+                    # One each: between two the table's lock is given back.
+                    with open_transaction(plan.snapshot_name) as run:
                         for batch in run(query):
                             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 

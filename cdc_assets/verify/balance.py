@@ -25,11 +25,15 @@ class Balance:
     columns: tuple[str, ...]
 
 
-def balance(read: DataFrame, theirs: DataFrame, lake: LakeTable) -> Balance:
+def balance(
+    read: DataFrame, theirs: DataFrame, lake: LakeTable, *, at_least: bool = False
+) -> Balance:
     """Compare two sides (``rows.digested``); ``theirs`` says in ``lake`` how often a row counts.
 
-    A row that doesn't occur equally often on both sides differs.
+    A row that doesn't occur equally often on both sides differs; with ``at_least`` one that occurs
+    less often in the lake.
     """
+    odd_ones = "balance > 0" if at_least else "balance != 0"
     both = read.select(
         "key", "digest", F.lit(1).alias("source"), F.lit(0).alias("lake")
     ).unionByName(theirs.select("key", "digest", F.lit(0).alias("source"), "lake"))
@@ -43,11 +47,11 @@ def balance(read: DataFrame, theirs: DataFrame, lake: LakeTable) -> Balance:
         totals = grouped.agg(
             F.coalesce(F.sum("source"), F.lit(0)),
             F.coalesce(F.sum("lake"), F.lit(0)),
-            F.count_if(F.col("balance") != 0),
+            F.count_if(F.expr(odd_ones)),
         ).collect()[0]
         if not int(totals[2]):
             return Balance(int(totals[0]), int(totals[1]), 0, (), ())
-        odd = grouped.where("balance != 0")
+        odd = grouped.where(odd_ones)
         shown = (
             odd.groupBy("key")
             .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))

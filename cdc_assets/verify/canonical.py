@@ -1,71 +1,159 @@
 """What two sides are compared by: one text for equal values, made differently on each side.
 
-The source's side starts from Postgres's own text form, which neither the copy's native path nor
-Arrow ever touched. The lake's side is rendered from the lake's value back to that text. So an error
-of the mapping in either direction is seen, not cancelled out. Only where a text form isn't unique
-(floats, decimals, arrays of those) both sides are compared as values.
+The source's text is what Postgres itself prints, in a SELECT of its own; the lake's is rendered
+from the value that the lake has, by the type that it really has there. Neither the type table of
+the copy and the log, nor its casts, have a part in it, so an error of theirs is seen and not
+cancelled out. Only where a value's text isn't unique (floats) both sides are read as numbers.
 
-Pure functions to Spark SQL expressions.
+A value that its lake type has no form for is treated by the column's policy, by rules that are
+stated here in Postgres's SQL: it becomes NULL, or the end of the range, and is counted. So does an
+array of several dimensions, or one that doesn't begin at 1.
+
+Pure functions to SQL.
 """
 
 from __future__ import annotations
 
-from cdc_assets.spark.tables import LakeColumn, ticked
+import re
+from dataclasses import dataclass
 
-# Lake types whose text form is Postgres's, or nearly so.
-_RENDER = {
-    "boolean": "case {x} when true then 't' when false then 'f' end",
-    "int": "cast({x} as string)",
-    "bigint": "cast({x} as string)",
-    "string": "{x}",
-    "binary": "concat('\\\\x', lower(hex({x})))",
-    "date": "cast({x} as string)",
-    "timestamp_ntz": "cast({x} as string)",
-    "timestamp": "concat(cast({x} as string), '+00')",
+from psycopg import sql
+from pyspark.sql import types as T
+
+# Of Postgres's types, by format_type's spelling of them, those that have values a lake type hasn't.
+_CALENDAR = {
+    "date": ("0001-01-01", "9999-12-31", "10000-01-01"),
+    "timestamp without time zone": (
+        "0001-01-01 00:00:00",
+        "9999-12-31 23:59:59.999999",
+        "10000-01-01 00:00:00",
+    ),
+    "timestamp with time zone": (
+        "0001-01-01 00:00:00+00",
+        "9999-12-31 23:59:59.999999+00",
+        "10000-01-01 00:00:00+00",
+    ),
 }
-_CALENDAR = ("date", "timestamp_ntz", "timestamp")
-# As array_out quotes: empty, NULL as a word, or with braces, quotes, backslashes, commas, spaces.
-_QUOTED = (
-    "if(e = '' or upper(e) = 'NULL' or e rlike '[{{}}\",\\\\\\\\\\\\s]',"
-    " concat('\"', regexp_replace(e, '([\"\\\\\\\\])', '\\\\\\\\$1'), '\"'), e)"
-)
+_NUMERIC = re.compile(r"\Anumeric\((\d+),(-?\d+)\)\Z")
+_PRECISION = re.compile(r"\(\d+\)")
 
 
-def source_expression(column: LakeColumn, text: str) -> str:
-    """The comparable text of the source's value, from its text form (a Spark SQL expression)."""
-    lake = column.mapping.lake
-    if _rendered(lake) is None or column.policy != "null":
-        return f"cast({column.mapping.cast(text, column.policy)} as string)"
-    if lake in _CALENDAR:
-        return f"if(substring({text}, 5, 1) = '-' and right({text}, 2) != 'BC', {text}, null)"
-    if lake.startswith("array<"):
-        return f"if(startswith({text}, '{{') and not startswith({text}, '{{{{'), {text}, null)"
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """How the source prints a column: ``text``, and ``lost``, whether the value has no form.
+
+    Both are SQL expressions; ``lost`` is None where every value has one.
+    """
+
+    text: sql.Composable
+    lost: sql.Composable | None
+
+
+def source_text(name: str, postgres_type: str, lake: T.DataType, policy: str) -> SourceText:
+    """How the source prints its column ``name`` for a lake column of type ``lake``."""
+    column = sql.Identifier(name)
+    if isinstance(lake, T.StringType):
+        return SourceText(_printed(column), None)
+    if not postgres_type.endswith("[]"):
+        return _scalar(column, postgres_type, policy)
+    element = _scalar(sql.SQL("e.v"), postgres_type.removesuffix("[]"), policy)
+    flat = sql.SQL(
+        "coalesce(pg_catalog.array_ndims({0}), 1) = 1"
+        " and coalesce(pg_catalog.array_lower({0}, 1), 1) = 1"
+    ).format(column)
+    elements = sql.SQL("pg_catalog.unnest({}) with ordinality as e (v, n)").format(column)
+    text = sql.SQL(
+        "case when {0} is not distinct from null then null when {1} then pg_catalog.format('%s',"
+        " array(select {2} from {3} order by e.n)) end"
+    ).format(column, flat, element.text, elements)
+    lost = sql.SQL("not ({})").format(flat)
+    if element.lost is not None:
+        lost = sql.SQL("({} or exists (select from {} where {}))").format(
+            lost, elements, element.lost
+        )
+    return SourceText(text, lost)
+
+
+def _printed(value: sql.Composable) -> sql.Composable:
+    """A value by its type's output function; ``is null`` would be true of a row of NULLs."""
+    return sql.SQL(
+        "case when {0} is distinct from null then pg_catalog.format('%s', {0}) end"
+    ).format(value)
+
+
+def _scalar(value: sql.Composable, postgres_type: str, policy: str) -> SourceText:
+    printed = _printed(value)
+    if (match := _NUMERIC.match(postgres_type)) is not None:
+        precision, scale = int(match[1]), max(0, int(match[2]))
+        largest = ("9" * (precision - scale) or "0") + ("." + "9" * scale if scale else "")
+        lost = sql.SQL("{} = 'NaN'").format(value)  # numeric(p, s) has no infinity
+        return SourceText(_by_policy(printed, [(lost, largest)], policy), lost)
+    bounds = _CALENDAR.get(_PRECISION.sub("", postgres_type))
+    if bounds is None:
+        return SourceText(printed, None)
+    first, last, beyond = bounds
+    early = sql.SQL("{} < {}").format(value, sql.Literal(first))
+    late = sql.SQL("{} >= {}").format(value, sql.Literal(beyond))
+    return SourceText(
+        _by_policy(printed, [(early, first), (late, last)], policy),
+        sql.SQL("({} or {})").format(early, late),
+    )
+
+
+def _by_policy(
+    printed: sql.Composable, rules: list[tuple[sql.Composable, str]], policy: str
+) -> sql.Composable:
+    if policy == "fail":
+        return printed  # such a value isn't in the lake: it would be a difference
+    cases = [
+        sql.SQL("when {} then {}").format(
+            lost, sql.Literal(end) if policy == "clamp" else sql.SQL("null")
+        )
+        for lost, end in rules
+    ]
+    return sql.SQL("case {} else {} end").format(sql.SQL(" ").join(cases), printed)
+
+
+def comparable_text(text: str, lake: T.DataType) -> str:
+    """The source's ``text`` as both sides are compared by (a Spark SQL expression)."""
+    if isinstance(lake, (T.FloatType, T.DoubleType)):
+        return _number(text, lake)
+    if isinstance(lake, T.ArrayType) and isinstance(lake.elementType, (T.FloatType, T.DoubleType)):
+        # Numbers are never quoted.
+        element = f"if(e = 'NULL', null, {_number('e', lake.elementType)})"
+        parts = f"split(substring({text}, 2, length({text}) - 2), ',')"
+        elements = f"if({text} = '{{}}', array(), transform({parts}, e -> {element}))"
+        return f"if({text} is null, null, {_joined(elements)})"
     return text
 
 
-def lake_expression(column: LakeColumn) -> str:
-    """The comparable text of the lake's value."""
-    value = ticked(column.name)
-    render = _rendered(column.mapping.lake)
-    if render is None or column.policy != "null":
-        return f"cast({value} as string)"
-    return f"if({value} is null, null, {render.format(x=value)})"
+def _number(text: str, lake: T.DataType) -> str:
+    return f"cast(cast({text} as {lake.simpleString()}) as string)"
 
 
-def _rendered(lake: str) -> str | None:
-    """A template from the lake's value to Postgres's text; None where text isn't unique."""
-    if lake.startswith("array<"):
-        element = lake.removeprefix("array<").removesuffix(">")
-        inner = _RENDER.get(element)
-        if inner is None or element in _CALENDAR:
-            return None
-        rendered = inner.format(x="e")
-        quoted = _QUOTED.format() if element != "boolean" else "e"
-        return (
-            "concat('{{', array_join(transform(transform({x}, e -> "
-            + rendered
-            + "), e -> if(e is null, 'NULL', "
-            + quoted.replace("{", "{{").replace("}", "}}")
-            + ")), ','), '}}')"
-        )
-    return _RENDER.get(lake)
+def lake_text(value: str, lake: T.DataType) -> str:
+    """The comparable text of the lake's ``value`` (a Spark SQL expression)."""
+    if isinstance(lake, T.ArrayType):
+        rendered = f"transform({value}, e -> {lake_text('e', lake.elementType)})"
+        return f"if({value} is null, null, {_joined(rendered)})"
+    if isinstance(lake, T.BooleanType):
+        return f"case {value} when true then 't' when false then 'f' end"
+    if isinstance(lake, T.BinaryType):
+        return f"concat('\\\\x', lower(hex({value})))"
+    if isinstance(lake, T.TimestampType):
+        return f"concat(cast({value} as string), '+00')"
+    return f"cast({value} as string)"
+
+
+def _joined(texts: str) -> str:
+    """Texts as array_out prints them.
+
+    It quotes what is empty, the word NULL, and what has braces, quotes, backslashes, commas or
+    white space: https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
+    """
+    quoted = (
+        "if(e = '' or upper(e) = 'NULL' or e rlike '[{}\",\\\\\\\\\\\\s]',"
+        " concat('\"', regexp_replace(e, '([\"\\\\\\\\])', '\\\\\\\\$1'), '\"'), e)"
+    )
+    elements = f"transform({texts}, e -> if(e is null, 'NULL', {quoted}))"
+    return f"concat('{{', array_join({elements}, ','), '}}')"

@@ -1,8 +1,10 @@
-"""Comparing every row of source and lake at one LSN.
+"""Comparing every row of source and lake, each table at an LSN of its own.
 
 A temporary slot gives a consistent point c and a snapshot that shows exactly what committed before
-it. The log is applied up to c and no further (it is cut by commit LSN), under the tables' writer
-locks. Then both sides must hold the same rows, however busy the source is.
+it. The log is applied up to c and no further (it is cut by commit LSN) under the table's writer
+lock, which is given back as soon as the lake has a snapshot of that moment. Both sides are then
+read as of c, and must hold the same rows, however busy the source is. One table is compared after
+the other, so no more than one waits, and only for about as long as a merge takes.
 
 A side's row becomes its key and a digest of its comparable text; a row that doesn't occur equally
 often on both sides differs. That finds missing, surplus, changed and duplicate rows in one pass.
@@ -13,44 +15,78 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Literal
 
+import psycopg
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.verified import remember_compared, remember_missed
 from cdc_assets.materializer.drain import Look, drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import create_slot, export_snapshot
+from cdc_assets.postgres.replication import create_slot, current_lsn, export_snapshot
+from cdc_assets.spark.tables import LakeTable
 from cdc_assets.verify.balance import balance
-from cdc_assets.verify.canonical import source_expression
-from cdc_assets.verify.rows import comparable, digested, lake_side, shapes, source_texts
+from cdc_assets.verify.others import other_columns
+from cdc_assets.verify.point import offset_of, passed
+from cdc_assets.verify.rows import Shape, as_of, comparable, lake_side, shapes, source_side
+from cdc_assets.verify.source import LOST, REWRITTEN, count_source, read_source
 
 # Who truncates a table more often than this while it is read has to be asked to pause.
 ROUNDS = 10
-REWRITTEN = "it was truncated or rewritten while it was read"
+Outcome = Literal["equal", "different", "not compared"]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What comparing one table found. ``keys`` are some that differ, ``columns`` what of them."""
+    """What comparing one table found. ``keys`` are some that differ, ``columns`` what of them.
+
+    ``problem``: why it wasn't compared, ``since`` when. ``lost``: by column, how many values of the
+    source have no form in the lake; they are compared as what its policy makes of them. ``others``:
+    what was found of columns that only the lake has.
+    """
 
     table: TableId
-    lsn: Lsn
-    source_rows: int
-    lake_rows: int
-    differing: int
-    keys: tuple[str, ...]
-    problem: str | None
-    seconds: float
+    lsn: Lsn | None
+    source_rows: int = 0
+    lake_rows: int = 0
+    differing: int = 0
+    keys: tuple[str, ...] = ()
+    problem: str | None = None
+    seconds: float = 0.0
     columns: tuple[str, ...] = ()
+    lost: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    since: datetime | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.problem is not None:
+            return "not compared"
+        return "different" if self.differing else "equal"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person should know of an equal table, too."""
+        lost = [
+            f"{name}: {count:,} values have no form in the lake, and were compared as what"
+            " columns.unrepresentable makes of them"
+            for name, count in sorted(self.lost.items())
+        ]
+        return [*lost, *self.others]
 
     @property
     def equal(self) -> bool:
-        return self.differing == 0 and self.problem is None
+        return self.outcome == "equal"
 
 
 def verify(
@@ -60,129 +96,145 @@ def verify(
     flush_to: Callable[[Lsn], None],
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Compare ``tables`` at one LSN.
+    """Compare ``tables``, one after the other.
 
     ``flush_to`` returns once everything that committed below an LSN is registered. A table that
     can't be compared (its copy isn't complete, it is parked) is reported with its problem. One that
     is truncated or rewritten while it is read is compared again, at a later LSN.
     """
-    store = pipeline.store
-    locks = [f"write:{table}" for table in sorted(tables)]  # in one order: no two wait in a circle
-    for lock in locks:
-        store.lock(lock)
-    try:
-        found: dict[TableId, Comparison] = {}
-        left = list(tables)
-        for _ in range(ROUNDS):
-            found |= {c.table: c for c in _round(pipeline, session, left, flush_to, on_progress)}
-            left = [table for table in left if found[table].problem == REWRITTEN]
-            if not left:
-                break
-        return [found[table] for table in tables]
-    finally:
-        for lock in reversed(locks):
-            store.unlock(lock)
+    if pipeline.config.snapshot.mode != "snapshot_only":
+        with pipeline.connect_source("verify") as source:
+            now = current_lsn(source)
+        flush_to(now)  # so that no table waits for what is older than its own comparison
+    found = []
+    for number, table in enumerate(tables, 1):
+        on_progress(f"{number} of {len(tables)}: {table}")
+        found.append(_verified(pipeline, session, table, flush_to, on_progress))
+    return found
 
 
-def _round(
+def _verified(
     pipeline: Pipeline,
     session: SparkSession,
-    tables: Sequence[TableId],
+    table: TableId,
     flush_to: Callable[[Lsn], None],
     on_progress: Callable[[str], None],
-) -> list[Comparison]:
-    """One consistent point: read the source's side of every table under it, then compare."""
-    before = shapes(pipeline, tables)
-    name = f"{pipeline.config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
-    follows = pipeline.config.snapshot.mode != "snapshot_only"
-    slot = (
-        create_slot(pipeline.source_dsn, name, temporary=True)
-        if follows
-        else export_snapshot(pipeline.source_dsn)
+) -> Comparison:
+    began, rounds = time.monotonic(), ROUNDS
+    while True:
+        rounds -= 1
+        try:
+            done = _compare(pipeline, session, table, flush_to, on_progress)
+        except _Again as again:
+            if rounds:
+                continue
+            done = Comparison(table, None, problem=str(again))
+        except (CdcError, psycopg.errors.LockNotAvailable) as problem:
+            done = Comparison(table, None, problem=first_line(problem))
+        break
+    done = replace(done, seconds=time.monotonic() - began)
+    if done.problem is not None:
+        done = replace(done, since=remember_missed(pipeline.store, table))
+    else:
+        remember_compared(pipeline.store, table)
+    on_progress(
+        f"{table}: {done.source_rows:,} rows, {done.differing:,} differ"
+        f" ({done.seconds:.1f} s) {done.problem or ''}".rstrip()
     )
-    with ExitStack() as cleanup:
-        cleanup.callback(slot.connection.finish)
-        point = slot.consistent_point
-        on_progress(f"comparing at {point}; reading the source")
-        sides: dict[TableId, _Side | TableProblem] = {}
-        for table in tables:
-            try:
-                lake = comparable(pipeline, table)
-                texts = source_texts(pipeline, session, lake, slot.snapshot_name).persist()
-                cleanup.callback(texts.unpersist)
-                texts.count()
-                sides[table] = _Side(texts, Look(before[table].told, point) if follows else None)
-            except TableProblem as problem:
-                sides[table] = problem
-        for table, after in shapes(pipeline, tables).items():
-            # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
-            # Nor from ALTER TABLE: a column is found by the name that it has now.
-            if after != before[table]:
-                sides[table] = TableProblem(table, REWRITTEN)
-        if follows:
-            flush_to(point)
-        found = []
-        for table, read in sides.items():
-            comparison = _compare(pipeline, session, table, point, read)
-            found.append(comparison)
-            on_progress(
-                f"{table}: {comparison.source_rows:,} rows, {comparison.differing:,} differ"
-                f" ({comparison.seconds:.1f} s) {comparison.problem or ''}".rstrip()
-            )
-        return found
+    return done
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The source's rows: their columns as text, named ``t`` and the attribute number.
-
-    ``look``: how the catalog told them, for what the log hasn't told by then.
-    """
-
-    texts: DataFrame
-    look: Look | None
+class _Again(TableProblem):
+    """What was read isn't of one moment: it is read anew."""
 
 
 def _compare(
     pipeline: Pipeline,
     session: SparkSession,
     table: TableId,
-    point: Lsn,
-    source_side: _Side | TableProblem,
+    flush_to: Callable[[Lsn], None],
+    on_progress: Callable[[str], None],
 ) -> Comparison:
-    began = time.monotonic()
-
-    def result(
-        source: int,
-        lake: int,
-        differing: int,
-        keys: Sequence[str],
-        why: str | None = None,
-        columns: Sequence[str] = (),
-    ) -> Comparison:
-        seconds = time.monotonic() - began
+    """Raises CdcError where it can't be compared, _Again if it was truncated or altered."""
+    comparable(pipeline, table)
+    before = shapes(pipeline, [table])[table]
+    offset = offset_of(comparable(pipeline, table).state())
+    follows = pipeline.config.snapshot.mode != "snapshot_only"
+    with ExitStack() as cleanup:
+        name = f"{pipeline.config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
+        slot = (
+            create_slot(pipeline.source_dsn, name, temporary=True)
+            if follows
+            else export_snapshot(pipeline.source_dsn)
+        )
+        cleanup.callback(slot.connection.finish)
+        point = slot.consistent_point
+        if follows:
+            lake, snapshot_id = _applied(pipeline, session, table, before, point, offset, flush_to)
+        else:
+            lake = comparable(pipeline, table)
+            snapshot_id = lake.state().snapshot_id
+        beside = as_of(session, lake, snapshot_id)
+        on_progress(f"{table}: comparing at {point}")
+        texts = read_source(pipeline, session, beside, slot.snapshot_name).persist()
+        cleanup.callback(texts.unpersist)
+        read = texts.count()
+        counted = count_source(pipeline, beside, slot.snapshot_name)
+        if shapes(pipeline, [table])[table] != before:
+            # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
+            raise _Again(table, REWRITTEN)
+        if counted != read:
+            raise TableProblem(
+                table, f"{read:,} rows of the source were read, and it counts {counted:,}"
+            )
+        found = balance(source_side(texts, beside), lake_side(beside), lake)
         return Comparison(
-            table, point, source, lake, differing, tuple(keys), why, seconds, tuple(columns)
+            table,
+            point,
+            found.source_rows,
+            found.lake_rows,
+            found.differing,
+            found.keys,
+            columns=found.columns,
+            lost=lost_values(texts, lake),
+            others=other_columns(beside),
         )
 
-    if isinstance(source_side, TableProblem):
-        why = REWRITTEN if source_side.what.endswith(REWRITTEN) else str(source_side)
-        return result(0, 0, 0, [], why)
-    try:
-        drain(pipeline, session, table, below=point, look=source_side.look)
+
+def _applied(
+    pipeline: Pipeline,
+    session: SparkSession,
+    table: TableId,
+    before: Shape,
+    point: Lsn,
+    offset: int,
+    flush_to: Callable[[Lsn], None],
+) -> tuple[LakeTable, int | None]:
+    """The lake table with all that committed below ``point`` and nothing else, and its snapshot."""
+    with _writing(pipeline.store, table):
         lake = comparable(pipeline, table)
-        numbers = {f"t{c.source.number}" for c in lake.columns}
-        if source_side.look is not None and numbers != set(source_side.texts.columns):
-            return result(0, 0, 0, [], REWRITTEN)  # its columns aren't those that were read
-        theirs = lake_side(session.table(lake.sql_name), lake)
-        read = digested(
-            source_side.texts,
-            lake,
-            [source_expression(c, f"t{c.source.number}") for c in lake.columns],
-        )
-    except CdcError as problem:
-        return result(0, 0, 0, [], str(problem))
-    found = balance(read, theirs, lake)
-    return result(
-        found.source_rows, found.lake_rows, found.differing, found.keys, None, found.columns
-    )
+        if passed(pipeline, table, point, offset, lake.state()):
+            raise _Again(table, "its merges were faster than its comparison")
+        flush_to(point)
+        drain(pipeline, session, table, below=point, look=Look(before.told, point))
+        lake = comparable(pipeline, table)
+        return lake, lake.state().snapshot_id
+
+
+@contextmanager
+def _writing(store: LogStore, table: TableId) -> Iterator[None]:
+    lock = f"write:{table}"
+    store.lock(lock)
+    try:
+        yield
+    finally:
+        store.unlock(lock)
+
+
+def lost_values(texts: DataFrame, lake: LakeTable) -> dict[str, int]:
+    """By column, how many of the values that were read have no form in the lake."""
+    numbers = texts.where(F.col(LOST).isNotNull()).select(F.explode(F.split(LOST, ",")).alias("n"))
+    counted = Counter({row.n: row["count"] for row in numbers.groupBy("n").count().collect()})
+    return {
+        c.name: counted[str(c.source.number)] for c in lake.columns if counted[str(c.source.number)]
+    }

@@ -1,33 +1,27 @@
-"""The two sides of a comparison, row by row: the source's as text, the lake's rendered as text.
+"""The two sides of a comparison, row by row: a key, and a digest of its comparable text.
 
-A side's row becomes its key and a digest of its comparable text (``canonical``). What does not
-belong: which rows are compared, and at which point (``compare``, ``sample``).
+The texts are ``canonical``'s; reading the source is in ``source``. What does not belong: which rows
+are compared, and at which point (``compare``, ``sample``, ``point``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from psycopg import sql
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from cdc_assets.config_sections import DELETED_AT
 from cdc_assets.errors import TableProblem
 from cdc_assets.materializer.relation import Told, told_by_catalog
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import Heap, attributes, describe, heaps
-from cdc_assets.postgres.connect import uri
-from cdc_assets.postgres.ctid import CtidRange, plan_chunks
+from cdc_assets.postgres.catalog import Heap, describe, heaps
 from cdc_assets.postgres.names import TableId
-from cdc_assets.snapshot.reader import TextPlan, read_texts, share
-from cdc_assets.spark.tables import LakeTable, ticked
-from cdc_assets.verify.canonical import lake_expression
-
-Cut = Callable[[Sequence[Heap]], Iterable[tuple[Heap, CtidRange]]]
-"""Which pages of a table's heaps are read."""
+from cdc_assets.spark.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.verify.canonical import comparable_text, lake_text, source_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +56,58 @@ def comparable(pipeline: Pipeline, table: TableId) -> LakeTable:
     return LakeTable(pipeline.config, pipeline.config.table(table), row)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A lake table as of a snapshot, to be held beside its source.
+
+    ``columns``: those that the source has, with the type that each really has in the lake.
+    ``others``: the lake's columns that neither the source has nor the table's mode.
+    """
+
+    lake: LakeTable
+    rows: DataFrame
+    columns: tuple[tuple[LakeColumn, T.DataType], ...]
+    others: tuple[str, ...]
+
+    @property
+    def told_apart(self) -> tuple[int, ...]:
+        """The places of columns that tell rows apart: the key's; else all that lose nothing."""
+        if self.lake.key:
+            return tuple(i for i, (column, _) in enumerate(self.columns) if column.is_key)
+        return tuple(i for i, (column, kind) in enumerate(self.columns) if not loses(column, kind))
+
+
+def loses(column: LakeColumn, kind: T.DataType) -> bool:
+    """Whether the source has values of it that the lake's type has no form for."""
+    return source_text(column.name, column.source.type, kind, column.policy).lost is not None
+
+
+def as_of(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Beside:
+    """Raises TableProblem if the lake table lacks a column that the source has."""
+    version = "" if snapshot_id is None else f" version as of {snapshot_id}"
+    rows = session.sql(f"select * from {lake.sql_name}{version}")
+    types = {field.name: field.dataType for field in rows.schema.fields}
+    # A snapshot has the columns of its time, and readers those of now.
+    names = session.table(lake.sql_name).columns
+    if lacking := [c.name for c in lake.columns if c.name not in types or c.name not in names]:
+        raise TableProblem(
+            lake.row.table,
+            f"its lake table lacks {', '.join(lacking)}, which the source has"
+            f" (it has {', '.join(names)})",
+            "If another writer renamed or dropped it, put it back, or resync the table.",
+        )
+    columns = tuple((column, types[column.name]) for column in lake.columns)
+    ours = {column.name for column in lake.columns} | set(lake.extra)
+    return Beside(lake, rows, columns, tuple(name for name in names if name not in ours))
+
+
+def source_side(texts: DataFrame, beside: Beside) -> DataFrame:
+    """The source's rows, from the texts that it prints (named ``t`` and the column's number)."""
+    return digested(
+        texts, beside.lake, [comparable_text(f"t{c.source.number}", k) for c, k in beside.columns]
+    )
+
+
 def digested(
     frame: DataFrame, lake: LakeTable, expressions: Sequence[str], *keep: str
 ) -> DataFrame:
@@ -86,13 +132,18 @@ def as_key(lake: LakeTable, texts: Mapping[int, Column]) -> Column:
     )
 
 
-def lake_side(rows: DataFrame, lake: LakeTable, whole: DataFrame | None = None) -> DataFrame:
+def lake_side(beside: Beside, some: DataFrame | None = None) -> DataFrame:
     """The rows that the source should have; ``lake``: how often each.
 
-    ``rows`` are the lake table's, or all that it has of some keys: then ``whole`` is the table.
+    ``some``: all rows that the lake table has of some keys, instead of all rows.
     """
-    found = present(rows, lake, rows if whole is None else whole)
-    return digested(found, lake, [lake_expression(c) for c in lake.columns], "lake")
+    found = present(beside.rows if some is None else some, beside.lake, beside.rows)
+    return digested(found, beside.lake, lake_expressions(beside), "lake")
+
+
+def lake_expressions(beside: Beside) -> list[str]:
+    """The comparable text of each of the lake's columns."""
+    return [lake_text(ticked(column.name), kind) for column, kind in beside.columns]
 
 
 def present(rows: DataFrame, lake: LakeTable, whole: DataFrame) -> DataFrame:
@@ -113,52 +164,3 @@ def present(rows: DataFrame, lake: LakeTable, whole: DataFrame) -> DataFrame:
         F.max_by(F.struct(*(F.col(ticked(name)) for name in names)), age).alias("r")
     )
     return newest.select("r.*").where("_op <> 'D'").withColumn("lake", F.lit(1))
-
-
-def source_texts(
-    pipeline: Pipeline,
-    session: SparkSession,
-    lake: LakeTable,
-    snapshot_name: str,
-    cut: Cut | None = None,
-) -> DataFrame:
-    """The source's rows under a snapshot, all or those of the pages that ``cut`` says.
-
-    Their columns are text, named ``t`` and the attribute number.
-    """
-    config, excluded = pipeline.config, lake.table.columns.exclude
-    with pipeline.connect_source("verify", reads=True) as source:
-        found = heaps(source, lake.row.table, lake.row.oid)
-        told = told_by_catalog(source, lake.row, config.publication)
-        names = {c.name for c in told.columns} - set(excluded)
-        columns = [a for a in attributes(source, lake.row.oid) if a.name in names and not a.dropped]
-        listed = sql.SQL(", ").join(
-            # format('%s') calls the type's output function: the very text that the log has.
-            sql.SQL("case when {0} is not null then pg_catalog.format('%s', {0}) end").format(
-                sql.Identifier(a.name)
-            )
-            + sql.SQL(" as {}").format(sql.Identifier(f"t{a.number}"))
-            for a in columns
-        )
-        queries = [
-            sql.SQL("select {} from only {} where {}")
-            .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
-            .as_string(source)
-            for heap, chunk in (
-                cut(found)
-                if cut is not None
-                else (
-                    (heap, chunk)
-                    for heap in found
-                    for chunk in plan_chunks(heap.pages, config.table(lake.row.table).chunk_pages)
-                )
-            )
-        ]
-    tasks = min(config.snapshot.max_parallel_chunks, max(1, len(queries)))
-    plan = TextPlan(
-        uri(pipeline.source_dsn, f"cdc_assets {config.name} verify"),
-        snapshot_name,
-        share(queries, tasks),
-        tuple(f"t{a.number}" for a in columns),
-    )
-    return read_texts(session, plan)

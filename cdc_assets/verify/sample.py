@@ -14,10 +14,12 @@ which the lake doesn't have. Pages have neither problem; but what isn't in them 
 there, hence the second half, which reads nothing but an index. The lake's side is one scan of
 its key's columns, and of the files that may have the sampled keys.
 
-The point is ``verify``'s: a temporary slot's consistent point c, and the log applied up to c. The
-table's writer waits meanwhile, for about as long as a merge takes; both sides are then read as of c
-(an exported snapshot; the Iceberg snapshot) while everything goes on. A table that is truncated or
-altered meanwhile isn't compared this time.
+Nothing waits for it (``point``): both sides are read as of a moment, the source's rows under an
+exported snapshot, the lake's under one of its own, and what the lake had changed between the two is
+left out. A table that is truncated or altered meanwhile isn't compared this time.
+
+A table without a key is compared as far as its rows tell: those of the pages have to be in the lake
+at least as often; and all of it, if the sample is all of it.
 """
 
 from __future__ import annotations
@@ -25,42 +27,59 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from cdc_assets.errors import CdcError, TableProblem
-from cdc_assets.health.representable import doubtful
-from cdc_assets.log.store import LogStore
-from cdc_assets.materializer.drain import Look, drain
+from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.log.verified import compared, remember_compared, remember_missed
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import Heap, heaps
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import under
-from cdc_assets.postgres.replication import NewSlot, create_slot
+from cdc_assets.postgres.replication import create_slot
 from cdc_assets.spark.tables import LakeTable, ticked
 from cdc_assets.verify.balance import SHOWN_KEYS, balance
-from cdc_assets.verify.canonical import lake_expression, source_expression
-from cdc_assets.verify.rows import as_key, comparable, digested, lake_side, shapes, source_texts
+from cdc_assets.verify.point import Texts, await_lake, await_log, moved, offset_of, still
+from cdc_assets.verify.rows import (
+    Beside,
+    as_key,
+    as_of,
+    comparable,
+    lake_expressions,
+    lake_side,
+    loses,
+    shapes,
+    source_side,
+)
+from cdc_assets.verify.source import REWRITTEN, Part, read_source
 
-# How long a table's writer may be kept waiting by what isn't ours: transactions that hold up the
-# slot, a flusher that isn't level. Longer, and the table is compared another time.
+# How long a comparison waits for what isn't its own: transactions that hold up the slot, a flusher
+# or merges that aren't level. Longer, and the table is compared another time.
 PATIENCE_SECONDS = 20.0
-_LOOK_SECONDS = 0.1
 # Keys that are looked up at once: few enough for the planner to take the index.
 _LOOKUP_KEYS = 500
 # No column of Postgres has a name of more than 63 bytes.
 _KEY = "key" + "_" * 64
 _HASHES = 1_000_000
-# Lake types whose order is Postgres's, so that files without the sampled keys can be left out.
-_ORDERED = ("int", "bigint")
+# Lake types by whose bounds files without the sampled keys can be left out; each is read from text.
+_BOUNDED = (
+    T.IntegerType,
+    T.LongType,
+    T.DecimalType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.StringType,
+)
 # With more merges than this before it a table isn't compared: that would be a catch-up.
 _BEHIND = 4
 
@@ -71,91 +90,90 @@ class Sampled:
 
     ``share`` of the table, from 0 to 1, from ``begin`` on; ``rows`` of the source were compared
     and ``looked_up`` keys of the lake looked up. ``keys`` and ``columns`` are some that differ.
-    ``skipped`` says why nothing was compared.
+    ``moved`` keys changed meanwhile and weren't compared. ``skipped`` says why nothing was, and
+    ``since`` when that is so. ``round_ended``: when all of the table had been compared in turn.
     """
 
     table: TableId
     lsn: Lsn | None
     begin: float
-    share: float
-    rows: int
-    looked_up: int
-    differing: int
-    keys: tuple[str, ...]
-    columns: tuple[str, ...]
-    skipped: str | None
-    seconds: float
+    share: float = 0.0
+    rows: int = 0
+    looked_up: int = 0
+    differing: int = 0
+    keys: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    moved: int = 0
+    skipped: str | None = None
+    since: datetime | None = None
+    round_ended: datetime | None = None
+    seconds: float = 0.0
 
 
 def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_rows: int) -> Sampled:
     """Compare the next part of ``table``, about ``sample_rows`` rows from either side."""
-    began = time.monotonic()
-    begin = _begin(pipeline.store, table)
+    began, store = time.monotonic(), pipeline.store
+    begin = compared(store, table).next_share
     try:
         found = _compare(pipeline, session, table, sample_rows, begin)
-    except (CdcError, psycopg.errors.SyntaxErrorOrAccessRuleViolation) as problem:
-        found = Sampled(table, None, begin, 0.0, 0, 0, 0, (), (), str(problem), 0.0)
+    except (
+        CdcError,
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.SyntaxErrorOrAccessRuleViolation,
+    ) as problem:
+        since = remember_missed(store, table)
+        found = Sampled(table, None, begin, skipped=first_line(problem), since=since)
     else:
         end = found.begin + found.share
-        _go_on(pipeline.store, table, 0.0 if end >= 1 else end)
-    return replace(found, seconds=time.monotonic() - began)
-
-
-def _begin(store: LogStore, table: TableId) -> float:
-    row = store.connection.execute(
-        "select next_share from verified_samples where source = %s and table_name = %s",
-        (store.source, str(table)),
-    ).fetchone()
-    return float(row[0]) if row else 0.0
-
-
-def _go_on(store: LogStore, table: TableId, share: float) -> None:
-    store.connection.execute(
-        "insert into verified_samples (source, table_name, next_share) values (%s, %s, %s)"
-        " on conflict (source, table_name) do update set next_share = excluded.next_share",
-        (store.source, str(table), share),
-    )
+        remember_compared(store, table, 0.0 if end >= 1 else end)
+    ended = compared(store, table).round_ended
+    return replace(found, round_ended=ended, seconds=time.monotonic() - began)
 
 
 def _compare(
     pipeline: Pipeline, session: SparkSession, table: TableId, sample_rows: int, begin: float
 ) -> Sampled:
-    lake = comparable(pipeline, table)
-    if not lake.key:
-        raise TableProblem(
-            table, "rows without a key can't be found again", "Only verify compares them."
-        )
+    store = pipeline.store
+    offset = offset_of(comparable(pipeline, table).state())
+    behind = next((b.bytes for b in store.backlogs() if b.table == table), 0)
+    if behind > _BEHIND * pipeline.config.lake.merge_bytes:
+        raise TableProblem(table, "its log is far behind", "It is compared once that is applied.")
     before = shapes(pipeline, [table])[table]
     with ExitStack() as cleanup:
-        slot, snapshot_id = _at_one_point(
-            pipeline, session, table, lambda point: Look(before.told, point)
+        slot = create_slot(
+            pipeline.source_dsn,
+            f"{pipeline.config.slot[:48]}_sample_{uuid.uuid4().hex[:8]}",
+            temporary=True,
+            patience_seconds=round(PATIENCE_SECONDS),
         )
         cleanup.callback(slot.connection.finish)
-        lake = comparable(pipeline, table)  # with the columns that it has by now
-        share = min(1.0, sample_rows / max(1, lake.state().total_rows))
-        texts = source_texts(
+        point = slot.consistent_point
+        await_log(pipeline, table, point, PATIENCE_SECONDS)
+        lake, state = await_lake(pipeline, session, table, point, PATIENCE_SECONDS)
+        beside = as_of(session, lake, state.snapshot_id)
+        gone = moved(pipeline, beside, point, offset, state)
+        share = min(1.0, sample_rows / max(1, state.total_rows))
+        texts = read_source(
             pipeline,
             session,
-            lake,
+            beside,
             slot.snapshot_name,
             lambda found: _pages(found, begin, share),
         ).persist()
         cleanup.callback(texts.unpersist)
         texts.count()
-        if shapes(pipeline, [table])[table] != before or set(texts.columns) != {
-            f"t{c.source.number}" for c in lake.columns
-        }:
-            raise TableProblem(table, "it was truncated, rewritten or altered while it was read")
-        rows = session.sql(f"select * from {lake.sql_name} version as of {snapshot_id}")
-        expressions = [source_expression(c, f"t{c.source.number}") for c in lake.columns]
-        read = digested(texts, lake, expressions)
-        theirs = lake_side(_of_keys(rows, read, texts, lake), lake, rows)
-        found = balance(read, theirs, lake)
-        keys = _window(rows, lake, begin, share, sample_rows)
+        if shapes(pipeline, [table])[table] != before:
+            raise TableProblem(table, REWRITTEN)
+        read = still(source_side(texts, beside), beside, gone)
+        whole = not lake.key and share == 1
+        some = None if whole else _of_keys(read, texts, beside)
+        theirs = still(lake_side(beside, some), beside, gone)
+        found = balance(read, theirs, lake, at_least=not lake.key and not whole)
+        keys = _window(beside, begin, share, sample_rows, gone) if lake.key else {}
         surplus = _surplus(pipeline, slot.snapshot_name, lake, keys)
         return Sampled(
             table,
-            slot.consistent_point,
+            point,
             begin,
             share,
             found.source_rows,
@@ -163,89 +181,56 @@ def _compare(
             found.differing + len(surplus),
             (*found.keys, *(f"{key} (only in the lake)" for key in surplus))[:SHOWN_KEYS],
             found.columns,
-            None,
-            0.0,
+            len(gone),
         )
 
 
-def _at_one_point(
-    pipeline: Pipeline, session: SparkSession, table: TableId, look: Callable[[Lsn], Look]
-) -> tuple[NewSlot, int | None]:
-    """A slot whose snapshot stands, and the lake's snapshot at its consistent point."""
-    store, lock = pipeline.store, f"write:{table}"
-    behind = next((b.bytes for b in store.backlogs() if b.table == table), 0)
-    if behind > _BEHIND * pipeline.config.lake.merge_bytes:
-        raise TableProblem(table, "its log is far behind", "It is compared once that is applied.")
-    if not store.lock_within(lock, PATIENCE_SECONDS):
-        raise TableProblem(table, "its writer is busy", "It is compared the next time.")
-    try:
-        name = f"{pipeline.config.slot[:48]}_sample_{uuid.uuid4().hex[:8]}"
-        slot = create_slot(
-            pipeline.source_dsn, name, temporary=True, patience_seconds=round(PATIENCE_SECONDS)
-        )
-        try:
-            point = slot.consistent_point
-            _await_log(store, table, point)
-            drain(pipeline, session, table, below=point, look=look(point))
-            return slot, comparable(pipeline, table).state().snapshot_id
-        except BaseException:
-            slot.connection.finish()
-            raise
-    finally:
-        store.unlock(lock)
-
-
-def _await_log(store: LogStore, table: TableId, point: Lsn) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while (flushed := store.flushed_lsn()) is None or flushed < point:
-        if time.monotonic() > deadline:
-            raise TableProblem(
-                table, "the flusher isn't level with the source", "Start it, or see its log."
-            )
-        time.sleep(_LOOK_SECONDS)
-
-
-def _pages(found: Sequence[Heap], begin: float, share: float) -> Iterator[tuple[Heap, CtidRange]]:
-    """The pages from ``begin`` on, of all heaps one after the other; at least one.
+def _pages(found: Sequence[Part], begin: float, share: float) -> Iterator[tuple[Part, CtidRange]]:
+    """The pages from ``begin`` on, of all parts one after the other; at least one.
 
     Where one part ends the next one begins, so a round reads each page once.
     """
-    total = sum(heap.pages for heap in found)
+    total = sum(part.pages for part in found)
     first = min(math.ceil(begin * total), max(0, total - 1))
     end = max(first + 1, math.ceil((begin + share) * total))
-    for heap in found:
-        low, high = max(0, first), min(heap.pages, end)
+    for part in found:
+        low, high = max(0, first), min(part.pages, end)
         if low < high:
-            yield heap, CtidRange(low, high)
-        first, end = first - heap.pages, end - heap.pages
+            yield part, CtidRange(low, high)
+        first, end = first - part.pages, end - part.pages
 
 
-def _of_keys(rows: DataFrame, read: DataFrame, texts: DataFrame, lake: LakeTable) -> DataFrame:
+def _of_keys(read: DataFrame, texts: DataFrame, beside: Beside) -> DataFrame:
     """Those of the lake's rows that have one of the keys of ``read``."""
-    if len(lake.key) == 1 and lake.key[0].mapping.lake in _ORDERED:
-        text = F.expr(f"try_cast(t{lake.key[0].source.number} as bigint)")
-        bounds = texts.agg(F.min(text), F.max(text)).collect()[0]
-        if bounds[0] is not None:
-            rows = rows.where(F.col(ticked(lake.key[0].name)).between(bounds[0], bounds[1]))
-    key = as_key(
-        lake, {i: F.expr(lake_expression(c)) for i, c in enumerate(lake.columns) if c.is_key}
-    )
+    rows, lake = beside.rows, beside.lake
+    column, kind = beside.columns[beside.told_apart[0] if lake.key else 0]
+    if lake.key and isinstance(kind, _BOUNDED):
+        text = f"try_cast(t{column.source.number} as {kind.simpleString()})"
+        low, high = texts.agg(
+            *(F.expr(f"cast({f}({text}) as string)") for f in ("min", "max"))
+        ).collect()[0]
+        if low is not None:
+            ends = [F.lit(end).cast(kind) for end in (low, high)]
+            value = F.col(ticked(column.name))
+            rows = rows.where(value.between(*ends) | value.isNull())
+    key = as_key(lake, {i: F.expr(text) for i, text in enumerate(lake_expressions(beside))})
     wanted = F.broadcast(read.select(F.col("key").alias(_KEY)))
     return rows.withColumn(_KEY, key).join(wanted, _KEY, "left_semi").drop(_KEY)
 
 
 def _window(
-    rows: DataFrame, lake: LakeTable, begin: float, share: float, sample_rows: int
+    beside: Beside, begin: float, share: float, sample_rows: int, gone: frozenset[Texts]
 ) -> dict[str, tuple[str, ...]]:
     """The keys of the lake whose hash lies in the window: their columns' texts, by the key's."""
-    if any(column in doubtful(lake) and column.policy == "clamp" for column in lake.key):
+    lake = beside.lake
+    if any(c.is_key and c.policy == "clamp" and loses(c, kind) for c, kind in beside.columns):
         return {}  # the lake has other keys than the source, and says so elsewhere
     place = F.pmod(F.xxhash64(*(F.col(ticked(c.name)) for c in lake.key)), F.lit(_HASHES))
     first, end = round(begin * _HASHES), round((begin + share) * _HASHES)
-    some = rows.where((place >= first) & (place < end))
+    some = beside.rows.where((place >= first) & (place < end))
     numbers = [lake.columns.index(column) for column in lake.key]
     found = (
-        lake_side(some, lake, rows)
+        still(lake_side(beside, some), beside, gone)
         .where("lake > 0")
         .select("key", *(F.col("cells")[number].alias(f"k{number}") for number in numbers))
         .limit(2 * sample_rows)
@@ -268,12 +253,10 @@ def _surplus(
         closing(pipeline.connect_source("sample", reads=True)) as source,
         under(source, snapshot_name),
     ):
-        parts = heaps(source, lake.row.table, lake.row.oid)
-        whole = any(heap.is_leaf for heap in parts)
         # Values stand in the statement: beside parameters a name with % in it would be one, too.
         query = sql.SQL(
             "select k.n from unnest({arrays}) with ordinality as k ({names}, n)"
-            " where not exists (select from {only} {table} t where {equal})"
+            " where not exists (select from {table} t where {equal})"
         )
         names = sql.SQL(", ").join(sql.Identifier(f"k{i}") for i in range(len(lake.key)))
         equal = sql.SQL(" and ").join(
@@ -294,7 +277,6 @@ def _surplus(
                 query.format(
                     arrays=arrays,
                     names=names,
-                    only=sql.SQL("" if whole else "only"),
                     table=lake.row.table.identifier,
                     equal=equal,
                 )

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from cdc_assets.assets.names import all_tables
 from cdc_assets.build import build_defs
-from cdc_assets.checks.sample import NAME
+from cdc_assets.checks.sample import NAME, check_sample
 from cdc_assets.errors import TableProblem
-from cdc_assets.log.verified import KeysSeen, keys_seen, remember_keys
+from cdc_assets.log.verified import KeysSeen, keys_seen, remember_compared, remember_keys
+from cdc_assets.materializer.drain import drain
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.server import SparkServer
 from cdc_assets.verify import sample as sampling
 from cdc_assets.verify.keys import look
+from cdc_assets.verify.point import await_log
 from cdc_assets.verify.sample import Sampled, sample
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing, wait_for
@@ -73,17 +78,63 @@ def test_a_round_compares_all_of_a_table_under_live_changes(source: Lake) -> Non
         source.execute("update t set v = 'changed' where id % 7 = 0; delete from t where id < 20")
         source.execute("update c set v = 'y' where d < 20; delete from c where d > 90")
         source.execute("update p set id = id + 2000 where id < 100; delete from p where id > 2050")
-        found = {table: rounds(source, table) for table in (T, C, P)}
-        assert [one.differing for many in found.values() for one in many] == [0] * (2 + 1 + 1)
+        found = {table: rounds(source, table) for table in (T, C, P, H)}
+        assert [one.differing for many in found.values() for one in many] == [0] * (2 + 1 + 1 + 1)
         # Each row was in one of the samples: neighbouring pages, and a part of the keys.
         assert sum(one.rows for one in found[T]) == 2981
         assert sum(one.looked_up for one in found[T]) == 2981
         assert all(one.looked_up < 2500 for one in found[T])
         assert (found[C][0].rows, found[C][0].looked_up) == (89, 89)
         assert (found[P][0].rows, found[P][0].looked_up) == (951, 951)
-        skipped = sample(source.pipeline, source.session, H, 1000).skipped
-        assert skipped is not None
-        assert "without a key" in skipped
+        assert (found[H][0].rows, found[H][0].looked_up) == (2, 0)
+
+
+def test_a_table_without_a_key_is_compared_as_far_as_its_rows_tell(source: Lake) -> None:
+    def some() -> Sampled:
+        return sample(source.pipeline, source.session, H, 1)
+
+    with streaming(source):
+        source.session.sql("insert into lake.src.h (a) values (7)")
+        [whole] = rounds(source, H)
+        assert whole.keys == ('{"a":"7"} (source 0, lake 1)',)
+        assert (some().share, some().differing) == (1 / 3, 0)
+        source.session.sql("delete from lake.src.h where a = 1")
+        remember_compared(source.pipeline.store, H, 0.0)
+        found = some()
+        assert (found.differing, found.share) == (2, 1.0)
+        assert found.keys == ('{"a":"1"} (source 2, lake 0)', '{"a":"7"} (source 0, lake 1)')
+
+
+def test_merges_go_on_and_what_they_changed_meanwhile_is_left_out(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Pipeline.open(source.config)
+
+    changes = {
+        T: "update t set v = 'later' where id <= 3; delete from t where id = 4;"
+        " update t set id = 7000 where id = 5",
+        C: "update c set v = 'later' where d = 1.5; update c set d = 9.75 where d = 2.5",
+        H: "insert into h values (9)",
+    }
+
+    def merged_meanwhile(*arguments: Any) -> None:
+        table = arguments[1]
+        source.execute(changes[table])
+        await_log(*arguments)
+        wait_for(lambda: bool(other.store.entries(table, 0)))
+        assert drain(other, source.session, table), "nobody else has its lock"
+
+    with streaming(source):
+        monkeypatch.setattr(sampling, "await_log", merged_meanwhile)
+        try:
+            found = {
+                table: sample(source.pipeline, source.session, table, 5000) for table in (T, C, H)
+            }
+        finally:
+            other.close()
+    assert [(one.skipped, one.differing) for one in found.values()] == [(None, 0)] * 3
+    assert [one.moved for one in found.values()] == [6, 3, 1]
+    assert found[T].rows == 3000 - 5
 
 
 def test_every_kind_of_difference_is_found_within_a_round(source: Lake) -> None:
@@ -151,8 +202,12 @@ def test_the_check_tells_and_the_writer_is_free_again(
     with dg.DagsterInstance.ephemeral() as instance:
         monkeypatch.setattr(sampling, "PATIENCE_SECONDS", 1.0)
         found = evaluations(instance)  # nobody streams
-        assert found["t"].passed
+        assert (found["t"].passed, found["t"].severity) == (False, dg.AssetCheckSeverity.WARN)
         assert "isn't level" in str(found["t"].description)
+        missed = sample(source.pipeline, source.session, T, 2000)
+        assert missed.since is not None
+        late = check_sample(missed, names[T], missed.since + timedelta(days=1))
+        assert (late.passed, late.severity) == (False, dg.AssetCheckSeverity.ERROR)
         with streaming(source):
             monkeypatch.undo()
             source.session.sql("update lake.src.t set v = 'wrong' where id = 5")

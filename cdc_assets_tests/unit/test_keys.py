@@ -16,7 +16,7 @@ from cdc_assets.log.verified import KeysSeen
 from cdc_assets.verify.keys import ROUND_EVERY, KeysLooked, look
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FILES, ROWS = 20, 100
+FILES, ROWS = 10, 100
 
 
 def rows(first: int, end: int) -> pa.Table:

@@ -1,0 +1,37 @@
+"""What a lake table has that its source hasn't: columns, and whether anything is in them."""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as F
+
+from cdc_assets.spark.columns import PROPERTY, TableColumns
+from cdc_assets.spark.tables import ticked
+from cdc_assets.verify.rows import Beside
+
+
+def other_columns(beside: Beside) -> tuple[str, ...]:
+    """A sentence for each column that only the lake has: why it is there, and its values."""
+    if not beside.others:
+        return ()
+    loaded = beside.lake.load()
+    said = loaded.properties.get(PROPERTY) if loaded is not None else None
+    ours = set(TableColumns.parse(said).fields.values()) if said is not None else set[int]()
+    ids = {f.name: f.field_id for f in loaded.schema().fields} if loaded is not None else {}
+    there = set(beside.rows.columns)  # not one that was added since the snapshot
+    counts = beside.rows.agg(
+        F.count(F.lit(1)),
+        *(F.count(F.col(ticked(name)) if name in there else F.lit(None)) for name in beside.others),
+    ).collect()[0]
+    excluded = beside.lake.table.columns.exclude
+    return tuple(
+        f"{name} is in the lake only, "
+        + (
+            "excluded by the configuration"
+            if name in excluded
+            else "dropped at the source"
+            if ids.get(name) in ours
+            else "of another writer"
+        )
+        + f": {counts[number]:,} of {counts[0]:,} rows have a value"
+        for number, name in enumerate(beside.others, 1)
+    )

@@ -1,0 +1,146 @@
+"""Comparing at one moment what goes on changing: a snapshot of the source, and one of the lake.
+
+The source is read under the snapshot of a temporary slot, whose consistent point c says exactly
+what it shows: what committed below c. The lake is read as of one of its own snapshots. Where that
+one has more than what committed below c, the log between the two says which rows differ for that
+reason, and these aren't compared this time: so nobody's merge waits for a comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.log.files import Storage
+from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.workers import workers
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.spark.tables import LakeState, LakeTable
+from cdc_assets.verify.canonical import comparable_text
+from cdc_assets.verify.rows import Beside, comparable
+
+_LOOK_SECONDS = 0.2
+# Changes between the two snapshots, of which only the keys are kept.
+_MOST_MOVED = 200_000
+
+Texts = tuple[str | None, ...]
+
+
+def await_log(pipeline: Pipeline, table: TableId, point: Lsn, seconds: float) -> None:
+    """Wait until everything that committed below ``point`` is registered."""
+    deadline = time.monotonic() + seconds
+    while (flushed := pipeline.store.flushed_lsn()) is None or flushed < point:
+        if time.monotonic() > deadline:
+            raise TableProblem(
+                table, "the flusher isn't level with the source", "Start it, or see its log."
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def await_lake(
+    pipeline: Pipeline, session: SparkSession, table: TableId, point: Lsn, seconds: float
+) -> tuple[LakeTable, LakeState]:
+    """Wait until everything that committed below ``point`` is applied; the table as it is then.
+
+    Whoever merges the table does so as ever; it is merged here only where nobody does.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        lake = comparable(pipeline, table)
+        state = lake.state()
+        if not _lacks(pipeline, lake, state, point):
+            return lake, state
+        if time.monotonic() > deadline:
+            raise TableProblem(
+                table, "its merges aren't level with the log", "It is compared the next time."
+            )
+        if not any(known.alive and table in known.tables for known in workers(pipeline.store)):
+            drain(pipeline, session, table, until_offset=pipeline.store.log_end(table))
+        time.sleep(_LOOK_SECONDS)
+
+
+def offset_of(state: LakeState) -> int:
+    return state.cursor.offset if state.cursor is not None else 0
+
+
+def _lacks(pipeline: Pipeline, lake: LakeTable, state: LakeState, point: Lsn) -> bool:
+    """Whether a change that committed below ``point`` waits to be applied."""
+    copied, offset = lake.row.snapshot_lsn or Lsn.ZERO, offset_of(state)
+    storage = Storage.of(pipeline.config.s3)
+    for entry in pipeline.store.entries(lake.row.table, offset):
+        if entry.flushable_lsn <= copied:
+            continue  # the copy has it
+        commits = entry.rows.read(storage, ["_commit_lsn"])["_commit_lsn"].to_pylist()
+        for commit in commits[max(0, offset - entry.start_offset) :]:
+            if commit >= int(copied):
+                return bool(commit < int(point))
+    return False
+
+
+def moved(
+    pipeline: Pipeline, beside: Beside, point: Lsn, offset: int, state: LakeState
+) -> frozenset[Texts]:
+    """What tells the rows apart that the lake changed from ``point`` on, as the log has it.
+
+    ``offset``: up to where the log was applied at some moment before ``point``. Raises TableProblem
+    where that can't be told.
+    """
+    table, found, changes = beside.lake.row.table, set[Texts](), 0
+    names = [beside.columns[i][0].source.name for i in beside.told_apart]
+    for rows in _changes(pipeline, table, point, offset, state):
+        changes += len(rows)
+        if changes > _MOST_MOVED or not names:
+            raise TableProblem(table, "it changes too fast", "It is compared the next time.")
+        for operation, data in zip(rows["_op"].to_pylist(), rows["_data"].to_pylist(), strict=True):
+            if operation == "T":
+                raise TableProblem(
+                    table, "it was truncated meanwhile", "It is compared the next time."
+                )
+            values = json.loads(data)
+            found.add(tuple(values.get(name) for name in names))
+    return frozenset(found)
+
+
+def passed(pipeline: Pipeline, table: TableId, point: Lsn, offset: int, state: LakeState) -> bool:
+    """Whether the lake has anything that committed at ``point`` or later; see :func:`moved`."""
+    return any(len(rows) for rows in _changes(pipeline, table, point, offset, state))
+
+
+def _changes(
+    pipeline: Pipeline, table: TableId, point: Lsn, offset: int, state: LakeState
+) -> Iterator[pa.Table]:
+    """The rows of the log that committed from ``point`` on and that ``state`` has applied."""
+    storage, until = Storage.of(pipeline.config.s3), offset_of(state)
+    for entry in pipeline.store.entries(table, offset):
+        if entry.start_offset < until and entry.flushable_lsn >= point:
+            rows = entry.rows.read(storage, ["_op", "_commit_lsn", "_data"])
+            rows = rows.slice(0, until - entry.start_offset)
+            yield rows.filter(pc.greater_equal(rows["_commit_lsn"], int(point)))
+
+
+def still(side: DataFrame, beside: Beside, keys: Collection[Texts]) -> DataFrame:
+    """The rows of a side (``rows.digested``) without those of ``keys``."""
+    if not keys:
+        return side
+    places = beside.told_apart
+    schema = T.StructType([T.StructField(f"m{i}", T.StringType()) for i in places])
+    there = side.sparkSession.createDataFrame([tuple(key) for key in keys], schema)
+    texts = [F.expr(comparable_text(f"m{i}", beside.columns[i][1])) for i in places]
+    marked = side.withColumn("mark", _mark([F.col("cells")[i] for i in places]))
+    gone = F.broadcast(there.select(_mark(texts).alias("mark")).distinct())
+    return marked.join(gone, "mark", "left_anti").drop("mark")
+
+
+def _mark(texts: Sequence[Column]) -> Column:
+    named = [text.alias(f"c{i}") for i, text in enumerate(texts)]
+    return F.to_json(F.struct(*named), {"ignoreNullFields": "false"})

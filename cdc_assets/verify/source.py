@@ -1,0 +1,158 @@
+"""The source's side of a comparison: its rows as text, read under a snapshot.
+
+Which heaps a table has is not asked of the code that copies it: the table is read by its own name,
+in ranges of pages, so that Postgres finds the partitions itself; and what was read is held against
+a count of its own, cut at other pages. Each range is a short transaction: nobody's ALTER TABLE
+waits for a comparison to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import attributes
+from cdc_assets.postgres.connect import uri
+from cdc_assets.postgres.ctid import CtidRange, plan_chunks
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.pins import under
+from cdc_assets.snapshot.reader import TextPlan, read_texts, share
+from cdc_assets.verify.canonical import source_text
+from cdc_assets.verify.rows import Beside
+
+# The numbers of the columns whose value has no form in the lake, by commas.
+LOST = "lost"
+REWRITTEN = "it was truncated, rewritten or altered while it was read"
+
+# By pg_inherits itself: every relation below a table that holds rows.
+_PARTS = """
+with recursive tree as (
+    select %(oid)s::oid as oid
+    union
+    select i.inhrelid from pg_catalog.pg_inherits i join tree t on i.inhparent = t.oid
+     where not i.inhdetachpending
+)
+select n.nspname, c.relname, coalesce(pg_catalog.pg_relation_size(c.oid), 0)
+       / pg_catalog.current_setting('block_size')::bigint
+  from tree join pg_catalog.pg_class c on c.oid = tree.oid
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.relkind <> 'p' order by c.oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A relation that holds rows of a table, and its size."""
+
+    id: TableId
+    pages: int
+
+
+Cut = Callable[[Sequence[Part]], Iterable[tuple[Part, CtidRange]]]
+"""Which pages of a table's parts are read."""
+
+
+def read_source(
+    pipeline: Pipeline,
+    session: SparkSession,
+    beside: Beside,
+    snapshot_name: str,
+    cut: Cut | None = None,
+) -> DataFrame:
+    """The rows under a snapshot, all or those of the pages that ``cut`` says.
+
+    Their columns are text, named ``t`` and the attribute number, and LOST. Raises TableProblem if
+    its columns aren't those that the lake table has.
+    """
+    config, lake = pipeline.config, beside.lake
+    with closing(pipeline.connect_source("verify")) as source:
+        columns, lost = _listed(source, beside)
+        listed = sql.SQL(", ").join([*columns.values(), lost])
+        found = parts(source, lake.row.oid)
+        ranges: Iterable[tuple[sql.Composable, CtidRange]]
+        if cut is not None:
+            ranges = (
+                (sql.SQL("only {}").format(part.id.identifier), pages) for part, pages in cut(found)
+            )
+        else:
+            chunk_pages = config.table(lake.row.table).chunk_pages
+            ranges = ((lake.row.table.identifier, pages) for pages in whole(found, chunk_pages))
+        queries = [
+            sql.SQL("select {} from {} where {}")
+            .format(listed, relation, sql.SQL(pages.predicate))
+            .as_string(source)
+            for relation, pages in ranges
+        ]
+    tasks = min(config.snapshot.max_parallel_chunks, max(1, len(queries)))
+    plan = TextPlan(
+        uri(pipeline.source_dsn, f"cdc_assets {config.name} verify"),
+        snapshot_name,
+        share(queries, tasks),
+        (*columns, LOST),
+    )
+    return read_texts(session, plan)
+
+
+def count_source(pipeline: Pipeline, beside: Beside, snapshot_name: str) -> int:
+    """How many rows the table has under a snapshot, by Postgres's own count of it."""
+    row, counted = beside.lake.row, 0
+    chunk_pages = pipeline.config.table(row.table).chunk_pages
+    with closing(pipeline.connect_source("verify", reads=True)) as source:
+        found = parts(source, row.oid)
+        for pages in whole(found, chunk_pages + chunk_pages // 2 + 1):
+            with under(source, snapshot_name):
+                query = sql.SQL("select count(*) from {} where {}").format(
+                    row.table.identifier, sql.SQL(pages.predicate)
+                )
+                answer = source.execute(query).fetchone()
+                assert answer is not None  # an aggregate without grouping has one row
+                counted += int(answer[0])
+    return counted
+
+
+def parts(source: psycopg.Connection[Any], oid: int) -> list[Part]:
+    """The relations that hold a table's rows, its own included."""
+    found = source.execute(_PARTS, {"oid": oid}).fetchall()
+    return [Part(TableId(schema, name), int(pages)) for schema, name, pages in found]
+
+
+def whole(found: Sequence[Part], chunk_pages: int) -> list[CtidRange]:
+    """Ranges of about ``chunk_pages`` pages, counted over all parts: each has every range."""
+    largest = max((part.pages for part in found), default=0)
+    total = max(1, sum(part.pages for part in found))
+    return plan_chunks(largest, max(1, chunk_pages * largest // total))
+
+
+def _listed(
+    source: psycopg.Connection[Any], beside: Beside
+) -> tuple[dict[str, sql.Composable], sql.Composable]:
+    """What is selected: by name ``t`` and number, and LOST."""
+    row, excluded = beside.lake.row, beside.lake.table.columns.exclude
+    wanted = {c.source.number: (c, kind) for c, kind in beside.columns}
+    there = {
+        a.number: a
+        for a in attributes(source, row.oid)
+        if not a.dropped and (a.number in wanted or (not a.generated and a.name not in excluded))
+    }
+    if set(there) != set(wanted):
+        raise TableProblem(row.table, REWRITTEN)
+    columns: dict[str, sql.Composable] = {}
+    lost: list[sql.Composable] = []
+    for number, (column, kind) in wanted.items():
+        made = source_text(there[number].name, column.source.type, kind, column.policy)
+        columns[f"t{number}"] = sql.SQL("{} as {}").format(made.text, sql.Identifier(f"t{number}"))
+        if made.lost is not None:
+            lost.append(
+                sql.SQL("case when {} then {} end").format(made.lost, sql.Literal(str(number)))
+            )
+    nothing = sql.SQL("null::text")
+    counted = sql.SQL("nullif(pg_catalog.concat_ws(',', {}), '')").format(sql.SQL(", ").join(lost))
+    return columns, sql.SQL("{} as {}").format(counted if lost else nothing, sql.Identifier(LOST))

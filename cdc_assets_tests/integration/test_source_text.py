@@ -1,0 +1,81 @@
+"""What a comparison asks the source for: texts by stated rules, rows by the table's own name."""
+
+from __future__ import annotations
+
+from psycopg import sql
+from pyspark.sql import types as T
+
+from cdc_assets.postgres.connect import connect
+from cdc_assets.verify.canonical import source_text
+from cdc_assets.verify.source import parts, whole
+from cdc_assets_tests.conftest import NewDatabase
+
+DATE, TIMESTAMP, NTZ = T.DateType(), T.TimestampType(), T.TimestampNTZType()
+TEXT, LAST = T.StringType(), "9999-12-31 23:59:59.999999"
+# Postgres's type, the lake's, policy, value; how it is compared, and whether it has no form.
+TEXTS: list[tuple[str, T.DataType, str, str | None, str | None, bool | None]] = [
+    ("integer", T.IntegerType(), "null", None, None, None),
+    ("date", DATE, "null", None, None, None),
+    ("date", DATE, "null", "2024-02-29", "2024-02-29", False),
+    ("date", DATE, "null", "infinity", None, True),
+    ("date", DATE, "clamp", "0044-03-15 BC", "0001-01-01", True),
+    ("date", DATE, "fail", "infinity", "infinity", True),
+    ("date", TEXT, "null", "infinity", "infinity", None),
+    ("timestamp(3) without time zone", NTZ, "clamp", "infinity", LAST, True),
+    ("timestamp with time zone", TIMESTAMP, "null", f"{LAST}+00", f"{LAST}+00", False),
+    ("timestamp with time zone", TIMESTAMP, "null", "10000-01-01 00:00+00", None, True),
+    ("numeric(4,2)", T.DecimalType(4, 2), "null", "1.5", "1.50", False),
+    ("numeric(4,2)", T.DecimalType(4, 2), "null", "NaN", None, True),
+    ("numeric(5,5)", T.DecimalType(5, 5), "clamp", "NaN", "0.99999", True),
+    ("pair", TEXT, "null", "(,)", "(,)", None),
+    ("pair", TEXT, "null", None, None, None),
+    ("text[]", T.ArrayType(TEXT), "null", '{"a b",NULL,""}', '{"a b",NULL,""}', False),
+    ("text[]", T.ArrayType(TEXT), "null", "{{a},{b}}", None, True),
+    ("integer[]", T.ArrayType(T.IntegerType()), "null", "{}", "{}", False),
+    ("boolean[]", T.ArrayType(T.BooleanType()), "null", "{t,f,NULL}", "{t,f,NULL}", False),
+    ("date[]", T.ArrayType(DATE), "null", "{2024-01-01,infinity}", "{2024-01-01,NULL}", True),
+    ("date[]", T.ArrayType(DATE), "clamp", "{-infinity}", "{0001-01-01}", True),
+    ("positive", T.IntegerType(), "null", "3", "3", None),
+]
+
+
+def test_the_source_prints_its_values_by_the_stated_rules(any_postgres_dsn: NewDatabase) -> None:
+    with connect(any_postgres_dsn()) as source:
+        source.execute("create type pair as (a int, b text)")
+        source.execute("create domain positive as int")
+        for kind, lake, policy, value, expected, lost in TEXTS:
+            made = source_text("v v", kind, lake, policy)
+            found = source.execute(
+                sql.SQL("select {}, {} from (select {}::text::{}) t ({})").format(
+                    made.text,
+                    made.lost or sql.SQL("null::bool"),
+                    sql.Literal(value),
+                    sql.SQL(kind),
+                    sql.Identifier("v v"),
+                )
+            ).fetchone()
+            assert found == (expected, lost), (kind, policy, value)
+
+
+def test_every_row_of_a_tree_is_in_one_range(any_postgres_dsn: NewDatabase) -> None:
+    with connect(any_postgres_dsn()) as source:
+        source.execute("create table p (id int, v text) partition by list (id)")
+        source.execute("create table one partition of p for values in (1) partition by list (v)")
+        source.execute("create table one_a partition of one for values in ('a')")
+        source.execute("create table rest partition of p default")
+        source.execute("insert into p select i % 3, 'a' from generate_series(1, 9000) i")
+        [(oid,)] = source.execute("select 'p'::regclass::oid::bigint").fetchall()
+        found = parts(source, oid)
+        assert sorted(part.id.name for part in found) == ["one_a", "rest"]
+        ranges = whole(found, 4)
+        assert len(ranges) > 5
+        counts = [
+            source.execute(f"select count(*) from p where {pages.predicate}".encode()).fetchone()
+            for pages in ranges
+        ]
+        assert sum(count[0] for count in counts if count) == 9000
+        assert len([count for count in counts if count and count[0]]) > 5
+        plan = source.execute(
+            f"explain select * from p where {ranges[0].predicate}".encode()
+        ).fetchall()
+        assert sum("Tid Range Scan" in line for (line,) in plan) == 2
