@@ -45,8 +45,8 @@ from pyiceberg.types import PrimitiveType
 from cdc_assets.errors import CdcError
 from cdc_assets.log.verified import KeysSeen
 
-# Keys that a pass reads: some hundred MB at most, and about a second of one core.
-BUDGET_ROWS = 4_000_000
+# Keys that a pass reads: about a second of one core for numbers, some seconds for long texts.
+BUDGET_ROWS = 10_000_000
 # Keys whose duplicates are looked for at once; the others are compared with these.
 PROBED_ROWS = 1_000_000
 # A round over files that nobody touched is begun no more often than this.
@@ -191,8 +191,8 @@ def _count(
         random.shuffle(others)
         met = _take(others, left)
     parts, read = [mine], len(mine)
-    for start in range(0, len(met), 8):  # a few at a time: what isn't a probed key is let go
-        rows = _read(table, schema, met[start : start + 8])
+    for file in met:  # one at a time: what isn't a probed key is let go
+        rows = _read(table, schema, [file])
         read += len(rows)
         parts.append(rows.join(keys, names, join_type="left semi").select(names))
     counted = pa.concat_tables(parts, promote_options="permissive")
