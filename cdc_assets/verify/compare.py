@@ -156,9 +156,8 @@ def _compare(
     on_progress: Callable[[str], None],
 ) -> Comparison:
     """Raises CdcError where it can't be compared, _Again if it was truncated or altered."""
-    comparable(pipeline, table)
-    before = shapes(pipeline, [table])[table]
     offset = offset_of(comparable(pipeline, table).state())
+    before = shapes(pipeline, [table])[table]
     follows = pipeline.config.snapshot.mode != "snapshot_only"
     with ExitStack() as cleanup:
         name = f"{pipeline.config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
@@ -180,6 +179,7 @@ def _compare(
         cleanup.callback(texts.unpersist)
         read = texts.count()
         counted = count_source(pipeline, beside, slot.snapshot_name)
+        slot.connection.finish()  # the source keeps nothing for us any longer
         if shapes(pipeline, [table])[table] != before:
             # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
             raise _Again(table, REWRITTEN)
