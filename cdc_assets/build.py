@@ -23,6 +23,7 @@ from cdc_assets.checks.tables import table_checks
 from cdc_assets.config import SourceConfig
 from cdc_assets.jobs.operations import operation_jobs
 from cdc_assets.resources.flusher import FlusherResource
+from cdc_assets.resources.owner import end_runs_with_code_server
 from cdc_assets.resources.sources import remember
 from cdc_assets.resources.spark import SparkConnectResource
 from cdc_assets.sensors.alerts import alerts_sensor
@@ -54,6 +55,7 @@ def build_defs(
     one process.
     """
     remember(config)
+    end_runs_with_code_server()
     tables = all_tables(config)
     merges, checks = materializer_job(config), checks_job(config)
     care = maintenance_job(config)

@@ -1,23 +1,34 @@
-"""A run that doesn't outlive `dagster dev`.
+"""A run that doesn't outlive its code server, nor `dagster dev`.
 
-A code server that is told to stop waits for its runs, and a run of ours goes on for minutes. That
-is right in a deployment, where the next code server takes over, and wrong for a person who pressed
-Ctrl-C. So a run looks whether whoever started its code server still lives, and interrupts itself
-otherwise, exactly as a cancellation does. A copy or a merge that is cut off has not happened.
+A code server that is told to end waits for its runs, and a run of ours goes on for minutes; until
+then nothing takes over, and at last somebody loses patience and kills all of it. So the code server
+interrupts its runs when it is told to end, exactly as a cancellation does; and a run looks whether
+whoever started its code server still lives, in case that was killed. A copy or a merge that is cut
+off has not happened, and is asked for again.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
+import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psutil
+from dagster._grpc.server import DagsterApiServer
+
+logger = logging.getLogger(__name__)
 
 # A run is over this long after the owner, and the code server half a second later.
 LOOK_SECONDS = 1.0
+
+# What a run may take to end in order: a statement is interrupted, sessions are closed.
+ORDERLY_SECONDS = 10.0
 
 _watching = threading.Event()
 
@@ -44,6 +55,34 @@ def owner() -> psutil.Process | None:
         return found if served and found is not None and is_owner(found.cmdline()) else None
     except psutil.Error:  # it ended while we looked, or isn't ours to look at
         return None
+
+
+def end_runs_with_code_server() -> None:
+    """In a code server: interrupt its runs once it is told to end. Elsewhere it does nothing."""
+    if _watching.is_set() or not is_code_server(psutil.Process().cmdline()):
+        return
+    # Dagster has no public word for it.
+    server = next((found for found in gc.get_objects() if type(found) is DagsterApiServer), None)
+    told = getattr(server, "_shutdown_once_executions_finish_event", None)
+    if isinstance(told, threading.Event):
+        _watching.set()
+        threading.Thread(target=_end_runs, args=(told,), name="runs", daemon=True).start()
+    else:
+        logger.warning("this Dagster doesn't say when a code server ends: it waits for its runs")
+
+
+def _end_runs(told: threading.Event) -> None:
+    told.wait()
+    for number in (signal.SIGINT, signal.SIGKILL):
+        runs = multiprocessing.active_children()
+        for run in runs:
+            assert run.pid is not None
+            logger.info("the code server ends: %s to run process %s", number.name, run.pid)
+            with suppress(ProcessLookupError):
+                os.kill(run.pid, number)
+        deadline = time.monotonic() + ORDERLY_SECONDS
+        for run in runs:
+            run.join(max(0.0, deadline - time.monotonic()))
 
 
 def end_with_owner() -> None:
