@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-import psycopg
 
 from cdc_assets.config import SourceConfig, load_config
-from cdc_assets.errors import CdcError, ConfigurationError
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.foreign_errors import PlainFormatter, explained
 from cdc_assets.pipeline import Pipeline, selected, services
 from cdc_assets.terminal import (
     CopyBar,
@@ -43,18 +43,27 @@ _tables = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 
 
+_CONFIG = "cdc_assets.config"
+
+
 class _Commands(click.Group):
-    """Turns expected errors into one message and an exit code."""
+    """Turns every error into one message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except ConfigurationError as error:
-            _fail(str(error), 2)
-        except CdcError as error:
-            _fail(str(error), 1)
-        except psycopg.OperationalError as error:
-            _fail(f"Postgres can't be reached: {str(error).strip()}", 1)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, a person gets a sentence
+            problem = explained(error, ctx.meta.get(_CONFIG))
+            _fail(str(problem), 2 if isinstance(problem, ConfigurationError) else 1)
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    name = args.thread.name if args.thread is not None else "?"
+    error = args.exc_value
+    if error is not None:
+        logging.getLogger(__name__).error("thread %s ended", name, exc_info=error)
 
 
 def _fail(message: str, code: int) -> None:
@@ -69,18 +78,18 @@ def _fail(message: str, code: int) -> None:
 @click.pass_context
 def cli(ctx: click.Context, path: str | None, verbose: bool) -> None:
     """Replicate Postgres tables into Apache Iceberg."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    threading.excepthook = _thread_ended
     ctx.obj = path
 
 
 def _config(ctx: click.Context) -> SourceConfig:
     if ctx.obj is None:
         raise ConfigurationError("--config FILE is missing:", "it names the source to work on.")
-    return load_config(ctx.obj)
+    ctx.meta[_CONFIG] = config = load_config(ctx.obj)
+    return config
 
 
 def _following(ctx: click.Context) -> SourceConfig:

@@ -26,6 +26,7 @@ from cdc_assets.errors import (
     Fenced,
     SlotBusy,
     SnapshotLost,
+    SparkProblem,
     TableProblem,
     TablesFailed,
     first_line,
@@ -50,7 +51,7 @@ from cdc_assets.process import Backoff, Child
 from cdc_assets.readiness import admitted
 from cdc_assets.snapshot.copy import copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
-from cdc_assets.spark.session import open_session, server
+from cdc_assets.spark.session import open_session, server, spark_problem
 from cdc_assets.verify.compare import Comparison, verify
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,11 @@ class Spark:
     def session(self) -> Iterator[SparkSession]:
         """A session of its own, whose settings nobody else changes."""
         self._used = True
+        if self._local is None and (problem := spark_problem(self._config)) is not None:
+            # The client would try for minutes.
+            raise SparkProblem(
+                f"Spark Connect can't be reached: {problem}.", "Start it, or correct spark.remote."
+            )
         url = self._local.ensure() if self._local is not None else self._config.spark.remote
         session = open_session(self._config, url)
         try:

@@ -6,7 +6,10 @@ from :class:`CdcError`; anything else that escapes is a defect. No secret is eve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_DETAILS = re.compile(r'\n\s*details = "(.*)"')
 
 
 class CdcError(Exception):
@@ -117,4 +120,6 @@ class Fenced(CdcError):
 def first_line(error: BaseException) -> str:
     """The sentence of a foreign error that a person needs; the rest is somebody else's stack."""
     text = str(error).strip() or type(error).__name__
+    if (told := _DETAILS.search(text)) is not None and text.startswith("<"):
+        text = told[1]  # gRPC's own form begins with its class
     return text.splitlines()[0][:500]

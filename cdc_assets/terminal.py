@@ -175,11 +175,14 @@ def show_health(health: Health) -> None:
     told = found.flusher
     if "changes" in told:
         age = f"{told['told_seconds_ago']:.0f} s ago"
+        behind = ""  # nothing is staged yet
+        if told["lag_bytes"] is not None:
+            behind = f"; {told['lag_bytes']:,} B and {told['lag_seconds']:.1f} s behind"
         click.echo(
             f"  received {told['received_lsn']}, staged {told['staged_lsn']}, acknowledged"
-            f" {told['acknowledged_lsn']}; {told['lag_bytes']:,} B and {told['lag_seconds']:.1f} s"
-            f" behind; flushes take {told['flush_seconds_mean']:.3f} s; {told['reconnects']}"
-            f" reconnects, {told['staging_retries']} retries of staging (told {age})"
+            f" {told['acknowledged_lsn']}{behind}; flushes take"
+            f" {told['flush_seconds_mean']:.3f} s; {told['reconnects']} reconnects,"
+            f" {told['staging_retries']} retries of staging (told {age})"
         )
         for name, counts in told["changes"].items():
             listed = ", ".join(f"{count:,} {operation}s" for operation, count in counts.items())

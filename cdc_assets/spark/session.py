@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
@@ -37,6 +38,10 @@ def _keep_release_threads() -> None:
 
 
 _keep_release_threads()
+
+# PySpark prints what it raises, as JSON with its own and Java's stack; we say it in a sentence.
+for _name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+    PySparkLogger.getLogger(_name).disabled = True
 
 # A snapshot summary's properties go by this session setting; MERGE obeys it too.
 _summaries_lock = threading.Lock()

@@ -1,0 +1,139 @@
+"""Other people's errors, in words that name the thing and the way out.
+
+Postgres, Spark, the catalog and the file system have errors of their own, and each message of
+theirs may carry a stack trace of Python or Java. At the edge, where a person reads, there is one
+sentence instead (:func:`explained`), and the trace is in a file that the sentence names. What this
+package raises on purpose is a sentence already.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc_assets.config import SourceConfig, home
+from cdc_assets.errors import (
+    CdcError,
+    CoordinationError,
+    EnvironmentProblem,
+    SparkProblem,
+    first_line,
+)
+from cdc_assets.pipeline import coordination_dsn, source_dsn
+
+# Where somebody's stack begins, in a message or in what is logged.
+_STACK = re.compile(
+    r"\n\s*(at [\w.$/<>]+\(|JVM stacktrace|Driver stacktrace|Caused by: |Traceback \(most recent)"
+)
+# A trace is for whoever mends the program; the newest are enough.
+_TRACES_BYTES = 4 * 2**20
+_LACKS = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.InvalidSchemaName,
+)
+
+
+def traces_path() -> Path:
+    """Where the traces are."""
+    return home() / "traces.log"
+
+
+def without_stack(text: str) -> str:
+    """``text`` up to where a stack trace begins."""
+    found = _STACK.search("\n" + text)
+    return text[: max(0, found.start() - 1)].rstrip() if found else text
+
+
+def explained(error: Exception, config: SourceConfig | None) -> CdcError:
+    """``error`` for a person; one of ours as it is, and the trace of any other is kept."""
+    if isinstance(error, CdcError):
+        return error
+    kind, what, remedy = _known(error, config)
+    where = keep_trace(error)
+    details = f"The details are in {where}." if where is not None else ""
+    return kind(what, f"{remedy} {details}".strip())
+
+
+def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError], str, str]:
+    said, package = first_line(error), type(error).__module__.partition(".")[0]
+    if isinstance(error, psycopg.OperationalError):
+        who, setting = _whose(str(error), config)
+        remedy = f"Start it, mend the network, or correct {setting}."
+        return EnvironmentProblem, f"{who} can't be reached, or ended: {said}.", remedy
+    if isinstance(error, _LACKS) and config is not None:
+        schema = config.state.schema_
+        what = f"the coordination schema {schema} isn't whole, or a table is gone: {said}."
+        remedy = "See what check says; restore the schema, or drop it and begin with a resync."
+        return CoordinationError, what, remedy
+    if isinstance(error, psycopg.Error):
+        return CdcError, f"Postgres refused a statement: {said}.", "See what check says."
+    if package in ("pyspark", "grpc"):
+        return SparkProblem, f"Spark can't do it: {said}.", "See the log of the Spark server."
+    if package in ("pyiceberg", "sqlalchemy"):
+        return EnvironmentProblem, f"the catalog can't do it: {said}.", "See what check says."
+    if isinstance(error, OSError) or package == "pyarrow":
+        remedy = "See that it is there, that there is room, and who may write."
+        return EnvironmentProblem, f"a file can't be used: {said}.", remedy
+    what = f"cdc-assets has a defect: {type(error).__name__}: {said}."
+    return CdcError, what, "Please report it."
+
+
+def _whose(said: str, config: SourceConfig | None) -> tuple[str, str]:
+    """Which database a message is about, by the address in it; and the setting that names it."""
+    if config is None:
+        return "Postgres", "its address"
+    if config.postgres.embedded or config.state.postgres_url is None:
+        return f"the Postgres of source {config.name}", "postgres.dsn"
+    whose = [
+        found
+        for found, dsn in (
+            ((f"the source {config.name}", "postgres.dsn"), source_dsn(config)),
+            (("the coordination database", "state.postgres_url"), coordination_dsn(config)),
+        )
+        if _names(said, dsn)
+    ]
+    both = (f"the Postgres of source {config.name}", "postgres.dsn or state.postgres_url")
+    return whose[0] if len(whose) == 1 else both
+
+
+def _names(said: str, dsn: str) -> bool:
+    at = conninfo_to_dict(dsn)
+    port = str(at.get("port") or "5432")
+    return str(at.get("host") or "") in said and f"port {port}" in said
+
+
+def keep_trace(error: BaseException) -> Path | None:
+    """Append the trace to the file of traces; None where that can't be written."""
+    path = traces_path()
+    head = f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, process {os.getpid()}\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > _TRACES_BYTES:
+            path.replace(path.with_suffix(".old"))
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
+            file.write(head + "".join(traceback.format_exception(error)))
+    except OSError:
+        return None
+    return path
+
+
+class PlainFormatter(logging.Formatter):
+    """For a person's terminal: what is logged without any stack; the trace is kept in the file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = logging.makeLogRecord(record.__dict__)
+        line.msg, line.args = without_stack(record.getMessage()), None
+        line.exc_info = line.exc_text = line.stack_info = None
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            line.msg += f": {type(error).__name__}: {first_line(error)}"
+            if (where := keep_trace(error)) is not None:
+                line.msg += f" (see {where})"
+        return super().format(line)

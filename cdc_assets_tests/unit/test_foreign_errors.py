@@ -1,0 +1,100 @@
+"""Other people's errors: one sentence that names the thing, and a trace only in the file for it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+
+from cdc_assets.config import parse_config
+from cdc_assets.errors import SparkProblem, first_line
+from cdc_assets.foreign_errors import PlainFormatter, explained, without_stack
+
+JAVA = """[INTERNAL_ERROR] it broke
+\tat org.apache.spark.sql.Dataset.collect(Dataset.scala:1)
+Caused by: java.lang.StackOverflowError"""
+GRPC = """<_MultiThreadedRendezvous of RPC that terminated with:
+\tstatus = StatusCode.UNAVAILABLE
+\tdetails = "failed to connect to all addresses"
+\tdebug_error_string = "UNKNOWN"
+>"""
+CONFIG = parse_config(
+    {
+        "name": "shop",
+        "postgres": {"dsn": "postgresql://cdc:pLanTed@source.example/shop"},
+        "state": {"postgres_url": "postgresql://cdc:pLanTed@state.example:5433/cdc"},
+        "tables": [{"name": "t"}],
+    },
+    "test",
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CDC_ASSETS_HOME", str(tmp_path))
+    return tmp_path
+
+
+def refused(host: str, port: int) -> psycopg.OperationalError:
+    return psycopg.OperationalError(
+        f'connection failed: connection to server at "{host}" (10.0.0.1), port {port} failed:'
+        " Connection refused\n\tIs the server running on that host?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SparkProblem("no Spark.", "Start it."), ["no Spark. Start it."]),
+        (refused("source.example", 5432), ["the source shop", "correct postgres.dsn"]),
+        (refused("state.example", 5433), ["the coordination database", "state.postgres_url"]),
+        (psycopg.OperationalError("the connection is lost"), ["the Postgres of source shop"]),
+        (psycopg.errors.UndefinedTable('relation "tables"'), ["schema _pg2iceberg isn't whole"]),
+        (psycopg.errors.InsufficientPrivilege("permission denied for t"), ["denied for t"]),
+        (SparkConnectGrpcException(JAVA), ["Spark can't do it: [INTERNAL_ERROR] it broke."]),
+        (SparkConnectGrpcException(GRPC), ["failed to connect to all addresses"]),
+        (PermissionError(13, "Permission denied", "/lake/x"), ["Permission denied: '/lake/x'"]),
+        (IndexError("pop"), ["cdc-assets has a defect: IndexError: pop", "Please report it"]),
+    ],
+)
+def test_a_sentence_names_the_thing_and_where_the_trace_is(
+    home: Path, error: Exception, told: list[str]
+) -> None:
+    said = str(explained(error, CONFIG))
+    for part in told:
+        assert part in said
+    assert "\n" not in said
+    traces = home / "traces.log"
+    assert traces.exists() == (f"in {traces}" in said) == (not isinstance(error, SparkProblem))
+    if traces.exists():
+        assert type(error).__name__ in traces.read_text()
+        assert traces.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_home_that_takes_no_file_is_no_second_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CDC_ASSETS_HOME", "/proc/nowhere")
+    assert "details" not in str(explained(IndexError("pop"), CONFIG))
+
+
+def test_what_is_logged_to_a_terminal_has_no_stack(home: Path) -> None:
+    plain = PlainFormatter("%(levelname)s %(message)s")
+
+    def line(message: str, error: BaseException | None = None) -> str:
+        trace = (type(error), error, error.__traceback__) if error is not None else None
+        return plain.format(logging.LogRecord("x", logging.ERROR, "", 0, message, (), trace))
+
+    assert line(f"it failed: {JAVA}") == "ERROR it failed: [INTERNAL_ERROR] it broke"
+    assert line("the decoder failed:\nTraceback (most recent call last):\n  File") == (
+        "ERROR the decoder failed:"
+    )
+    try:
+        raise IndexError("pop")
+    except IndexError:
+        said = line("merging t", sys.exception())
+    assert said == f"ERROR merging t: IndexError: pop (see {home / 'traces.log'})"
+    assert without_stack("two\nlines") == "two\nlines"
+    assert first_line(SparkConnectGrpcException(GRPC)) == "failed to connect to all addresses"
