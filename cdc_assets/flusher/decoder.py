@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_assets.flusher import staged_rows
+from cdc_assets.flusher.attribute_numbers import is_as_known
 from cdc_assets.flusher.changes import Changes, by_relation
 from cdc_assets.flusher.json_text import parts_of, ranges
 from cdc_assets.flusher.staged_rows import DecodeSpec
@@ -120,17 +121,18 @@ class _Shelf:
 class Decoder:
     """Frames in, waiting changes out.
 
-    ``spec_of`` says how a relation is staged; None: not ours. ``left_out`` says which columns of a
-    relation aren't staged; it is asked whenever one is told of whose table some are excluded.
+    ``spec_of`` says how a relation is staged; None: not ours. ``as_sent`` says it with the names
+    that the columns have in this relation. It is called for each Relation message whose names may
+    be those of other columns than the spec means.
     """
 
     def __init__(
         self,
         spec_of: Callable[[int], DecodeSpec | None],
-        left_out: Callable[[DecodeSpec, Relation], frozenset[str]] = lambda spec, _: spec.excluded,
+        as_sent: Callable[[DecodeSpec, Relation], DecodeSpec] = lambda spec, _: spec,
     ) -> None:
         self.spec_of = spec_of
-        self._left_out = left_out
+        self._as_sent = as_sent
         self._staged_as: dict[int, tuple[DecodeSpec, DecodeSpec]] = {}
         self._relations: dict[int, Relation] = {}
         self._open: _Transaction | None = None
@@ -185,15 +187,15 @@ class Decoder:
                 self._divide(self._committed)
             self._committed.append(self._uncommitted)
             self._distribute(batch, 0, cut, self._committed)
-            self.commit_end = int(batch.scan.int64(batch.commits[-1:], _BODY + 9)[0])
-            self.commit_time = int(batch.scan.int64(batch.commits[-1:], _BODY + 17)[0])
+            self.commit_end = int(batch.scan.lsn(batch.commits[-1:], _BODY + 9)[0])
+            self.commit_time = int(batch.scan.time(batch.commits[-1:], _BODY + 17)[0])
             self.position = max(self.position, self.commit_end)
         if cut < frames:
             self._distribute(batch, cut, frames, self._uncommitted)
         self._open = batch.left_open
         idle = batch.idle_keepalives
         if len(idle):
-            end = batch.scan.int64(idle[-1:], 1)[0]
+            end = batch.scan.lsn(idle[-1:], 1)[0]
             self.position = max(self.position, int(end))
 
     def _distribute(self, batch: _Batch, low: int, high: int, shelf: _Shelf) -> None:
@@ -261,7 +263,7 @@ class Decoder:
         """Whether what waits of it may be staged otherwise than what comes now."""
         known, spec = self._relations.get(relation.oid), self.spec_of(relation.oid)
         return known is not None and (
-            relation != known or (spec is not None and bool(spec.excluded))
+            relation != known or (spec is not None and _names_may_differ(spec, relation))
         )
 
     def _learn(self, relation: Relation) -> None:
@@ -276,23 +278,33 @@ class Decoder:
 
     def _empty_tables(self, batch: _Batch, frame: int, shelf: _Shelf) -> None:
         """Put a Truncate behind what its tables have on the shelf."""
-        for oid in np.frombuffer(batch.scan.message(frame), ">u4", offset=6).tolist():
-            spec, known = self.spec_of(oid), self._relations.get(oid)
-            if spec is not None and known is not None:
+        for oid in pgoutput.truncated_relations(batch.scan.message(frame)):
+            spec = self.spec_of(oid)
+            if spec is not None and self._is_ours(oid):
+                known = self._relations[oid]
                 shelf.run(self._resolved(spec, known), known).parts.append(batch.truncate(frame))
                 shelf.tables.add(oid)
                 shelf.bytes += _CHANGE_BYTES
 
     def _resolved(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
-        """How changes of this relation are staged: with the names that excluded columns have."""
-        if not spec.excluded:
-            return spec
+        """How changes of this relation are staged: with the names that its columns have in it."""
         known = self._staged_as.get(relation.oid)
         if known is None or known[0] != spec:
-            names = self._left_out(spec, relation)
-            known = spec, replace(spec, excluded=names, excluded_numbers=frozenset(), columns=())
+            sent = self._as_sent(spec, relation) if _names_may_differ(spec, relation) else spec
+            known = spec, replace(sent, excluded_numbers=frozenset(), columns=())
             self._staged_as[relation.oid] = known
         return known[1]
+
+
+def _names_may_differ(spec: DecodeSpec, relation: Relation) -> bool:
+    """Whether the spec's names may be those of other columns in this relation.
+
+    Under FULL a relation doesn't say which columns are the key, so that they are found by name.
+    """
+    if spec.excluded:
+        return True
+    full = relation.replica_identity == "f" and bool(spec.key_columns)
+    return full and not is_as_known(spec, relation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +337,8 @@ class _Batch:
         if not bool((borders == expected).all()):
             raise pgoutput.broken("a transaction inside another")
         before = opened or _Transaction(0, 0, 0)
-        commit_lsn = np.concatenate(([before.commit_lsn], scan.int64(begins, _BODY)))
-        commit_time = np.concatenate(([before.commit_time], scan.int64(begins, _BODY + 8)))
+        commit_lsn = np.concatenate(([before.commit_lsn], scan.lsn(begins, _BODY)))
+        commit_time = np.concatenate(([before.commit_time], scan.time(begins, _BODY + 8)))
         xid = np.concatenate(([before.xid], scan.uint32(begins, _BODY + 16)))
         transaction = np.cumsum(scan.kind == BEGIN)
         inside = transaction + (opened is not None) > np.cumsum(scan.kind == COMMIT)

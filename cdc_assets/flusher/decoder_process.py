@@ -5,11 +5,11 @@ so the receiver pipes raw frames to this process and only ever waits for sockets
 
 The conversation, over one duplex pipe: the receiver sends :class:`Frames` (each followed by the
 joined bytes), :class:`Specs`, :class:`Finish`; this process answers :class:`Consumed` after each
-batch, :class:`Flushed` in the order of the log, :class:`Excluded` before what it is about,
-:class:`Retrying` whenever a file can't be stored and will be tried again, or :class:`Failed` once,
-and then it ends. It never decides what is safe: ``Flushed`` says "these files exist, and once they
-are registered everything below ``position`` is"; registering and acknowledging is the receiver's
-(invariants 1 and 2).
+batch, :class:`Flushed` in the order of the log, :class:`Excluded` and :class:`Refused` before what
+they are about, :class:`Retrying` whenever a file can't be stored and will be tried again, or
+:class:`Failed` once, and then it ends. It never decides what is safe: ``Flushed`` says "these files
+exist, and once they are registered everything below ``position`` is"; registering and
+acknowledging is the receiver's (invariants 1 and 2).
 
 Invariant 3: rows of an open transaction that outgrow ``flush_bytes`` are staged in parts as they
 arrive. Everything committed is reported before the first part is staged, so the parts stand in
@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from multiprocessing import Pipe
@@ -39,12 +39,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tenacity
 
-from cdc_assets.errors import CdcError
+from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.flusher.attribute_numbers import key_of
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.hidden import hidden
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.staging import Staging, WrittenFile
+from cdc_assets.flusher.waiting import Pending
 from cdc_assets.log.files import Storage
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import Relation
 
@@ -141,7 +144,19 @@ class Excluded:
     doubtful: tuple[str, ...]
 
 
-Reply = Consumed | Flushed | Retrying | Failed | Excluded
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Changes of a table aren't staged, for ``reason``; only a new copy makes its log whole again.
+
+    ``commit_lsn``: of the first one's transaction.
+    """
+
+    table: TableId
+    commit_lsn: int
+    reason: str
+
+
+Reply = Consumed | Flushed | Retrying | Failed | Excluded | Refused
 
 
 # A flush costs some 60 µs for every table that has changes, however few they are. So that this is
@@ -171,15 +186,27 @@ class _Worker:
     flush_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.decoder = Decoder(self._spec_of, self._left_out)
+        self.decoder = Decoder(self._spec_of, self._as_sent)
 
     def _spec_of(self, oid: int) -> DecodeSpec | None:
         return self.specs.get(oid)
 
-    def _left_out(self, spec: DecodeSpec, relation: Relation) -> frozenset[str]:
+    def _as_sent(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
+        now = _attributes(self.settings, relation.oid)
+        sent = spec
+        if relation.replica_identity == "f":
+            key, doubt = key_of(spec, relation, now)
+            sent = replace(sent, key_columns=key, doubt=doubt)
+        if spec.excluded:
+            sent = replace(sent, excluded=self._left_out(spec, relation, now))
+        return sent
+
+    def _left_out(
+        self, spec: DecodeSpec, relation: Relation, now: Sequence[Attribute]
+    ) -> frozenset[str]:
         seen = self.excluded.get((relation.oid, spec.excluded), frozenset[int]())
         spec = replace(spec, excluded_numbers=spec.excluded_numbers | seen)
-        found = hidden(spec, relation, _attributes(self.settings, relation.oid))
+        found = hidden(spec, relation, now)
         if found.numbers != spec.excluded_numbers or found.doubtful:
             self.excluded[relation.oid, spec.excluded] = found.numbers
             self.pipe.send(Excluded(spec.table, found.numbers, found.doubtful))
@@ -228,7 +255,7 @@ class _Worker:
         if self.decoder.open_bytes >= self.settings.flush_bytes:
             if self.decoder.position > self.reported:
                 self.flush()
-            self.parts += self.staging.write(self.decoder.take_open())
+            self.parts += self.stage(self.decoder.take_open())
             self.say_consumed(0)
 
     def is_full(self) -> bool:
@@ -244,6 +271,21 @@ class _Worker:
         waiting = self.decoder.committed_bytes + self.decoder.open_bytes
         self.pipe.send(Consumed(byte_size, waiting))
 
+    def stage(self, taken: Sequence[Pending]) -> list[WrittenFile]:
+        """Write the rows of each; those of a table that can't be told apart are refused."""
+        files = self.staging.write(taken)
+        for pending in taken:
+            if (unusable := pending.unusable) is not None:
+                table = pending.spec.table
+                problem = TableProblem(
+                    table,
+                    f"a change at LSN {Lsn(unusable.lsn)} {unusable.why}, so it isn't in the log",
+                    "See that each of its partitions has the table's own replica identity, then"
+                    f" copy it anew: cdc-assets resync {table}.",
+                )
+                self.pipe.send(Refused(table, unusable.commit_lsn, str(problem)))
+        return files
+
     def flush(self, *, final: bool = False) -> None:
         """Stage and report all that is committed."""
         began = time.monotonic()
@@ -252,7 +294,7 @@ class _Worker:
         if decoder.position > self.reported:
             # The position stands still while a transaction is open, and all before it was reported
             # when its first part was staged: so whatever parts there are, they are committed.
-            files = self.parts + self.staging.write(decoder.take_committed())
+            files = self.parts + self.stage(decoder.take_committed())
             self.parts = []
         self.due = None
         self.flush_seconds = time.monotonic() - began

@@ -26,6 +26,7 @@ import logging
 import os
 import queue
 import select
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ from cdc_assets.flusher.decoder_process import (
     Finish,
     Flushed,
     Frames,
+    Refused,
     Retrying,
     Settings,
     Specs,
@@ -54,6 +56,7 @@ from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.enrol import streamed_publications
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,8 @@ ASK_SECONDS = 0.25
 # How often the server hears of us while we don't read what it says: a quarter of the shortest
 # wal_sender_timeout that anybody sets.
 PAUSED_FEEDBACK_SECONDS = 0.25
+# How long a process whose pipe has ended takes to be gone.
+_LAST_SECONDS = 5.0
 # Of the 30 seconds an orderly stop may take, those for staging and registering what is complete.
 FINISH_SECONDS = 12.0
 
@@ -87,6 +92,21 @@ class _Batch:
 
     frames: Frames
     joined: bytes | memoryview
+
+
+def _died(returncode: int | None, flushed: Lsn) -> ReplicationProblem:
+    """The decoder ended and didn't say why."""
+    where = f"the decoder process ended without a word, reading what follows LSN {flushed}"
+    if returncode is None or returncode >= 0:
+        return ReplicationProblem(f"{where} (exit code {returncode}).", "Its log may say more.")
+    name = signal.Signals(-returncode).name
+    remedy = (
+        "Somebody killed it, or the machine's memory ran out: see the kernel's log, and lower"
+        " staging.flush_bytes or give it more memory."
+        if name == "SIGKILL"
+        else "If it comes back at the same place, report it with the server's version."
+    )
+    return ReplicationProblem(f"{where}: {name} ended it.", remedy)
 
 
 def _doubt(found: Excluded) -> str:
@@ -130,6 +150,7 @@ class Session:
         self._rows: list[TableRow] = []
         self._revision: int | None = None
         self._specs: Mapping[int, DecodeSpec] = {}
+        self._refused: dict[TableId, Refused] = {}
         self._settings = Settings(
             config.name,
             pipeline.source_dsn,
@@ -296,8 +317,10 @@ class Session:
                 self._advance()
                 if time.monotonic() - self._specs_at >= HEARTBEAT_SECONDS:
                     self._refresh_specs()
+                    for refused in [*self._refused.values()]:
+                        self._park(refused)
         except (EOFError, ConnectionResetError):
-            self.fail(ReplicationProblem("the decoder process ended without a word."))
+            self.fail(_died(self._decoder.wait(_LAST_SECONDS), self._flushed))
         except Exception as error:  # noqa: BLE001 - handed to the thread that raises it
             self.fail(error)
         self._wake()
@@ -320,11 +343,22 @@ class Session:
             self._store.add_excluded(reply.table, reply.numbers)
             if reply.doubtful:
                 self._store.park(reply.table, _doubt(reply))
+        elif isinstance(reply, Refused):
+            self._park(reply)
         elif isinstance(reply, Failed):
             logger.error("the decoder failed:\n%s", reply.trace)
             raise ReplicationProblem(f"the decoder failed: {reply.summary}")
         else:
             raise TypeError(f"unexpected reply {type(reply)}")
+
+    def _park(self, refused: Refused) -> None:
+        """Set the table aside; one that is about to be pinned as soon as it is known where."""
+        self._refused.pop(refused.table, None)
+        done = self._store.park_log(refused.table, refused.reason, Lsn(refused.commit_lsn))
+        if done is None:
+            self._refused[refused.table] = refused
+        elif done:
+            logger.error("%s", refused.reason)
 
     def _flush(self, flushed: Flushed) -> None:
         position, commit_time = Lsn(flushed.position), flushed.commit_time

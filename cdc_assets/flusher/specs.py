@@ -20,9 +20,7 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
             row.key_columns,
             row.excluded,
             row.excluded_numbers,
-            tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns)
-            if row.excluded
-            else (),
+            tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns),
         )
         for row in rows
         if row.oid

@@ -11,6 +11,9 @@ _data``. What is decided here, and why nothing is invented (invariant 8):
 - REPLICA IDENTITY FULL doesn't remove unchanged markers: the value is in the OLD tuple, filled
   here.
 - A table without a key has no row to update: ``D`` with all old columns, ``I`` with all new ones.
+- A row is found by its key, or without one by all of its old columns. Where the stream doesn't send
+  those (a partition has another replica identity than its root, say) nothing of the table is
+  staged: :class:`Unusable` says why.
 
 Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.json_text`` for writing.
 """
@@ -26,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.changes import Changes
 from cdc_assets.flusher.json_text import ABSENT, NULL, TEXT, Member, escape, objects, ranges
 from cdc_assets.log.files import STAGED_SCHEMA
@@ -44,6 +48,7 @@ from cdc_assets.postgres.pgoutput import (
     Ints,
     Mask,
     Relation,
+    TornTuple,
     Tuples,
 )
 
@@ -57,8 +62,11 @@ _CODE[[INSERT, UPDATE, DELETE, TRUNCATE]] = [0, 1, 2, 3]
 class DecodeSpec:
     """How a table is staged: its name, the columns that find a row, those that are left out.
 
-    Where there are some of those: their attribute numbers as far as they are known, and what is
-    known of the table's ``columns`` (number, name, type's oid and modifier), see ``hidden``.
+    Names are those of ``columns``, which is what was known of the table once: number, name, type's
+    oid and modifier. ``excluded_numbers``: of the excluded ones, as far as they are known.
+
+    ``hidden.as_sent`` says it with a relation's own names; ``doubt`` is then why its key can't be
+    told, or empty.
     """
 
     table: TableId
@@ -66,6 +74,20 @@ class DecodeSpec:
     excluded: frozenset[str] = frozenset()
     excluded_numbers: frozenset[int] = frozenset()
     columns: tuple[tuple[int, str, int, int], ...] = ()
+    doubt: str = ""
+
+
+class Unusable(Exception):
+    """A change can't be staged because of what its table is like at the source.
+
+    ``lsn`` is the change's, ``commit_lsn`` its transaction's.
+    """
+
+    def __init__(self, why: str, lsn: int, commit_lsn: int) -> None:
+        self.why = why
+        self.lsn = lsn
+        self.commit_lsn = commit_lsn
+        super().__init__(why)
 
 
 def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
@@ -96,30 +118,33 @@ class Plan:
         self.relation = relation
         self.names = names = [column.name for column in relation.columns]
         self.kept = [i for i, name in enumerate(names) if name not in spec.excluded]
+        self.doubt = spec.doubt
         # Old tuples have the columns of the replica identity, whatever the key was before. With
         # FULL they have all of them, and the key is what the catalog said.
         self.key = [i for i, c in enumerate(relation.columns) if c.is_key]
-        if relation.replica_identity == "f" or not self.key:
+        if relation.replica_identity == "f":
             self.key = [names.index(name) for name in spec.key_columns if name in names]
             if len(self.key) < len(spec.key_columns):
                 self.key = []
-        self.layout = (tuple(names), tuple(self.kept), tuple(self.key))
+        self.layout = (tuple(names), tuple(self.kept), tuple(self.key), self.doubt)
 
     def rows(self, batch: Changes) -> tuple[pa.Table, Ints]:
         """One padded batch: read the tuples, pick the rows to be staged, write them.
 
         Beside the rows: where those of each change end. Raises ReplicationProblem if a message
-        isn't what the relation says.
+        isn't what the relation says, and Unusable for a change whose row can't be told.
         """
         buffer = batch.message
         start = np.concatenate((np.zeros(1, np.int64), batch.stop[:-1]))
-        tuples, new, old = self._tuples(buffer, start, batch.stop)
+        tuples, new, old = self._tuples(batch, start)
+        marker = buffer[start]
         width = len(self.names)
         raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
         # Of a large value there are copies enough.
         del buffer
         batch = replace(batch, message=np.empty(0, np.uint8))
         filled = _fill(tuples, new, old)
+        self._check_rows(batch, marker, tuples, new, old)
         op = _CODE[batch.op]
         split = self._splits(raw, width, op, new, old, tuples, filled)
         # A change that splits is staged twice: first what goes, then what comes.
@@ -153,29 +178,29 @@ class Plan:
         )
         return rows, np.cumsum(1 + split)
 
-    def _tuples(self, buffer: Bytes, start: Ints, stop: Ints) -> tuple[Tuples, Ints, Ints]:
+    def _tuples(self, batch: Changes, start: Ints) -> tuple[Tuples, Ints, Ints]:
         """All tuples in the order they came; of each change the new (or only) one and the old one.
 
         Without an old tuple ``old`` is -1. A delete's only tuple is both.
         """
-        width = len(self.names)
+        buffer, stop, width = batch.message, batch.stop, len(self.names)
         marker = buffer[start]
-        first = pgoutput.walk(buffer, start + 1, width)
         has_old = (marker == OLD_KEY) | (marker == OLD_ROW)
-        if not bool((has_old | (marker == NEW_ROW)).all()):
-            raise pgoutput.broken(self._what())
-        two = has_old & (first.end < stop)
+        wanted = np.where(batch.op == INSERT, ~has_old, has_old | (batch.op == UPDATE))
+        self._check(batch, wanted & (has_old | (marker == NEW_ROW)), "no such kind of row")
+        every = np.arange(len(start))
+        first = self._walk(batch, every, start + 1)
+        two = has_old & (batch.op == UPDATE)
         if not bool(two.any()):
-            self._check(first.end, stop)
-            only = np.arange(len(start))
-            return first, only, np.where(has_old, only, -1)
+            self._check(batch, first.end == stop, "more bytes than columns")
+            return first, every, np.where(has_old, every, -1)
         both = np.flatnonzero(two)
-        if not bool((buffer[first.end[both]] == NEW_ROW).all()):
-            raise pgoutput.broken(self._what())
-        second = pgoutput.walk(buffer, first.end[both] + 1, width)
         end = first.end.copy()
+        # Behind the last one there is padding, which is no row.
+        self._check(batch, (buffer[end] == NEW_ROW) | ~two, "no new row")
+        second = self._walk(batch, both, end[both] + 1)
         end[both] = second.end
-        self._check(end, stop)
+        self._check(batch, end == stop, "more bytes than columns")
         at = np.arange(len(start)) + np.cumsum(two) - two
         new = at + two
         total = len(start) + len(both)
@@ -194,12 +219,37 @@ class Plan:
             into[:, new[both]] = other
         return merged, new, np.where(has_old, at, -1)
 
-    def _check(self, end: Ints, stop: Ints) -> None:
-        if not bool((end == stop).all()):
-            raise pgoutput.broken(self._what())
+    def _walk(self, batch: Changes, changes: Ints, position: Ints) -> Tuples:
+        try:
+            return pgoutput.walk(batch.message, position, batch.stop[changes], len(self.names))
+        except TornTuple as torn:
+            raise self._broken(batch, int(changes[torn.number]), torn.what) from torn
 
-    def _what(self) -> str:
-        return f"a change of {TableId(self.relation.schema, self.relation.name)}"
+    def _check(self, batch: Changes, fits: Mask, otherwise: str) -> None:
+        if not bool(fits.all()):
+            raise self._broken(batch, int(np.argmin(fits)), otherwise)
+
+    def _broken(self, batch: Changes, change: int, what: str) -> ReplicationProblem:
+        table, kind = TableId(self.relation.schema, self.relation.name), chr(batch.op[change])
+        return pgoutput.broken(f"a change ({kind}) of {table} with {what}", int(batch.lsn[change]))
+
+    def _check_rows(
+        self, batch: Changes, marker: Bytes, tuples: Tuples, new: Ints, old: Ints
+    ) -> None:
+        """Raise Unusable for the first change that doesn't say which row it is of."""
+        if self.key:
+            known = (tuples.kind[self.key] == pgoutput.TEXT).all(axis=0)
+            odd = ~known[new] | ((old >= 0) & ~known[np.maximum(old, 0)])
+            names = ", ".join(self.names[column] for column in self.key)
+            why = f"doesn't say the value of its key ({names})"
+        else:
+            odd = (batch.op != INSERT) & (marker != OLD_ROW)
+            why = "doesn't say all of the old row, and the table has no key"
+        if self.doubt:
+            odd, why = np.ones_like(odd), self.doubt
+        if bool(odd.any()):
+            first = int(np.argmax(odd))
+            raise Unusable(why, int(batch.lsn[first]), int(batch.commit_lsn[first]))
 
     def _splits(
         self,

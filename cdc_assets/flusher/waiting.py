@@ -17,17 +17,21 @@ import pyarrow as pa
 
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.changes import Changes, batches, joined
-from cdc_assets.flusher.staged_rows import DecodeSpec, Plan, invalid_text
+from cdc_assets.flusher.staged_rows import DecodeSpec, Plan, Unusable, invalid_text
 from cdc_assets.postgres.pgoutput import Relation
 
 
 @dataclass(slots=True)
 class Pending:
-    """Waiting changes of one table under one relation, in order: runs of changes and truncates."""
+    """Waiting changes of one table under one relation, in order: runs of changes and truncates.
+
+    ``unusable``: why some of them were left out, once they were decoded.
+    """
 
     spec: DecodeSpec
     relation: Relation
     parts: list[Changes | pa.Table] = field(default_factory=list)
+    unusable: Unusable | None = None
 
     @property
     def byte_size(self) -> int:
@@ -39,8 +43,8 @@ def decoded(pendings: Sequence[Pending]) -> Iterator[tuple[int, pa.Table]]:
     """Staged rows in tables of bounded size, each with the number of the pending it is of.
 
     Those of one stand together, in commit order; which one comes first is left open. Nothing holds
-    on to a table that was taken. Raises ReplicationProblem if a message isn't what its relation
-    says.
+    on to a table that was taken. A batch of one with a change that can't be staged is left out, and
+    the pending says why. Raises ReplicationProblem if a message isn't what its relation says.
     """
     plans = [Plan(pending.spec, pending.relation) for pending in pendings]
     alike: dict[object, list[int]] = {}
@@ -51,13 +55,16 @@ def decoded(pendings: Sequence[Pending]) -> Iterator[tuple[int, pa.Table]]:
         parts = ((number, part) for number in numbers for part in pendings[number].parts)
         for undecoded, run in groupby(parts, key=lambda part: isinstance(part[1], Changes)):
             if undecoded:
-                yield from _rows(plans, width, run)
+                yield from _rows(plans, pendings, width, run)
             else:
                 yield from run
 
 
 def _rows(
-    plans: Sequence[Plan], width: int, parts: Iterable[tuple[int, Changes]]
+    plans: Sequence[Plan],
+    pendings: Sequence[Pending],
+    width: int,
+    parts: Iterable[tuple[int, Changes]],
 ) -> Iterator[tuple[int, pa.Table]]:
     """The rows of changes whose plans, which the numbers say, have one layout."""
     for batch in batches(parts, width):
@@ -70,7 +77,18 @@ def _rows(
             yield from together
             continue
         for owner, pieces in owners:
-            yield owner, plans[owner].rows(joined(pieces))[0]
+            alone = _alone(plans[owner], pendings[owner], pieces)
+            while alone:
+                yield owner, alone.pop()
+
+
+def _alone(plan: Plan, pending: Pending, pieces: Sequence[Changes]) -> list[pa.Table]:
+    """The rows of one owner; nothing if they can't be staged, which is noted."""
+    try:
+        return [plan.rows(joined(pieces))[0]]
+    except Unusable as unusable:
+        pending.unusable = pending.unusable or unusable
+        return []
 
 
 def _together(
@@ -79,7 +97,7 @@ def _together(
     """The rows of each owner; None if there is something odd, whose owner has to be found."""
     try:
         rows, ends = plan.rows(joined([piece for _, pieces in owners for piece in pieces]))
-    except ReplicationProblem:
+    except (ReplicationProblem, Unusable):
         return None
     if invalid_text(rows):
         return None

@@ -229,6 +229,27 @@ class TableRegistry(LogSession):
             {"reason": reason, "source": self.source, "table": str(table), "epoch": epoch},
         )
 
+    def park_log(self, table: TableId, reason: str, committed: Lsn) -> bool | None:
+        """Set a table aside whose log lacks a transaction that committed at ``committed``.
+
+        False if it is aside already, or the transaction is in its copy; None while its copy waits
+        for a pin, which says which of the two it is.
+        """
+        done = self.connection.execute(
+            "update tables set state = 'parked', reason = %s, updated_at = now()"
+            " where source = %s and table_name = %s and snapshot_lsn <= %s"
+            " and state in ('waiting', 'copying', 'streaming')",
+            (reason, self.source, str(table), str(committed)),
+        )
+        if done.rowcount:
+            return True
+        waits = self.connection.execute(
+            "select from tables where source = %s and table_name = %s and state = 'waiting'"
+            " and snapshot_lsn is null",
+            (self.source, str(table)),
+        )
+        return None if waits.rowcount else False
+
     def set_published_as(self, table: TableId, published_as: str | None, epoch: int) -> None:
         """Remember which entry of the publication the table's changes of an epoch come through."""
         self.connection.execute(

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc_assets.errors import ReplicationProblem
+from cdc_assets.postgres.lsn import Lsn
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -28,11 +29,13 @@ Mask = npt.NDArray[np.bool_]
 
 # Microseconds from 1970 to 2000, where Postgres counts from.
 POSTGRES_EPOCH_MICROSECONDS = 946_684_800_000_000
+# A commit's time is so far from 2000 at most, some 1,900 years: what every reader has dates for.
+LONGEST_MICROSECONDS = 60 * 10**15
 # Bytes of an XLogData header; the pgoutput message begins behind it.
 XLOG_HEADER_BYTES = 25
 KEEPALIVE_BYTES = 18
-# Zero bytes wanted behind the last tuple: a reader of 4 bytes may look past a final one-byte
-# column.
+# Zero bytes wanted behind the last tuple: a column that is looked for where a message has ended
+# already is refused only after its kind and its length were read, five bytes.
 PADDING = b"\0" * 8
 
 XLOG_DATA, KEEPALIVE = ord("w"), ord("k")
@@ -42,10 +45,18 @@ ORIGIN, TYPE, MESSAGE = ord("O"), ord("Y"), ord("M")
 OLD_KEY, OLD_ROW, NEW_ROW = ord("K"), ord("O"), ord("N")
 TEXT, NULL, UNCHANGED = ord("t"), ord("n"), ord("u")
 
-_KNOWN = np.zeros(256, np.bool_)
-_KNOWN[
-    [BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE, ORIGIN, TYPE, MESSAGE, KEEPALIVE]
-] = True
+# Of each kind of message, the bytes of the shortest frame (what has a fixed place is in it) and of
+# the longest. Of what isn't a kind no frame is long enough.
+_MOST = np.full(256, np.iinfo(np.int64).max)
+_LEAST = _MOST.copy()
+for _kind, _body in (
+    *((BEGIN, 20), (COMMIT, 25), (RELATION, 9), (TRUNCATE, 5)),
+    *((INSERT, 7), (UPDATE, 7), (DELETE, 7)),  # oid, marker, number of columns
+    *((ORIGIN, 9), (TYPE, 6), (MESSAGE, 14)),
+):
+    _LEAST[_kind] = XLOG_HEADER_BYTES + 1 + _body
+_MOST[[BEGIN, COMMIT]] = _LEAST[[BEGIN, COMMIT]]
+_MOST[KEEPALIVE] = _LEAST[KEEPALIVE] = KEEPALIVE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +94,37 @@ class Relation:
                     RelationColumn(rest[at + 1 : end].decode(), type_oid, modifier, bool(flags & 1))
                 )
                 at = end + 9
+            names = {column.name for column in columns}
+            if at != len(rest) or len(names) != count or "" in names:
+                raise ValueError("more bytes than columns, or columns that have one name or none")
+            return cls(
+                oid, schema.decode() or "pg_catalog", name.decode(), identity.decode(), (*columns,)
+            )
         except (ValueError, IndexError, struct.error) as error:
             raise broken(f"a Relation message of {len(message)} bytes") from error
-        return cls(
-            oid, schema.decode() or "pg_catalog", name.decode(), identity.decode(), (*columns,)
-        )
 
 
-def broken(what: str) -> ReplicationProblem:
+def truncated_relations(message: bytes) -> list[int]:
+    """The oids that a Truncate message names. Raises ReplicationProblem if it is torn."""
+    (count,) = struct.unpack_from(">I", message, 1)
+    if len(message) != 6 + 4 * count:
+        raise broken(f"a Truncate message of {len(message)} bytes for {count} tables")
+    return [*struct.unpack_from(f">{count}I", message, 6)]
+
+
+def broken(what: str, lsn: int | None = None) -> ReplicationProblem:
     """The stream isn't what the protocol says; nothing that was read can be trusted."""
+    where = "" if lsn is None else f" at LSN {Lsn(lsn)}"
     return ReplicationProblem(
-        f"the replication stream is broken: {what} can't be read as pgoutput protocol 1.",
+        f"the replication stream is broken: {what}{where} can't be read as pgoutput protocol 1.",
         "Nothing of it was staged; a restart reads it again. If it comes back, report it with the"
         " server's version.",
     )
 
 
-def be32(buffer: Bytes) -> npt.NDArray[np.int32]:
-    """The big-endian int32 at *every* byte position, as a view: index it to gather some."""
-    return np.ndarray((max(len(buffer) - 3, 0),), ">i4", buffer.data, strides=(1,))
+def be32(buffer: Bytes) -> npt.NDArray[np.uint32]:
+    """The big-endian uint32 at *every* byte position, as a view: index it to gather some."""
+    return np.ndarray((max(len(buffer) - 3, 0),), ">u4", buffer.data, strides=(1,))
 
 
 def be64(buffer: Bytes) -> Ints:
@@ -134,9 +157,23 @@ class Scan:
         """The int64 field at ``offset`` of each of ``frames``."""
         return be64(self.buffer)[self.start[frames] + offset].astype(np.int64)
 
+    def lsn(self, frames: Ints, offset: int) -> Ints:
+        """The LSN at ``offset`` of each; ReplicationProblem if one can't be."""
+        found = self.int64(frames, offset)
+        if bool((found < 0).any()):
+            raise broken("an LSN beyond 7FFFFFFF/FFFFFFFF")
+        return found
+
+    def time(self, frames: Ints, offset: int) -> Ints:
+        """The microseconds since 2000 at ``offset`` of each; ReplicationProblem if one can't be."""
+        found = self.int64(frames, offset)
+        if bool(((found < -LONGEST_MICROSECONDS) | (found > LONGEST_MICROSECONDS)).any()):
+            raise broken("a time that is no date")
+        return found
+
     def uint32(self, frames: Ints, offset: int) -> Ints:
         """The unsigned 32-bit field (an oid, a transaction id) at ``offset`` of each frame."""
-        return be32(self.buffer)[self.start[frames] + offset].view(">u4").astype(np.int64)
+        return be32(self.buffer)[self.start[frames] + offset].astype(np.int64)
 
     def message(self, frame: int) -> bytes:
         """The pgoutput message of one frame."""
@@ -160,9 +197,11 @@ def scan(blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]) -
     if bool((lengths[data] <= XLOG_HEADER_BYTES).any()):
         raise broken("a message without a body")
     kind = buffer[start + np.where(data, XLOG_HEADER_BYTES, 0)]
-    if not bool(_KNOWN[kind].all()):
-        unknown = bytes(np.unique(kind[~_KNOWN[kind]]))
-        raise broken(f"a message of kind {unknown!r}")
+    fits = (lengths >= _LEAST[kind]) & (lengths <= _MOST[kind]) & (data != (kind == KEEPALIVE))
+    if not bool(fits.all()):
+        odd = int(np.argmin(fits))
+        what = f"a message of kind {bytes(kind[odd : odd + 1])!r} in {lengths[odd]} bytes"
+        raise broken(what, int(be64(buffer)[start[odd] + 1]) % 2**64)
     return Scan(buffer, start, stop, kind)
 
 
@@ -180,35 +219,49 @@ class Tuples:
     end: Ints
 
 
-def walk(buffer: Bytes, position: Ints, columns: int) -> Tuples:
+class TornTuple(Exception):
+    """Tuple ``number`` of those that were walked isn't what the protocol says: it has ``what``."""
+
+    def __init__(self, odd: Mask, what: str) -> None:
+        self.number = int(np.argmax(odd))
+        self.what = what
+        super().__init__(what)
+
+
+def walk(buffer: Bytes, position: Ints, stop: Ints, columns: int) -> Tuples:
     """Read the tuples whose column count stands at ``position``; all have ``columns`` columns.
 
-    ``buffer`` is padded by PADDING. Raises ReplicationProblem if a tuple leaves the buffer or has
-    another number of columns; the caller checks that each ends where its message does.
+    ``stop``: where the message of each ends, PADDING bytes before the end of ``buffer`` at the
+    latest. Lengths are read as unsigned, so one that is negative leads out of its message like one
+    that is too long: no position is ever used that wasn't compared with ``stop``. Raises TornTuple;
+    the caller checks that each message ends where its last tuple does.
     """
     count = len(position)
     kind = np.empty((columns, count), np.uint8)
     first = np.empty((columns, count), np.int64)
-    stop = np.empty((columns, count), np.int64)
-    int32 = be32(buffer)
-    try:
-        stated = (buffer[position].astype(np.int64) << 8) | buffer[position + 1]
-        if not bool((stated == columns).all()):
-            raise broken(f"a tuple that should have {columns} columns")
-        at = position + 2
-        for column in range(columns):
-            kinds = buffer[at]
-            text = kinds == TEXT
-            if bool(text.all()):
-                begin = at + 5
-                end = begin + int32[at + 1]
-            else:
-                if not bool((text | (kinds == NULL) | (kinds == UNCHANGED)).all()):
-                    raise broken("a column that is neither text nor null nor unchanged")
-                begin = at + np.where(text, 5, 1)
-                end = begin + np.where(text, int32[at + 1], 0)
-            kind[column], first[column], stop[column] = kinds, begin, end
-            at = end
-    except IndexError as error:
-        raise broken("a tuple") from error
-    return Tuples(kind, first, stop, at)
+    last = np.empty((columns, count), np.int64)
+    length = be32(buffer)
+    at = position + 2
+    _refuse(at > stop, "no columns")
+    stated = (buffer[position].astype(np.int64) << 8) | buffer[position + 1]
+    _refuse(stated != columns, f"another number of columns than {columns}")
+    for column in range(columns):
+        kinds = buffer[at]
+        text = kinds == TEXT
+        if bool(text.all()):
+            begin = at + 5
+            end = begin + length[at + 1]
+        else:
+            odd = ~(text | (kinds == NULL) | (kinds == UNCHANGED))
+            _refuse(odd, "a column that is neither text nor null nor unchanged")
+            begin = at + np.where(text, 5, 1)
+            end = begin + np.where(text, length[at + 1], 0)
+        _refuse(end > stop, "a column that is longer than its message")
+        kind[column], first[column], last[column] = kinds, begin, end
+        at = end
+    return Tuples(kind, first, last, at)
+
+
+def _refuse(odd: Mask, what: str) -> None:
+    if bool(odd.any()):
+        raise TornTuple(odd, what)

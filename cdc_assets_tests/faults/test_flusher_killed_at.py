@@ -55,6 +55,7 @@ def _run_until_killed(source: Bench, step: str, passes: int, *tables: str) -> No
         assert code == 1, (step, passes)  # it noticed, and said so
         log = (source.folder / "flusher.log").read_text()
         assert "the decoder process ended without a word" in log
+        assert "SIGKILL ended it" in log
     else:
         assert code == -signal.SIGKILL, (step, passes)
 
