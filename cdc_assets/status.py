@@ -22,6 +22,8 @@ from cdc_assets.postgres.replication import current_position, slot_status
 from cdc_assets.postgres.waits import Wait, held_snapshots, waits
 from cdc_assets.spark.catalog import shown
 
+# What a flusher waits in for another session to begin, without the lock of its turn.
+BETWEEN_SESSIONS = ("reconnecting", "stuck")
 # A flusher that has the turn tells every few seconds how it is.
 SILENT_SECONDS = 30.0
 
@@ -269,7 +271,9 @@ def _flusher(
     """
     active = store.is_locked(f"flusher:{store.source}")
     told, age = store.flusher_report() or ({}, None)
-    state = told.get("state") if active and age is not None and age < SILENT_SECONDS else None
+    state = told.get("state") if age is not None and age < SILENT_SECONDS else None
+    if not active and state not in BETWEEN_SESSIONS:
+        state = None
     if dropped_since(store) is not None:
         state = "dropped"
     return {

@@ -130,6 +130,14 @@ def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
             " streams by hand.",
             limits,
         )
+    elif state == "stuck":
+        yield Condition(
+            "stream",
+            "the source can't send its changes",
+            detail,
+            "See 'A stream that ends at the same place' in docs/operations.md.",
+            limits,
+        )
     elif state == "reconnecting":
         yield Condition(
             "flusher",

@@ -31,7 +31,8 @@ from cdc_assets.flusher.health import Health
 from cdc_assets.flusher.pin_keeper import PinKeeper
 from cdc_assets.flusher.receiver import Session
 from cdc_assets.flusher.report import Progress
-from cdc_assets.flusher.stream import SlotInUse
+from cdc_assets.flusher.standstill import Standstill, Stuck
+from cdc_assets.flusher.stream import SlotInUse, StreamLost
 from cdc_assets.flusher.turn import active_process
 from cdc_assets.log.heart import Heart
 from cdc_assets.pipeline import Pipeline
@@ -47,6 +48,8 @@ LOCK_SECONDS = 1.0
 # Back-off between sessions: at once, then doubling; a server restart takes some seconds.
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
+# And where the source fails at the same place each time: it decodes all before it each time.
+LONGEST_STUCK_SECONDS = 600.0
 # A session that lived this long was well: the next failure is a first one again.
 HEALTHY_SECONDS = 60.0
 # What may be over soon.
@@ -81,7 +84,8 @@ def run(
     ``progress`` is kept true meanwhile, for a caller that shows it.
 
     It survives the loss of its connections, once it has streamed, and waits for a staging place
-    that fails. Raises NotReady (at once, naming all that is wrong), SourceMismatch,
+    that fails. Where the source can't send what is next it tries ever more seldom, with ``until``
+    only a few times. Raises NotReady (at once, naming all that is wrong), SourceMismatch,
     ReplicationProblem, PreflightError, CoordinationError, EnvironmentProblem, or
     psycopg.OperationalError when a database can't be reached to begin with.
     """
@@ -106,6 +110,7 @@ class _Flusher:
         self._guard = Guard(config)
         self._streamed = False
         self._failures = 0
+        self._standstill = Standstill()
 
     def run(self) -> FlushResult:
         refuse_to_flush(self._config)
@@ -123,6 +128,9 @@ class _Flusher:
                 with attempt:
                     if not self._stop.is_set():  # told to stop while it was down: in order
                         self._once()
+        except (CdcError, psycopg.Error) as error:
+            self._progress.enter("stopped", error)
+            raise
         finally:
             self._drop_keeper()
             self._guard.close()
@@ -166,7 +174,13 @@ class _Flusher:
         session = Session(pipeline, flushed, self._progress, stop=self._stop, until=self._until)
         assert self._keeper is not None
         self._keeper.on_mismatch = session.fail
-        session.run()
+        try:
+            session.run()
+        except StreamLost as error:
+            judged = self._standstill.judged(self._progress.flushed, error)
+            if judged is error:
+                raise
+            raise judged from error
 
     def _wait_for_turn(self, pipeline: Pipeline) -> bool:
         """True once the lock is ours; False if there is nothing left to wait for."""
@@ -206,6 +220,8 @@ class _Flusher:
     def _worth_another(self, error: BaseException) -> bool:
         if isinstance(error, SlotInUse):
             return True
+        if isinstance(error, Stuck) and self._until is not None:
+            return False  # somebody waits for it
         if isinstance(error, SourceMismatch) and error.codes != ("in_recovery",):
             return False
         # A standby that is about to be promoted is read-only for a while.
@@ -216,13 +232,19 @@ class _Flusher:
         if isinstance(error, SlotInUse):
             return LOCK_SECONDS
         self._failures += 1
-        cap = min(FIRST_WAIT_SECONDS * 2.0 ** min(self._failures - 1, 16), LONGEST_WAIT_SECONDS)
+        failures, longest = self._failures, LONGEST_WAIT_SECONDS
+        if isinstance(error, Stuck):
+            failures, longest = max(failures, self._standstill.times), LONGEST_STUCK_SECONDS
+        cap = min(FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 16), longest)
         return random.uniform(cap / 2, cap)  # noqa: S311 - not all flushers at once
 
     def _say(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         waits = state.next_action.sleep if state.next_action is not None else 0.0
-        self._progress.enter("reconnecting", error)
+        if isinstance(error, Stuck):
+            self._progress.enter_stuck(error)
+        else:
+            self._progress.enter("reconnecting", error)
         logger.warning("%s Trying again in %.1f s.", error, waits)
 
 

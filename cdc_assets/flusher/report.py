@@ -43,9 +43,12 @@ class Durations:
         return sum(self.counts)
 
 
-STATES = ("starting", "waiting", "streaming", "retrying staging", "reconnecting", "stopped")
+STATES = (
+    *("starting", "waiting", "streaming", "retrying staging", "reconnecting", "stuck"),
+    "stopped",
+)
 """waiting: another flusher is active. retrying staging: a file can't be stored. reconnecting: a
-connection was lost."""
+connection was lost. stuck: the source fails at the same place each time."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ class Progress:
     bytes_by_table: Counter[str] = field(default_factory=Counter)
     troubles: dict[str, str] = field(default_factory=dict)
     """What goes wrong beside the stream, by the thread whose work it is."""
+    _stuck_at: Lsn | None = None
 
     @property
     def reconnects(self) -> int:
@@ -97,7 +101,13 @@ class Progress:
         self.durations.add(seconds)
 
     def enter(self, state: str, error: BaseException | str | None = None) -> None:
-        """Note a change of state, and what caused it."""
+        """Note a change of state, and what caused it.
+
+        Who is stuck streams again only when something got into the log.
+        """
+        if state == "streaming" and self._stuck_at == self.flushed:
+            return
+        self._stuck_at = None
         if error is not None:
             self.last_error = error if isinstance(error, str) else first_line(error)
         if state != self.state:
@@ -109,6 +119,11 @@ class Progress:
             self.troubles.pop(thread, None)
         else:
             self.troubles[thread] = trouble
+
+    def enter_stuck(self, error: BaseException) -> None:
+        """Note that nothing after ``flushed`` can be had, and why."""
+        self.enter("stuck", error)
+        self._stuck_at = self.flushed
 
 
 @dataclass(slots=True)

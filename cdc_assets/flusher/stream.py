@@ -46,6 +46,14 @@ class StreamLost(ReplicationLost):
     """The connection ended; opening a new one may help."""
 
 
+class EndedByServer(StreamLost):
+    """The server ended the stream, and not because it or the connection ends; ``said`` is why."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+        super().__init__(f"the server ended the replication stream: {said}.")
+
+
 class SlotInUse(StreamLost):
     """Another process streams from the slot now; it may end."""
 
@@ -184,7 +192,9 @@ class Stream:
                 f"publication_gone: the publication was dropped for a while: {message}.",
                 "cdc-assets resync --all copies every table anew through a new slot.",
             )
-        return StreamLost(f"the server ended the replication stream: {message or 'no reason'}.")
+        if state is None or state[:2] in (b"57", b"08"):  # shutdown, connection
+            return StreamLost(f"the server ended the replication stream: {message or 'no reason'}.")
+        return EndedByServer(" ".join(message.split()).removesuffix("."))
 
 
 def _refused(slot: str, result: PGresult) -> ReplicationProblem:

@@ -136,6 +136,9 @@ def test_flusher_slot_and_spark_are_told_and_told_to_be_well(world: World) -> No
         assert told_staging.startswith("WARN: the staging store can't be written")
         flusher.store.connection.execute((report % "reconnecting").encode())
         assert world.tick()[0] == "WARN: the flusher can't get its stream back"
+        flusher.store.connection.execute((report % "stuck").encode())
+        assert world.tick()[0] == "WARN: the source can't send its changes"
+    assert world.tick() == []  # it waits for its next try, without the lock
 
 
 def test_tables_are_told_by_name(world: World) -> None:

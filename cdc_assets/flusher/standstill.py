@@ -1,0 +1,49 @@
+"""Streams that end at one place for one reason each time: the source can't send what is next.
+
+A connection that is lost is worth another try, and soon. A walsender that fails at a change (a row
+with more than 1 GB of text, an output function that raises an error) fails at it each time, after
+it has decoded all before it each time. It looks the same at first; what tells them apart is that
+nothing gets into the log between two failures with the same words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_assets.flusher.stream import EndedByServer, StreamLost
+from cdc_assets.postgres.lsn import Lsn
+
+# By chance a server may run out of memory once or twice.
+TIMES = 3
+
+
+class Stuck(StreamLost):
+    """The source can't send what follows ``flushed``; waiting alone doesn't mend it."""
+
+    def __init__(self, flushed: Lsn, times: int, said: str) -> None:
+        super().__init__(
+            f"the source can't send what follows LSN {flushed}: the stream ended there {times}"
+            f" times in a row, and the server said: {said}.",
+            "Until it can, nothing arrives, and the slot keeps the WAL. Mend what the server says."
+            " If it is a row that is too large (Postgres can't send 1 GB of text), make the row"
+            " smaller and begin behind it: cdc-assets drop-source, then cdc-assets resume, copy"
+            " every table anew through a new slot.",
+        )
+
+
+@dataclass(slots=True)
+class Standstill:
+    """How often in a row the server ended the stream at one place with the same words."""
+
+    times: int = 0
+    _at: Lsn = Lsn.ZERO
+    _said: str = ""
+
+    def judged(self, flushed: Lsn, error: StreamLost) -> StreamLost:
+        """``error``, which ended a session at ``flushed``; Stuck if it is always the same."""
+        if not isinstance(error, EndedByServer):
+            return error
+        if (flushed, error.said) != (self._at, self._said):
+            self._at, self._said, self.times = flushed, error.said, 0
+        self.times += 1
+        return Stuck(flushed, self.times, error.said) if self.times >= TIMES else error
