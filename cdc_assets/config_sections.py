@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
@@ -149,6 +150,11 @@ class TableConfig(Section):
     @cached_property
     def id(self) -> TableId:
         return TableId.parse(self.name)
+
+    @property
+    def rows(self) -> sql.Composed:
+        """What a query of its rows reads from."""
+        return sql.SQL("only {}" if self.only else "{}").format(self.id.identifier)
 
 
 class SnapshotConfig(Section):

@@ -89,29 +89,29 @@ def guard(
     """
     publication = pipeline.config.publication
     published = published_tables(source, publication) or {}
-    refused, reasons = _judge(source, pipeline.config, published)
+    refused, reasons, heirs = _judge(source, pipeline.config, published)
     if not reasons:
         return
     rows = {row.table: row for row in pipeline.store.tables()}
     for table, why in reasons.items():
         _park(pipeline, rows.get(table), why)
-    left = withdraw(source, publication, refused)
+    # What else is in a publication that somebody made is theirs to withdraw.
+    left = withdraw(source, publication, [t for t in refused if t in rows or t in heirs])
     for table, why in reasons.items():
-        now = left.refused.get(table) or ("" if table in left.busy else "it was withdrawn.")
-        text = f"{why} {now if table in refused else ''}".strip()
+        text = f"{why}. {left.refused.get(table, '')}".strip()
         if said is None or said.get(table) != text:
-            logger.error("parked: %s: %s", table, text)
+            logger.error("%s: %s", table, text)
         if said is not None:
             said[table] = text
 
 
 def _judge(
     source: psycopg.Connection[Any], config: SourceConfig, published: Mapping[TableId, int]
-) -> tuple[list[TableId], dict[TableId, str]]:
-    """The tables whose changes Postgres refuses, and why each table can't be followed."""
+) -> tuple[list[TableId], dict[TableId, str], set[TableId]]:
+    """Which tables Postgres refuses, why each can't be followed, and what inherits from any."""
     wrong = troubles(source, published.values(), sent_columns(source, config.publication))
+    inherit = children(source, published.values())
     only = {table.id for table in config.tables if table.only}
-    inherit = children(source, [oid for table, oid in published.items() if table not in only])
     refused, reasons = [], {}
     for table, oid in published.items():
         if oid in wrong:
@@ -121,10 +121,10 @@ def _judge(
                 f"{sentence(table, wrong[oid])}. {remedy(wrong[oid])} {OR_INSERTS};"
                 f" then cdc-assets resync '{table}' copies it anew"
             )
-        elif oid in inherit:
+        elif oid in inherit and table not in only:
             problem = inherited(table, inherit[oid])
-            reasons[table] = str(problem).removeprefix(f"{table}: ")
-    return refused, reasons
+            reasons[table] = str(problem).removeprefix(f"{table}: ").rstrip(".")
+    return refused, reasons, {heir for found in inherit.values() for heir in found}
 
 
 def _park(pipeline: Pipeline, row: TableRow | None, why: str) -> None:

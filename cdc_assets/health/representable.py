@@ -97,7 +97,7 @@ def _at_source(
     counts = sql.SQL(", ").join(
         sql.SQL("count(*) filter (where {})").format(_odd_at_source(column)) for column in columns
     )
-    query = sql.SQL("select {} from {}").format(counts, lake.row.table.identifier)
+    query = sql.SQL("select {} from {}").format(counts, lake.table.rows)
     found = source.execute(query).fetchone()
     assert found is not None  # an aggregate without grouping has one row
     return dict(zip((column.name for column in columns), map(int, found), strict=True))

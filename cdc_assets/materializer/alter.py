@@ -287,7 +287,7 @@ def _missing(
             return {}
         found = source.execute(
             sql.SQL("select exists (select from {} where {} is not null)").format(
-                row.table.identifier, sql.Identifier(now.name)
+                lake.table.rows, sql.Identifier(now.name)
             )
         ).fetchone()
     if not found or not found[0]:

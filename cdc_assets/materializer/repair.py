@@ -21,9 +21,9 @@ Key = tuple[str | None, ...]
 Reread = Callable[[Sequence[Key]], list[str]]
 
 
-def _escaped(identifier: sql.Identifier) -> sql.Composable:
+def _escaped(name: sql.Composable) -> sql.Composable:
     """A name in a query with parameters, where a percent sign is doubled."""
-    return sql.SQL(identifier.as_string(None).replace("%", "%%"))
+    return sql.SQL(name.as_string(None).replace("%", "%%"))
 
 
 def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
@@ -38,7 +38,7 @@ def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
 
     return sql.SQL("select {} from {} where {}").format(
         sql.SQL(", ").join(text(c) for c in lake.columns),
-        _escaped(lake.row.table.identifier),
+        _escaped(lake.table.rows),
         sql.SQL(" and ").join(
             sql.SQL("{} = %s").format(
                 _escaped(sql.Identifier(now.get(c.source.number, c.source.name)))

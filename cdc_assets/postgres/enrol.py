@@ -184,15 +184,14 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
             beside = Publishing(dict.fromkeys(alone, str(error)))
         refused |= beside.refused
         busy |= beside.busy
-    for table, why in refused.items():
-        logger.error("parked: %s: %s", table, why)
-        store.park(table, why)
     for name, elsewhere in ((config.publication, alone), (inserts, whole)):
         present = published_tables(source, name) or {}
         moved = withdraw(source, name, [table for table in elsewhere if table in present])
-        busy |= moved.busy | moved.refused.keys()
-        for why in moved.refused.values():
-            logger.error("%s", why)
+        busy |= moved.busy
+        refused |= moved.refused
+    for table, why in refused.items():
+        logger.error("parked: %s: %s", table, why)
+        store.park(table, why)
     if busy:
         logger.warning(
             "other sessions have locked tables that are to be published: %s",

@@ -13,10 +13,13 @@ from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import guard as guarding
 from cdc_assets.flusher import pin_keeper, receiver
+from cdc_assets.materializer.repair import rereader
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.preflight import preflight
 from cdc_assets.postgres.publications import published_tables
+from cdc_assets.spark.tables import LakeTable
+from cdc_assets.status import collect
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
 
 HARMFUL = """
@@ -29,9 +32,14 @@ create table leaf partition of root for values from (0) to (10);
 create table parent (id int primary key, v int); create table child () inherits (parent);
 create table events (id int, v int);
 create table own (id int primary key, v int); create table heir () inherits (own);
+create table other (id int primary key, v int not null) partition by range (id);
+create table other_leaf partition of other for values from (0) to (10);
+create unique index by_v on other_leaf (v);
+alter table other_leaf replica identity using index by_v;
+create table made (id int primary key, v int, g int generated always as (id * 2) stored);
 """
-NAMES = ("keyed", "keyless", "nothing", "root", "parent", "events", "own")
-REFUSED = {"public.keyless", "public.nothing", "public.root", "public.parent"}
+NAMES = ("keyed", "keyless", "nothing", "root", "parent", "events", "own", "other", "made")
+REFUSED = {f"public.{name}" for name in ("keyless", "nothing", "root", "parent", "other")}
 
 
 @pytest.fixture
@@ -85,7 +93,7 @@ def test_a_table_that_postgres_would_refuse_to_update_is_not_published(any_sourc
     _write(source, *NAMES, "child", "heir")
     source.flush(config)
 
-    assert _published(source) == {"keyed", "own"}
+    assert _published(source) == {"keyed", "own", "made"}
     assert _published(source, "_inserts") == {"events"}
     parked = source.parked()
     assert parked.keys() == REFUSED
@@ -99,10 +107,18 @@ def test_a_table_that_postgres_would_refuse_to_update_is_not_published(any_sourc
     errors = {table for (table, _), f in found.items() if f.severity == "error"}
     assert errors == REFUSED
     assert found["public.events", "inserts_only"].severity == "warning"
+    sends = source.connection.info.server_version >= 180000
+    assert (("public.made", "generated_columns") in found) is not sends
+    with Pipeline.open(config) as pipeline:
+        info = {table.name: " ".join(table.info) for table in collect(pipeline).tables}
+    assert "inserts and truncates alone" in info["public.events"]
+    assert info["public.keyed"] == ""
+    left_out = "Postgres doesn't send its generated columns: g"
+    assert info["public.made"] == ("" if sends else left_out)
 
     assert ("public.root", "partitions_to_come") not in found
 
-    for name in ("keyless", "nothing", "root"):
+    for name in ("keyless", "nothing", "root", "other"):
         source.execute(found[f"public.{name}", "replica_identity"].remedy)
     source.execute("drop table child; create table heir_too () inherits (own)")
     codes = {(f.table, f.code) for f in preflight(source.connection, config)}
@@ -153,6 +169,35 @@ def test_a_table_that_loses_its_identity_is_withdrawn_and_parked(
         assert "resync" in reason
     source.flush(config)
     assert [row.op for row in source.log("public.well")] == ["I", "U", "D"]
+
+
+def test_what_others_have_in_a_publication_is_theirs(source: Bench) -> None:
+    """Only what was registered is withdrawn, and what inherits from it and was added with it."""
+    source.execute(f"""
+        create table parent (id int primary key, v int); create table heir () inherits (parent);
+        create table theirs (id int, v int);
+        create publication cdc_{source.name} for table parent, theirs
+          with (publish_via_partition_root = true)
+    """)
+    config = _config(source, "parent")
+    with Pipeline.open(config) as pipeline, pipeline.connect_source("guard") as own:
+        pipeline.store.park_unknown(config.tables[0].id, "as an earlier version left it")
+        guarding.guard(pipeline, own)
+    assert _published(source) == {"parent", "theirs"}
+    _write(source, "parent", "heir")
+
+
+def test_only_a_tables_own_rows_are_read_again(source: Bench) -> None:
+    source.execute("""
+        create table own (id int primary key, v text); create table heir () inherits (own);
+        insert into own values (1, 'own'); insert into heir values (1, 'inherited')
+    """)
+    config = _config(source, "own")
+    source.flush(config)
+    with Pipeline.open(config) as pipeline:
+        (row,) = pipeline.store.tables()
+        (found,) = rereader(pipeline, LakeTable(config, config.tables[0], row))([("1",)])
+    assert '"own"' in found
 
 
 def test_a_withdrawal_never_waits_for_a_lock(source: Bench) -> None:
