@@ -1,7 +1,8 @@
 """How many values of a table its lake table can't hold: infinite, BC, NaN, many-dimensional.
 
-They are NULL or clamped in the lake, by the column's policy; a person should know. After a copy the
-source is asked once, with a count over the table; since then every staged change is looked at once.
+They are NULL or clamped in the lake, by the column's policy, and an array that doesn't begin at 1
+does so there; a person should know. After a copy the source is asked once, with a count over the
+table; since then every staged change is looked at once.
 The numbers say how much there is, not how much there is now: a value that is gone again counts.
 Nothing of this is in the way of a merge.
 """
@@ -30,17 +31,16 @@ from cdc_assets.spark.tables import LakeColumn, LakeTable, ticked
 _LOOK_BYTES = 256 * 10**6
 _CALENDAR = ("date", "timestamp_ntz", "timestamp")
 _ARRAY = re.compile(r"\Aarray<(.+)>\Z")
-# An element as an array literal has it.
-_ODD_ELEMENT = r'(^|[{,"])(-?infinity|-?Infinity|NaN|[^",{}]* BC|[0-9]{5,}-[0-9]{2}-)'
 
 
 def doubtful(lake: LakeTable) -> list[LakeColumn]:
-    """The columns whose Postgres type has values that their lake type hasn't."""
+    """The columns that may lose something, be it only where their arrays begin."""
     return [
         column
         for column in lake.columns
-        if column.policy != "fail"
-        and (_lossy(column.mapping.lake) or _ARRAY.match(column.mapping.lake))
+        if column.mapping.fits is not None
+        and not column.is_key
+        and (column.policy != "fail" or _ARRAY.match(column.mapping.lake))
     ]
 
 
@@ -138,18 +138,11 @@ def _in_log(
     columns: Sequence[LakeColumn],
 ) -> dict[str, int]:
     rows = events(session, entries, window, storage, len(entries)).where("op in ('I', 'U')")
-    named = [column.name for column in columns]
+    named = [column.source.name for column in columns]
     texts = rows.select(F.from_json("data", text_struct(named), JSON).alias("row")).select(
         *(F.col(f"row.{ticked(name)}").alias(f"t{i}") for i, name in enumerate(named))
     )
-    found = texts.agg(*(F.count_if(F.expr(_odd(c, f"t{i}"))) for i, c in enumerate(columns)))
+    odd = [f"not {c.mapping.fits(f't{i}')}" for i, c in enumerate(columns) if c.mapping.fits]
+    found = texts.agg(*(F.count_if(F.expr(each)) for each in odd))
     counts = found.collect()[0]
-    return {name: int(counts[i]) for i, name in enumerate(named)}
-
-
-def _odd(column: LakeColumn, text: str) -> str:
-    lost = f"({text} is not null and {column.mapping.cast(text, 'null')} is null)"
-    array = _ARRAY.match(column.mapping.lake)
-    if array is not None and _lossy(array[1]):
-        lost += f" or {text} rlike r'{_ODD_ELEMENT}'"
-    return lost
+    return {column.name: int(counts[i]) for i, column in enumerate(columns)}

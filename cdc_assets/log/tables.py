@@ -42,6 +42,8 @@ class TableRow:
     """Its changes come through the publication of inserts."""
     left_out: tuple[str, ...] = ()
     """Generated columns that Postgres doesn't send."""
+    text_numbers: frozenset[int] = frozenset()
+    """Attribute numbers of key columns that are text in the lake: no other type holds them."""
 
     @property
     def followed_since(self) -> Lsn | None:
@@ -76,7 +78,7 @@ class TableRegistry(LogSession):
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
             " complete_lsn, pin, reason, excluded, followed, published_as, mode,"
-            " excluded_numbers, inserts_only, left_out from tables"
+            " excluded_numbers, inserts_only, left_out, text_numbers from tables"
             " where source = %s order by table_name",
             (self.source,),
         ).fetchall()
@@ -99,6 +101,7 @@ class TableRegistry(LogSession):
                 frozenset(numbers),
                 inserts_only,
                 tuple(left_out),
+                frozenset(texts),
             )
             for (
                 name,
@@ -118,6 +121,7 @@ class TableRegistry(LogSession):
                 numbers,
                 inserts_only,
                 left_out,
+                texts,
             ) in rows
         ]
 
@@ -156,6 +160,7 @@ class TableRegistry(LogSession):
             " on conflict (source, table_name) do update set oid = excluded.oid,"
             " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
             " excluded = excluded.excluded, excluded_numbers = excluded.excluded_numbers,"
+            " text_numbers = case when t.oid = excluded.oid then t.text_numbers else '{}' end,"
             " mode = excluded.mode, inserts_only = excluded.inserts_only,"
             " left_out = excluded.left_out, reason = null, updated_at = now(),"
             " followed = t.followed and (t.oid, t.key_columns, t.excluded, t.inserts_only)"
@@ -203,6 +208,15 @@ class TableRegistry(LogSession):
         self.connection.execute(
             "update tables set excluded_numbers = array("
             " select distinct n from unnest(excluded_numbers || %s::int[]) n order by n)"
+            " where source = %s and table_name = %s",
+            (sorted(numbers), self.source, str(table)),
+        )
+
+    def keep_as_text(self, table: TableId, numbers: Iterable[int]) -> None:
+        """Remember the attribute numbers of columns that the table's next copy keeps as text."""
+        self.connection.execute(
+            "update tables set text_numbers = array("
+            " select distinct n from unnest(text_numbers || %s::int[]) n order by n)"
             " where source = %s and table_name = %s",
             (sorted(numbers), self.source, str(table)),
         )

@@ -229,6 +229,13 @@ def _next(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[TableColumns
             "Take it out of columns.exclude.",
         )
     after = replace(lake, row=replace(row, columns=columns, key_columns=key))
+    exact = {c.source.number for c in lake.key}
+    for part in after.key:
+        if part.mapping.fits is not None and part.source.number not in exact:
+            raise _Refused(
+                f"column {part.name} belongs to its key now, and may have lost values that the"
+                f" lake's {part.mapping.lake} can't hold"
+            )
     missing: dict[int, str | None] = {}
     for column in after.columns:
         number = column.source.number
@@ -261,7 +268,8 @@ def _refuse(lake: LakeTable, before: Mapping[int, Column], columns: Sequence[Col
                 f"column {known.name}, which columns.types names, is called {column.name} now",
                 "Name it there.",
             )
-        if not same_values(known.type, column.type, as_text=forced == "string"):
+        as_text = forced == "string" or column.number in lake.row.text_numbers
+        if not same_values(known.type, column.type, as_text=as_text):
             raise _Refused(
                 f"column {column.name} changed its type from {known.type} to {column.type}, and"
                 " Postgres doesn't send the values that this gave to its rows"
@@ -286,7 +294,7 @@ def _missing(
         if not now.has_default and same_files:
             return {}
         found = source.execute(
-            sql.SQL("select exists (select from {} where {} is not null)").format(
+            sql.SQL("select exists (select from {} where {} is distinct from null)").format(
                 lake.table.rows, sql.Identifier(now.name)
             )
         ).fetchone()

@@ -13,11 +13,13 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cdc_assets.materializer.rows import naming_refusals, typed
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, heaps
 from cdc_assets.postgres.connect import uri
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.replication import export_snapshot
+from cdc_assets.postgres.types import text_form
 from cdc_assets.snapshot.reader import TextPlan, read_texts, share
 from cdc_assets.spark.publish import published
 from cdc_assets.spark.session import summary
@@ -39,6 +41,7 @@ def fill(
     if added and lake.has_rows(state):
         assert state.cursor is not None  # or nothing is applied to the table
         with (
+            naming_refusals(pipeline.store, lake),
             summary(session, lake.reached(state.cursor, state.foreign)),
             published(session, lake, state) as branch,
         ):
@@ -49,7 +52,7 @@ def fill(
                 value = values[column.source.number]
                 if value is not None:
                     literal = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-                    constant = F.expr(column.mapping.cast(literal, column.policy))
+                    constant = F.expr(typed(column, literal))
                     filled = filled.withColumn(column.name, F.when(has_values, constant))
             again = [c for c in added if values[c.source.number] is None]
             if again:
@@ -59,17 +62,22 @@ def fill(
             )
 
 
+def _ours(name: str) -> str:
+    """A name beside a table's own: longer than Postgres's can be."""
+    return name + "_" * 64
+
+
 def _joined(
     rows: DataFrame, read: DataFrame, lake: LakeTable, again: Sequence[LakeColumn]
 ) -> DataFrame:
     """``rows`` with the columns ``again`` of the row of the same key in ``read``."""
     condition = F.lit(True)
     for i, c in enumerate(lake.key):
-        condition = condition & (rows[ticked(c.name)] == read[f"k{i}"])
+        condition = condition & (rows[ticked(c.name)] == read[_ours(f"k{i}")])
     both = rows.join(read, condition, "left")
     for i, c in enumerate(again):
         has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
-        both = both.withColumn(c.name, F.when(has_values, F.col(f"v{i}")))
+        both = both.withColumn(c.name, F.when(has_values, F.col(_ours(f"v{i}"))))
     return both
 
 
@@ -104,11 +112,16 @@ def _read_again(
             share(queries, tasks),
             tuple(f"t{i}" for i in range(len(wanted))),
         )
-        keys = [f"k{i}" for i in range(len(lake.key))]
-        names = [*keys, *(f"v{i}" for i in range(len(again)))]
-        read = read_texts(session, plan).select(
+        keys = [_ours(f"k{i}") for i in range(len(lake.key))]
+        names = [*keys, *(_ours(f"v{i}") for i in range(len(again)))]
+        texts = read_texts(session, plan)
+        for i, c in enumerate(lake.key):
+            # The source may be ahead: a key that no row of the lake can have.
+            if c.mapping.fits is not None:
+                texts = texts.where(c.mapping.fits(f"t{i}"))
+        read = texts.select(
             *(
-                F.expr(c.mapping.cast(f"t{i}", c.policy)).alias(name)
+                F.expr(typed(c, f"t{i}")).alias(name)
                 for i, (c, name) in enumerate(zip(wanted, names, strict=True))
             )
         )
@@ -121,8 +134,4 @@ def _read_again(
 
 def _text_of(name: str | None) -> sql.Composable:
     """A column in the text form that the log has; NULL for one that is gone."""
-    if name is None:
-        return sql.SQL("null::text")
-    return sql.SQL("case when {0} is not null then pg_catalog.format('%s', {0}) end").format(
-        sql.Identifier(name)
-    )
+    return sql.SQL("null::text") if name is None else text_form(sql.Identifier(name))

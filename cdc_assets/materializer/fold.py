@@ -2,8 +2,8 @@
 
 The last change of a key wins, column by column (invariant 8): an update that left a TOAST column
 out says nothing about it, so its value comes from an earlier change of the same batch if one has
-it, and else from the table. Keys are compared as Postgres's text form, in which equal keys are
-equal.
+it, and else from the table. Keys are compared as Postgres's text form: a row whose key becomes
+another text, be it equal to the first (``1.0``, ``1.00``), is sent as a key change.
 
 A key change that left columns out needs the row under its *old* key, which may itself have been
 changed earlier in the batch. Those few keys are folded in order, one change after the other, by

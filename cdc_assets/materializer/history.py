@@ -20,7 +20,7 @@ from cdc_assets.log.files import OLD_KEY
 from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import JSON, Event, text_struct
 from cdc_assets.materializer.repair import Key, Reread
-from cdc_assets.materializer.rows import as_lake, names_of, texts_of
+from cdc_assets.materializer.rows import as_lake, named, texts_of
 from cdc_assets.postgres.names import lake_column
 from cdc_assets.spark.tables import LakeTable, ticked
 
@@ -31,23 +31,23 @@ def history(
     session: SparkSession, lake: LakeTable, events: DataFrame, facts: Facts, reread: Reread
 ) -> tuple[DataFrame, int]:
     """The rows of ``events`` (WHOLE_SCHEMA) for the lake, and how many were read again."""
-    names, texts, key = names_of(lake), texts_of(lake), [c.source.name for c in lake.key]
+    texts, key = texts_of(lake), [c.source.name for c in lake.key]
     left_out = [name for name in texts if name in facts.unchanged]
     if not left_out or not key:
         row = F.from_json("data", text_struct(texts), JSON).alias("row")
-        return _labelled(as_lake(events.select(row, *_META), lake.columns, "row", *_META), names), 0
+        return _labelled(as_lake(events.select(row, *_META), lake.columns, "row", *_META), lake), 0
     filled = _from_batch(session, events, facts, key, texts, left_out).persist()
     whole = as_lake(filled.where("source is null"), lake.columns, "row", *_META)
     partial = filled.where("source is not null")
     if partial.isEmpty():
-        return _labelled(whole, names), 0
+        return _labelled(whole, lake), 0
     rows, repaired = _from_lake(session, lake, partial, left_out, reread)
-    return _labelled(whole.unionByName(rows), names), repaired
+    return _labelled(whole.unionByName(rows), lake), repaired
 
 
-def _labelled(rows: DataFrame, names: Sequence[str]) -> DataFrame:
+def _labelled(rows: DataFrame, lake: LakeTable) -> DataFrame:
     return rows.select(
-        *(ticked(name) for name in names),
+        *named(lake.columns),
         F.col("op").alias("_op"),
         F.col("lsn").alias("_lsn"),
         F.timestamp_micros("ts").alias("_ts"),
@@ -190,23 +190,28 @@ def _from_lake(
         "source",
         "of",
     ).toDF(*keys, "of")
-    target = session.table(lake.sql_name).where("_op in ('I', 'U')")
+    old = [f"old_{i}" for i in range(len(left_out))]
+    target = (
+        session.table(lake.sql_name)
+        .where("_op in ('I', 'U')")
+        .select(
+            *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
+            *(
+                F.col(ticked(lake_column(name))).alias(place)
+                for name, place in zip(left_out, old, strict=True)
+            ),
+            F.struct(F.col("_xid").isNotNull().alias("x"), F.col("_lsn")).alias("age"),
+        )
+    )
     condition = F.lit(True)
-    for name, column in zip(keys, lake.key, strict=True):
-        condition = condition & (F.col(name) == target[ticked(column.name)])
-    old = [target[ticked(lake_column(name))].alias(f"old_{i}") for i, name in enumerate(left_out)]
+    for i, name in enumerate(keys):
+        condition = condition & (F.col(name) == F.col(f"t{i}"))
     newest = (
         F.broadcast(by_source)
         .join(target, condition)
         .groupBy("of")
-        .agg(
-            F.max_by(
-                F.struct(*old), F.struct(target["_xid"].isNotNull().alias("x"), target["_lsn"])
-            ).alias("old")
-        )
-        .select(
-            "of", *(F.col("old").getField(f"old_{i}").alias(f"old_{i}") for i in range(len(old)))
-        )
+        .agg(F.max_by(F.struct(*old), "age").alias("old"))
+        .select("of", "old.*")
     ).persist()
     rows = as_lake(partial, lake.columns, "row", *_META, "source", "unknown")
     lacking = [
@@ -219,25 +224,26 @@ def _from_lake(
             F.from_json("data", text_struct(c.source.name for c in lake.key), JSON).alias("of"),
         )
         read = as_lake(again, lake.columns, "row", "of")
+        number = {name: i for i, name in enumerate(texts_of(lake))}
         newest = newest.unionByName(
             read.select(
                 "of",
-                *(F.col(ticked(lake_column(n))).alias(f"old_{i}") for i, n in enumerate(left_out)),
+                *(F.col(f"c{number[n]}").alias(f"old_{i}") for i, n in enumerate(left_out)),
             )
         )
-    places = {name: f"old_{i}" for i, name in enumerate(left_out)}
+    places = dict(zip(left_out, old, strict=True))
     joined = rows.join(newest, rows["source"] == newest["of"], "left")
     return (
         joined.select(
             *(
                 (
-                    F.when(F.array_contains("unknown", c.source.name), F.col(places[c.source.name]))
-                    .otherwise(F.col(ticked(c.name)))
-                    .alias(c.name)
-                    if c.source.name in places
-                    else F.col(ticked(c.name))
+                    F.when(F.array_contains("unknown", name), F.col(places[name]))
+                    .otherwise(F.col(f"c{i}"))
+                    .alias(f"c{i}")
+                    if name in places
+                    else F.col(f"c{i}")
                 )
-                for c in lake.columns
+                for i, name in enumerate(texts_of(lake))
             ),
             *_META,
         ),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,7 +22,7 @@ from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import count_rows, fold, parsed
 from cdc_assets.materializer.history import history
 from cdc_assets.materializer.repair import Reread
-from cdc_assets.materializer.rows import as_lake, names_of, texts_of
+from cdc_assets.materializer.rows import as_lake, named, names_of, same_in_lake, texts_of
 from cdc_assets.postgres.names import lake_column
 from cdc_assets.spark.publish import append, published
 from cdc_assets.spark.tables import LakeState, LakeTable, ticked
@@ -73,7 +75,7 @@ def _merge_keyed(
     cursor: Cursor,
     reread: Reread,
 ) -> Merged:
-    names, texts, key = names_of(lake), texts_of(lake), [c.source.name for c in lake.key]
+    texts, key = texts_of(lake), [c.source.name for c in lake.key]
     keeps = lake.row.mode == "soft_delete"
     with ExitStack() as cleanup:
         folded = fold(session, events, facts, key, texts, keep_deleted=keeps).persist()
@@ -93,11 +95,11 @@ def _merge_keyed(
             filled, repaired = _filled(session, lake, rows, left_out, reread, cleanup)
             new = new.unionByName(filled)
         marked = F.timestamp_micros("gone").alias(DELETED_AT)
-        new = new.select(*(ticked(n) for n in names), *([marked] if keeps else []))
+        new = new.select(*named(lake.columns), *([marked] if keeps else []))
         keys = None
         if facts.truncate is None and lake.has_rows(state):
-            keys = as_lake(folded, lake.key, "key").toDF(*(f"k{i}" for i in range(len(lake.key))))
-        condition = " and ".join(f"t.{ticked(c.name)} = s.k{i}" for i, c in enumerate(lake.key))
+            keys = as_lake(folded, lake.key, "key")
+        condition = " and ".join(f"t.{ticked(c.name)} = s.c{i}" for i, c in enumerate(lake.key))
         _commit(
             session,
             lake,
@@ -121,41 +123,42 @@ def _merge_counted(
     """A table without a key: remove as many equal rows as were deleted, add what was inserted.
 
     All copies of a row that lost some are deleted, and what is left of them is appended again.
+    Rows are equal if they are the same in the lake (``rows.same_in_lake``): what differs as text
+    may not.
     """
-    names = names_of(lake)
+    names, numbers = names_of(lake), range(len(lake.columns))
+    ids, rest = [f"id{i}" for i in numbers], [f"c{i}" for i in numbers]
+    alike = [F.expr(same_in_lake(c, f"c{i}")).alias(f"id{i}") for i, c in enumerate(lake.columns)]
+    values = [F.first(column).alias(column) for column in rest]
     with ExitStack() as cleanup:
-        counted = count_rows(events, facts).persist()
+        texts = parsed(count_rows(events, facts), texts_of(lake), "net")
+        typed = as_lake(texts, lake.columns, "row", "net")
+        rows = typed.select("*", *alike).groupBy(*ids)
+        counted = rows.agg(*values, F.sum("net").alias("net")).where("net != 0").persist()
         cleanup.callback(counted.unpersist)
         sums = counted.agg(
             F.coalesce(F.sum(F.when(F.col("net") > 0, F.col("net"))), F.lit(0)),
             F.coalesce(F.sum(F.when(F.col("net") < 0, -F.col("net"))), F.lit(0)),
         ).collect()[0]
         inserted, deleted = int(sums[0]), int(sums[1])
-        rows = as_lake(parsed(counted, texts_of(lake), "net"), lake.columns, "row", "net")
-        new = rows.where("net > 0")
+        new = counted.where("net > 0").select(*rest, "net")
         delete = None
         if deleted and facts.truncate is None:
-            gone = rows.where("net < 0")
-            target = session.table(lake.sql_name)
-            same = [target[ticked(n)].eqNullSafe(gone[ticked(n)]) for n in names]
-            condition = same[0]
-            for part in same[1:]:
-                condition = condition & part
-            kept = (
-                target.join(F.broadcast(gone), condition, "inner")
-                .groupBy(*(gone[ticked(n)] for n in names), gone["net"])
-                .agg((F.count("*") + gone["net"]).alias("left"))
-                .select(*(F.col(ticked(n)) for n in names), F.col("left").alias("net"))
-                .where("net > 0")
+            gone = counted.where("net < 0").select(
+                *(F.col(i).alias(f"gone_{i}") for i in ids), "net"
             )
-            new = new.unionByName(kept)
-            delete = (
-                gone.select(*(F.col(ticked(n)).alias(f"k{i}") for i, n in enumerate(names))),
-                " and ".join(f"t.{ticked(n)} <=> s.k{i}" for i, n in enumerate(names)),
+            target = session.table(lake.sql_name).select(*(ticked(n) for n in names)).toDF(*rest)
+            same = reduce(and_, (F.col(i).eqNullSafe(F.col(f"gone_{i}")) for i in ids))
+            hit = target.select("*", *alike).join(F.broadcast(gone), same, "inner")
+            left = (F.count("*") + F.col("net")).alias("left")
+            kept = hit.groupBy(*ids, "net").agg(*values, left).where("left > 0")
+            new = new.unionByName(kept.select(*rest, F.col("left").alias("net")))
+            conditions = (
+                f"{same_in_lake(c, f't.{ticked(c.name)}')} <=> s.gone_id{i}"
+                for i, c in enumerate(lake.columns)
             )
-        copies = new.withColumn("copy", F.explode(F.sequence(F.lit(1), F.col("net")))).select(
-            *(F.col(ticked(n)) for n in names)
-        )
+            delete = gone.drop("net"), " and ".join(conditions)
+        copies = new.withColumn("copy", F.explode(F.sequence(F.lit(1), F.col("net"))))
         _commit(
             session,
             lake,
@@ -163,7 +166,7 @@ def _merge_counted(
             cursor,
             truncate=facts.truncate is not None,
             delete=delete,
-            new=copies if inserted or delete else None,
+            new=copies.select(*named(lake.columns)) if inserted or delete else None,
         )
         return Merged(inserted, deleted, 0)
 
@@ -230,7 +233,7 @@ def _filled(
     typed = as_lake(partial, lake.columns, "row", "unknown", "source", "key", "gone")
     by_source = as_lake(
         partial.select("source", F.col("key").alias("of")), lake.key, "source", "of"
-    ).select(*(F.col(ticked(c.name)).alias(f"s{i}") for i, c in enumerate(lake.key)), "of")
+    ).toDF(*(f"s{i}" for i in range(len(lake.key))), "of")
     target = session.table(lake.sql_name).select(
         *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
         *(F.col(ticked(lake_column(name))).alias(f"old_{i}") for i, name in enumerate(left_out)),
@@ -247,12 +250,12 @@ def _filled(
         *(
             (
                 F.when(F.array_contains("unknown", c.source.name), F.col(places[c.source.name]))
-                .otherwise(F.col(ticked(c.name)))
-                .alias(c.name)
+                .otherwise(F.col(f"c{i}"))
+                .alias(f"c{i}")
                 if c.source.name in places
-                else F.col(ticked(c.name))
+                else F.col(f"c{i}")
             )
-            for c in lake.columns
+            for i, c in enumerate(lake.columns)
         ),
     )
     # A table whose copy was resumed on another snapshot may have a row twice until its first

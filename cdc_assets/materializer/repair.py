@@ -15,15 +15,16 @@ from psycopg import sql
 
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes
+from cdc_assets.postgres.types import text_form
 from cdc_assets.spark.tables import LakeColumn, LakeTable
 
 Key = tuple[str | None, ...]
 Reread = Callable[[Sequence[Key]], list[str]]
 
 
-def _escaped(name: sql.Composable) -> sql.Composable:
-    """A name in a query with parameters, where a percent sign is doubled."""
-    return sql.SQL(name.as_string(None).replace("%", "%%"))
+def _escaped(part: sql.Composable) -> sql.Composable:
+    """A part of a query with parameters, where a percent sign is doubled."""
+    return sql.SQL(part.as_string(None).replace("%", "%%"))
 
 
 def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
@@ -32,9 +33,7 @@ def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
     def text(column: LakeColumn) -> sql.Composable:
         if column.source.number not in now:
             return sql.SQL("null")
-        return sql.SQL("case when {0} is not null then pg_catalog.format('%%s', {0}) end").format(
-            _escaped(sql.Identifier(now[column.source.number]))
-        )
+        return _escaped(text_form(sql.Identifier(now[column.source.number])))
 
     return sql.SQL("select {} from {} where {}").format(
         sql.SQL(", ").join(text(c) for c in lake.columns),

@@ -1,14 +1,28 @@
-"""From staged text to the lake's values: what every mode's merge does with rows."""
+"""From staged text to the lake's values: what every mode's merge does with rows.
+
+Where a column's policy is ``fail``, as a key's is if its values may not fit, a value that doesn't
+fit fails the statement, which has changed nothing then; :func:`naming_refusals` says which it was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from cdc_assets.errors import TableProblem
+from cdc_assets.log.store import LogStore
 from cdc_assets.materializer.fold import member
+from cdc_assets.postgres.types import counted_from_one
 from cdc_assets.spark.tables import LakeColumn, LakeTable
+
+# What Spark is made to raise: the column's attribute number, and nothing of its value.
+_REFUSED = "cdc_assets: a value of column {} has no form in the lake"
+_REFUSAL = re.compile(_REFUSED.format(r"(\d+)"))
 
 
 def names_of(lake: LakeTable) -> list[str]:
@@ -24,15 +38,84 @@ def texts_of(lake: LakeTable) -> list[str]:
 def as_lake(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: str) -> DataFrame:
     """The members of ``struct``, cast from text to the lake's types; ``keep`` columns come along.
 
-    A cast is SQL text over a column's name, so the members get plain names first.
+    They are c0, c1, … until :func:`named`: beside helpers, any name of theirs could be a helper's.
     """
     flat = frame.select(
-        *(member(struct, c.source.name).alias(f"text_{i}") for i, c in enumerate(columns)), *keep
-    )
-    return flat.select(
-        *(
-            F.expr(c.mapping.cast(f"text_{i}", c.policy)).alias(c.name)
-            for i, c in enumerate(columns)
-        ),
+        *(member(struct, c.source.name).alias(f"text_{i}") for i, c in enumerate(columns)),
         *keep,
     )
+    return flat.select(
+        *(F.expr(typed(c, f"text_{i}")).alias(f"c{i}") for i, c in enumerate(columns)),
+        *keep,
+    )
+
+
+def named(columns: Sequence[LakeColumn]) -> list[Column]:
+    """The columns of :func:`as_lake` by their own names."""
+    return [F.col(f"c{i}").alias(c.name) for i, c in enumerate(columns)]
+
+
+def typed(column: LakeColumn, text: str) -> str:
+    """The column's value in the lake, from its text form; both are Spark SQL expressions."""
+    value, fits = column.mapping.cast(text, column.policy), column.mapping.fits
+    if column.policy != "fail" or fits is None:
+        return value
+    # An array's bounds are lost without a policy's say, but never a key's.
+    loose = column.mapping.lake.startswith("array<") and not column.is_key
+    return (
+        f"case when {text} is null or {fits(counted_from_one(text) if loose else text)}"
+        f" then {value} else cast(raise_error('{_REFUSED.format(column.source.number)}')"
+        f" as {column.mapping.lake}) end"
+    )
+
+
+def same_in_lake(column: LakeColumn, value: str) -> str:
+    """What is equal where two of the column's values are the same; NULL only for NULL.
+
+    Spark takes -0.0 for 0.0, and what it groups by loses the sign; Postgres prints it.
+    """
+    if column.mapping.lake in ("float", "double"):
+        return f"cast({value} as string)"
+    if column.mapping.lake in ("array<float>", "array<double>"):
+        return f"transform({value}, e -> cast(e as string))"
+    return value
+
+
+@contextmanager
+def naming_refusals(store: LogStore, lake: LakeTable) -> Iterator[None]:
+    """Turn what :func:`typed` raises within Spark into a TableProblem that names the column.
+
+    A key's column is text from the next copy on; until then the table is parked.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        found = _REFUSAL.search(str(error))
+        column = next(
+            (c for c in lake.columns if found and c.source.number == int(found[1])),
+            None,
+        )
+        if column is None:
+            raise
+        raise refused(store, lake, column) from error
+
+
+def refused(store: LogStore, lake: LakeTable, column: LakeColumn) -> TableProblem:
+    """What it means that a column got a value that it can't hold; parks the table for a key's."""
+    table, name = lake.row.table, column.name
+    what = f"column {name} got a value that the lake's {column.mapping.lake} can't hold"
+    if not column.is_key:
+        return TableProblem(
+            table,
+            what,
+            f"Set columns.unrepresentable to null or clamp; or columns.types: {{{name}: string}},"
+            f" and then: cdc-assets resync {table}.",
+        )
+    problem = TableProblem(
+        table,
+        f"{what}, and belongs to its key",
+        f"Copy it anew: cdc-assets resync {table}; the lake has {name} as text then.",
+    )
+    store.keep_as_text(table, {column.source.number})
+    store.park(table, str(problem), lake.row.epoch)
+    return problem

@@ -26,7 +26,7 @@ _INFINITE_US = 2**63 - 1 + 10_957 * _DAY_US - 2**64
 
 
 class DoesNotFit(Exception):
-    """Policy ``fail`` met a value that the lake's type can't hold; the message names the column."""
+    """A value of a column whose policy is ``fail`` has no form in the lake; the column's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _fit_decimal(texts: pa.Array, kind: pa.Decimal128Type, field: LakeField) -> 
     except pa.ArrowInvalid:
         special = pc.is_in(texts, value_set=_SPECIAL)
         if field.policy == "fail" or not pc.any(special).as_py():
-            raise DoesNotFit(f"column {field.name}: a value does not fit {field.lake}") from None
+            raise DoesNotFit(field.name) from None
     if field.policy == "clamp":  # NaN sorts above everything in Postgres
         largest = "9" * (kind.precision - kind.scale) + "." + "9" * kind.scale
         texts = pc.if_else(pc.equal(texts, "-Infinity"), f"-{largest}", texts)
@@ -103,9 +103,7 @@ def _fit_calendar(values: pa.Array, kind: pa.DataType, field: LakeField) -> pa.A
     if smallest is None or (smallest >= low and largest <= high):
         return values
     if field.policy == "fail":
-        raise DoesNotFit(
-            f"column {field.name}: a value is outside the years 1 to 9999, or infinite"
-        )
+        raise DoesNotFit(field.name)
     inside = pc.and_(pc.greater_equal(raw, low), pc.less_equal(raw, high))
     if field.policy == "clamp":
         bounds = [pa.scalar(bound, raw.type) for bound in (low, high)]

@@ -18,9 +18,12 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from psycopg import sql
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import StringType
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
+from cdc_assets.layout import parse_part
 from cdc_assets.log.claims import ClaimScope
 from cdc_assets.log.files import Storage
 from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy, void_copy
@@ -161,11 +164,7 @@ class TableCopy:
             restart_copy(self._store, self._row, of_pin=self.pin)
             raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")
         if "unfit" in outcomes:
-            raise TableProblem(
-                self.table,
-                outcomes["unfit"],
-                "Set columns.unrepresentable to null or clamp, or columns.types to string.",
-            )
+            self._unfit(outcomes["unfit"])
         if "failed" in outcomes:
             raise TableProblem(self.table, f"a chunk can't be copied: {outcomes['failed']}")
         return False
@@ -173,9 +172,8 @@ class TableCopy:
     def task(self, snapshot_name: str, worker: str) -> CopyTask:
         """What the tasks of a job are told."""
         config, row = self._pipeline.config, self._row
-        rules = config.table(row.table).columns
         listed = sql.SQL(", ").join(
-            select_expression(c.source, rules.types.get(c.name), c.policy)
+            select_expression(c.source, c.mapping, c.policy, is_key=c.is_key)
             for c in self._landing.lake.columns
         )
         if row.mode == "append":  # in the order of landing.COPIED
@@ -207,6 +205,32 @@ class TableCopy:
         )
 
     # --- parts ---
+
+    def _unfit(self, name: str) -> NoReturn:
+        """A value of column ``name`` has no form in the lake, and its policy is fail."""
+        column = next(c for c in self._landing.lake.columns if name in (c.name, c.source.name))
+        what = f"column {name} has a value that the lake's {column.mapping.lake} can't hold"
+        if not column.is_key:
+            raise TableProblem(
+                self.table,
+                what,
+                "Set columns.unrepresentable to null or clamp, or columns.types to string.",
+            )
+        for part in map(parse_part, self._landing.lake.table.partition_by):
+            transform = parse_transform(part.transform)
+            if part.column == column.name and not transform.can_transform(StringType()):
+                raise TableProblem(
+                    self.table,
+                    f"{what}, belongs to its key, and can't be kept as text because partition_by"
+                    f" has {part.sql}",
+                    f"Partition by something else, and: cdc-assets resync {self.table}.",
+                )
+        self._store.keep_as_text(self.table, {column.source.number})
+        restart_copy(self._store, self._row, of_pin=self.pin)
+        raise CopyRestarted(
+            f"{self.table}: {what}, and belongs to its key: it is kept as text, and the copy"
+            " begins anew."
+        )
 
     def _voided(self) -> bool:
         """Whether the log truncates the table after the pin: then no row of the copy counts.

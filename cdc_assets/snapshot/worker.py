@@ -12,7 +12,6 @@ This module runs inside Spark's Python workers.
 from __future__ import annotations
 
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ import pyarrow.parquet as pq
 from cdc_assets.errors import first_line
 from cdc_assets.log.claims import Claimed, Claims, ClaimScope, Written
 from cdc_assets.postgres.ctid import CtidRange
+from cdc_assets.postgres.types import refused_array
 from cdc_assets.snapshot.convert import DoesNotFit, LakeField, convert
 from cdc_assets.snapshot.reader import OpenTransaction, Read, ReadFailed, snapshot_reader
 
@@ -37,8 +37,6 @@ ROW_GROUP_BYTES = 64 * 2**20
 # SQL states that a coordinator can do something about.
 # invalid_parameter_value, undefined_object, object_not_in_prerequisite_state
 _SNAPSHOT_GONE = ("22023", "42704", "55000")
-# How ``types.select_expression`` has Postgres refuse an array under policy fail.
-_NO_ARRAY = re.compile(r'malformed array literal: "(column .*: a value does not fit .*)"')
 _TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
 
 OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
@@ -73,8 +71,9 @@ def copy_worker(
     """For ``mapInArrow``: works on one table after the other, and yields how each ended.
 
     ``done``; ``lost`` (the snapshot is gone); ``rewritten`` (the table has a new file); ``changed``
-    (table or columns are other than planned); ``unfit`` (policy fail); ``failed``. The detail is a
-    sentence. All tables are of one source and one coordination database.
+    (table or columns are other than planned); ``unfit`` (a value of a column whose policy is fail);
+    ``failed``. The detail is a sentence, or that column's name. All tables are of one source and
+    one coordination database.
     """
 
     def work(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,8 +112,8 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
     except DoesNotFit as error:
         return "unfit", str(error)
     except ReadFailed as error:
-        unfit = _NO_ARRAY.search(str(error))
-        return ("unfit", unfit[1]) if unfit else ("failed", first_line(error))
+        column = refused_array(str(error))
+        return ("unfit", column) if column is not None else ("failed", first_line(error))
     except adbc.Error as error:
         text = first_line(error)
         if error.sqlstate in _SNAPSHOT_GONE and "snapshot" in text:

@@ -82,22 +82,16 @@ class LakeTable:
     columns: tuple[LakeColumn, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        rules = self.table.columns
-        object.__setattr__(
-            self,
-            "columns",
-            tuple(
-                LakeColumn(
-                    lake_column(c.name),
-                    c,
-                    mapping(c.type, rules.types.get(c.name)),
-                    rules.unrepresentable,
-                    c.name in self.row.key_columns,
-                )
-                for c in self.row.columns
-                if c.name not in rules.exclude
-            ),
-        )
+        found = [c for c in self.row.columns if c.name not in self.table.columns.exclude]
+        object.__setattr__(self, "columns", tuple(self._column(c) for c in found))
+
+    def _column(self, column: Column) -> LakeColumn:
+        rules, is_key = self.table.columns, column.name in self.row.key_columns
+        as_text = column.number in self.row.text_numbers
+        found = mapping(column.type, "string" if as_text else rules.types.get(column.name))
+        # Keys that the lake can't tell apart would be rows too many.
+        policy = "fail" if is_key and found.fits is not None else rules.unrepresentable
+        return LakeColumn(lake_column(column.name), column, found, policy, is_key)
 
     @property
     def key(self) -> tuple[LakeColumn, ...]:

@@ -7,7 +7,7 @@ cancelled out. Only where a value's text isn't unique (floats) both sides are re
 
 A value that its lake type has no form for is treated by the column's policy, by rules that are
 stated here in Postgres's SQL: it becomes NULL, or the end of the range, and is counted. So does an
-array of several dimensions, or one that doesn't begin at 1.
+array of several dimensions; one that doesn't begin at 1 does so in the lake, and is counted, too.
 
 Pure functions to SQL.
 """
@@ -57,16 +57,14 @@ def source_text(name: str, postgres_type: str, lake: T.DataType, policy: str) ->
     if not postgres_type.endswith("[]"):
         return _scalar(column, postgres_type, policy)
     element = _scalar(sql.SQL("e.v"), postgres_type.removesuffix("[]"), policy)
-    flat = sql.SQL(
-        "coalesce(pg_catalog.array_ndims({0}), 1) = 1"
-        " and coalesce(pg_catalog.array_lower({0}, 1), 1) = 1"
-    ).format(column)
+    flat = sql.SQL("coalesce(pg_catalog.array_ndims({}), 1) = 1").format(column)
+    first = sql.SQL("coalesce(pg_catalog.array_lower({}, 1), 1) = 1").format(column)
     elements = sql.SQL("pg_catalog.unnest({}) with ordinality as e (v, n)").format(column)
     text = sql.SQL(
         "case when {0} is not distinct from null then null when {1} then pg_catalog.format('%s',"
         " array(select {2} from {3} order by e.n)) end"
     ).format(column, flat, element.text, elements)
-    lost = sql.SQL("not ({})").format(flat)
+    lost = sql.SQL("not ({} and {})").format(flat, first)
     if element.lost is not None:
         lost = sql.SQL("({} or exists (select from {} where {}))").format(
             lost, elements, element.lost

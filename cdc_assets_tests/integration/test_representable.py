@@ -60,6 +60,9 @@ def test_what_has_no_form_in_the_lake_is_counted_once(source: Lake) -> None:
     source.drain(T)
     rows = {row[0]: row for row in source.rows(T)}
     assert rows[12][1:7] == (None, None, None, None, None, [None])
+    assert rows[3][5] == rows[13][5] == [1, 2], (
+        "of a list that doesn't begin at 1 only that is lost"
+    )
 
 
 def test_the_check_warns_and_names_the_columns(source: Lake) -> None:

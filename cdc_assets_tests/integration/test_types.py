@@ -48,7 +48,7 @@ VALUES = {
         "'{{a},{b}}'",
         "'[0:0]={a}'",
     ],
-    "int[]": ["array[1, null, -2]", "'{}'"],
+    "int[]": ["array[1, null, -2]", "'{}'", "'[-1:1]={1,2,3}'"],
     "numeric(6,2)[]": ["array[1.50, null]"],
     "timestamptz[]": ["array['2024-01-01 00:00:00+00'::timestamptz]"],
     "boolean[]": ["array[true, false, null]"],
@@ -70,7 +70,7 @@ VALUES = {
     "money": ["'12.34'"],
     "point": ["'(1.5,2)'"],
     "tsvector": ["'a:1 b:2'"],
-    "pair": ["row(1, 'x y')"],
+    "pair": ["row(1, 'x y')", "row(1, null)", "row(null, null)"],
     "positive": ["42"],
     "words": ["array['a']"],
     '"char"': ["'c'"],
@@ -116,6 +116,9 @@ def test_every_type_has_one_value_on_both_paths(
             copied, logged = rows[i], rows[1000 + i]
             for name, left, right in zip(names, copied, logged, strict=True):
                 assert repr(left) == repr(right), (columns[name][0], columns[name][1], i)
+        lists, pairs = (list(VALUES).index(kind) for kind in ("int[]", "pair"))
+        assert [rows[i][lists] for i in range(3)] == [[1, None, -2], [], [1, 2, 3]]
+        assert [rows[i][pairs] for i in range(3)] == ['(1,"x y")', "(1,)", "(,)"]
         comparison = opened.verify()[0]
         assert comparison.equal, comparison
 
