@@ -24,6 +24,7 @@ from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Claim, Cursor
 from cdc_assets.materializer.alter import current, follow
 from cdc_assets.materializer.batch import Window, events, facts, take
+from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.relation import Told, alike, told_by_catalog
 from cdc_assets.materializer.repair import rereader
@@ -220,7 +221,8 @@ def _drain(
                 pipeline.config.spark.cores,
                 whole=row.mode != "mirror",
             )
-            done = merge(session, lake, state, frame, found, reached, rereader(pipeline, lake))
+            with merging(store, session, lake, cursor.offset):
+                done = merge(session, lake, state, frame, found, reached, rereader(pipeline, lake))
             state = lake.state()
             if state.cursor is None or state.cursor.offset != reached.offset:
                 raise Fenced(f"{table}: another writer moved the lake table meanwhile; try again.")

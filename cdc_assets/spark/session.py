@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from pyspark.errors.exceptions.connect import SparkConnectException, SparkConnectGrpcException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
+from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from cdc_assets.config import SourceConfig, home
 from cdc_assets.errors import first_line
@@ -23,6 +25,9 @@ from cdc_assets.spark.catalog import spark_settings
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
 
 _ANSWER_SECONDS = 2.0
+# Of a request, with waits of 0.05, 0.2, 0.8, 3.2 and 12.8 s between.
+RETRIES = 5
+_OTHER_SERVER = ("SESSION_NOT_FOUND", "SESSION_CHANGED", "RESPONSE_ALREADY_RECEIVED")
 
 
 def _keep_release_threads() -> None:
@@ -42,6 +47,33 @@ _keep_release_threads()
 # PySpark prints what it raises, as JSON with its own and Java's stack; we say it in a sentence.
 for _name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
     PySparkLogger.getLogger(_name).disabled = True
+
+
+class Patience(DefaultPolicy):
+    """Retries what a network loses for a moment: 17 s, where PySpark's own goes on for ten minutes.
+
+    A local server that is gone has taken the sessions with it, whatever comes in its place.
+    """
+
+    def __init__(self, config: SourceConfig) -> None:
+        super().__init__(max_retries=RETRIES)
+        self._config = config
+
+    def can_retry(self, e: BaseException) -> bool:
+        local = self._config.spark.remote is None
+        return super().can_retry(e) and not (local and server(self._config).url() is None)
+
+
+def lost_server(error: BaseException) -> bool:
+    """Whether the server ended under the session: it isn't there, or is another one."""
+    if not isinstance(error, SparkConnectException):
+        return False
+    unreachable = (
+        isinstance(error, SparkConnectGrpcException)
+        and error.getGrpcStatusCode().name == "UNAVAILABLE"
+    )
+    return unreachable or any(word in str(error) for word in _OTHER_SERVER)
+
 
 # A snapshot summary's properties go by this session setting; MERGE obeys it too.
 _summaries_lock = threading.Lock()
@@ -96,6 +128,7 @@ def another_session(session: SparkSession, config: SourceConfig) -> SparkSession
 
 def prepare_session(session: SparkSession, config: SourceConfig) -> None:
     """Make ``session`` fit for this source: its catalog, UTC, names as Postgres spells them."""
+    session.client.set_retry_policies([Patience(config)])  # type: ignore[operator]
     settings = {
         "spark.sql.session.timeZone": "UTC",
         # Postgres has "Id" beside "id"; so may a table here.
