@@ -137,12 +137,13 @@ def _listed(
     """What is selected: by name ``t`` and number, and LOST."""
     row, excluded = beside.lake.row, beside.lake.table.columns.exclude
     wanted = {c.source.number: (c, kind) for c, kind in beside.columns}
-    there = {
-        a.number: a
-        for a in attributes(source, row.oid)
-        if not a.dropped and (a.number in wanted or (not a.generated and a.name not in excluded))
+    there = {a.number: a for a in attributes(source, row.oid) if not a.dropped}
+    left_out = {
+        number
+        for number, a in there.items()
+        if a.generated or a.name in excluded or number in row.excluded_numbers
     }
-    if set(there) != set(wanted):
+    if set(there) - left_out - set(wanted) or set(wanted) - set(there):
         raise TableProblem(row.table, REWRITTEN)
     columns: dict[str, sql.Composable] = {}
     lost: list[sql.Composable] = []
