@@ -277,7 +277,7 @@ def _surplus(
                 query.format(
                     arrays=arrays,
                     names=names,
-                    table=lake.row.table.identifier,
+                    table=lake.table.rows,
                     equal=equal,
                 )
             )

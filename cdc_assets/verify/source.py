@@ -38,7 +38,7 @@ with recursive tree as (
     select %(oid)s::oid as oid
     union
     select i.inhrelid from pg_catalog.pg_inherits i join tree t on i.inhparent = t.oid
-     where not i.inhdetachpending
+     where not i.inhdetachpending and not %(only)s
 )
 select n.nspname, c.relname, coalesce(pg_catalog.pg_relation_size(c.oid), 0)
        / pg_catalog.current_setting('block_size')::bigint
@@ -76,7 +76,7 @@ def read_source(
     with closing(pipeline.connect_source("verify")) as source:
         columns, lost = _listed(source, beside)
         listed = sql.SQL(", ").join([*columns.values(), lost])
-        found = parts(source, lake.row.oid)
+        found = parts(source, lake.row.oid, only=lake.table.only)
         ranges: Iterable[tuple[sql.Composable, CtidRange]]
         if cut is not None:
             ranges = (
@@ -84,7 +84,7 @@ def read_source(
             )
         else:
             chunk_pages = config.table(lake.row.table).chunk_pages
-            ranges = ((lake.row.table.identifier, pages) for pages in whole(found, chunk_pages))
+            ranges = ((lake.table.rows, pages) for pages in whole(found, chunk_pages))
         queries = [
             sql.SQL("select {} from {} where {}")
             .format(listed, relation, sql.SQL(pages.predicate))
@@ -106,11 +106,11 @@ def count_source(pipeline: Pipeline, beside: Beside, snapshot_name: str) -> int:
     row, counted = beside.lake.row, 0
     chunk_pages = pipeline.config.table(row.table).chunk_pages
     with closing(pipeline.connect_source("verify", reads=True)) as source:
-        found = parts(source, row.oid)
+        found = parts(source, row.oid, only=beside.lake.table.only)
         for pages in whole(found, chunk_pages + chunk_pages // 2 + 1):
             with under(source, snapshot_name):
                 query = sql.SQL("select count(*) from {} where {}").format(
-                    row.table.identifier, sql.SQL(pages.predicate)
+                    beside.lake.table.rows, sql.SQL(pages.predicate)
                 )
                 answer = source.execute(query).fetchone()
                 assert answer is not None  # an aggregate without grouping has one row
@@ -118,9 +118,9 @@ def count_source(pipeline: Pipeline, beside: Beside, snapshot_name: str) -> int:
     return counted
 
 
-def parts(source: psycopg.Connection[Any], oid: int) -> list[Part]:
-    """The relations that hold a table's rows, its own included."""
-    found = source.execute(_PARTS, {"oid": oid}).fetchall()
+def parts(source: psycopg.Connection[Any], oid: int, *, only: bool) -> list[Part]:
+    """The relations that hold a table's rows: itself, and unless ``only`` those below it."""
+    found = source.execute(_PARTS, {"oid": oid, "only": only}).fetchall()
     return [Part(TableId(schema, name), int(pages)) for schema, name, pages in found]
 
 

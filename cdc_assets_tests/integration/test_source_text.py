@@ -65,7 +65,7 @@ def test_every_row_of_a_tree_is_in_one_range(any_postgres_dsn: NewDatabase) -> N
         source.execute("create table rest partition of p default")
         source.execute("insert into p select i % 3, 'a' from generate_series(1, 9000) i")
         [(oid,)] = source.execute("select 'p'::regclass::oid::bigint").fetchall()
-        found = parts(source, oid)
+        found = parts(source, oid, only=False)
         assert sorted(part.id.name for part in found) == ["one_a", "rest"]
         ranges = whole(found, 4)
         assert len(ranges) > 5
@@ -79,3 +79,6 @@ def test_every_row_of_a_tree_is_in_one_range(any_postgres_dsn: NewDatabase) -> N
             f"explain select * from p where {ranges[0].predicate}".encode()
         ).fetchall()
         assert sum("Tid Range Scan" in line for (line,) in plan) == 2
+        source.execute("create table q (id int); create table below () inherits (q)")
+        [(oid,)] = source.execute("select 'q'::regclass::oid::bigint").fetchall()
+        assert [len(parts(source, oid, only=only)) for only in (False, True)] == [2, 1]
