@@ -320,9 +320,10 @@ class Pins:
     def _keep(self, row: TableRow) -> None:
         """Hold the pin that ``row`` is copied under, or have the rest copied under another one.
 
-        Rows that moved between the two snapshots may show up twice or not at all: where the table
-        has a key, their changes since the first pin, which the log has, put that right. It needs
-        the very pages that were planned; without a key or with other files the copy begins anew.
+        Rows that moved between the two snapshots may show up twice or not at all: in a mirror with
+        a key their changes since the first pin, which the log has, put that right. It needs the
+        very pages that were planned. Without a key, with other files, or where the lake table shows
+        each change, so that one may be neither copied and logged nor missed, it begins anew.
         """
         assert row.pin is not None
         if row.pin in self._held:
@@ -332,7 +333,8 @@ class Pins:
         try:
             self._held[row.pin] = join_pin(self._store, self._pipeline.source_dsn, row.pin)
         except SnapshotLost:
-            if row.key_columns and self._config.snapshot.mode == "initial" and self._unmoved(row):
+            resumes = row.mode == "mirror" and self._config.snapshot.mode == "initial"
+            if resumes and row.key_columns and self._unmoved(row):
                 logger.warning("%s: its pin was lost; the rest is read under another", row.table)
                 await_another_pin(self._store, row)
             else:

@@ -4,8 +4,8 @@ Keeps invariant 10: a table is complete when its target holds every chunk of the
 such only once the log is applied past the point of the last pin that a chunk was read under.
 
 Which snapshot a chunk is read under is the pin's business (``postgres.pins``). If a pin is lost,
-what was copied stays where the table has a key: the log is applied from the first pin on, and what
-the later snapshot shows twice or not at all is put right by it.
+what was copied of a mirror with a key stays: the log is applied from the first pin on, and what the
+later snapshot shows twice or not at all is put right by it.
 """
 
 from __future__ import annotations
