@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 from pyarrow import fs
 from pyiceberg.exceptions import NamespaceAlreadyExistsError
 from pyiceberg.schema import Schema
@@ -33,7 +34,8 @@ from cdc_assets.pipeline import coordination_dsn, source_dsn
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.refusal import coordination_findings, refuse, source_findings, staging
-from cdc_assets.spark.catalog import CATALOG, open_catalog
+from cdc_assets.spark.catalog import CATALOG, open_catalog, tried
+from cdc_assets.spark.catalog_place import TABLES, catalog_schema
 from cdc_assets.spark.server import PACKAGES
 from cdc_assets.spark.session import open_session, server, spark_problem
 
@@ -143,23 +145,24 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
     """Make a table and remove it: the catalog and the warehouse have to take it."""
     name = f"cdc_probe_{uuid.uuid4().hex}"
     try:
-        catalog = open_catalog(config)
-        made = True
-        try:
-            catalog.create_namespace(config.namespace)
-        except NamespaceAlreadyExistsError:
-            made = False
-        try:
-            schema = Schema(NestedField(1, "probe", IntegerType(), required=False))
-            location = f"{config.warehouse}/{config.namespace}/{name}"
-            files, path = Storage.of(config.s3).locate(location)
-            local = isinstance(files, fs.LocalFileSystem)
-            with folders_as_they_were(Path(path)) if local else nullcontext():
-                catalog.create_table((config.namespace, name), schema, location=location)
-                catalog.purge_table((config.namespace, name))
-        finally:
-            if made:
-                catalog.drop_namespace(config.namespace)
+        with tried(config) as catalog:
+            made = True
+            try:
+                catalog.create_namespace(config.namespace)
+            except NamespaceAlreadyExistsError:
+                made = False
+            try:
+                schema = Schema(NestedField(1, "probe", IntegerType(), required=False))
+                location = f"{config.warehouse}/{config.namespace}/{name}"
+                files, path = Storage.of(config.s3).locate(location)
+                local = isinstance(files, fs.LocalFileSystem)
+                with folders_as_they_were(Path(path)) if local else nullcontext():
+                    catalog.create_table((config.namespace, name), schema, location=location)
+                    catalog.purge_table((config.namespace, name))
+            finally:
+                if made:
+                    catalog.drop_namespace(config.namespace)
+        yield from _catalog_place(config)
     except Exception as error:  # noqa: BLE001 - each catalog and each store has errors of its own
         yield Finding(
             "catalog_unwritable",
@@ -168,6 +171,21 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
             f" {type(error).__name__}: {first_line(error)}",
             "Correct lake.catalog, its rights, or those of the warehouse's folder or bucket"
             + ("; its keys come from AWS_… variables." if "s3://" in config.warehouse else "."),
+        )
+
+
+def _catalog_place(config: SourceConfig) -> Iterator[Finding]:
+    """Whether the SQL catalog is where an earlier version made it."""
+    found, ours = catalog_schema(config), config.state.schema_
+    if found not in (None, ours):
+        tables = (sql.Identifier(str(found), table).as_string(None) for table in TABLES)
+        moves = " ".join(f"alter table {table} set schema {ours};" for table in tables)
+        yield Finding(
+            "catalog_place",
+            "warning",
+            f"the SQL catalog is in the schema {found}, where an earlier version made it; it is"
+            " used there.",
+            f"It may stay. To move it, end everything that uses it, then: {moves}",
         )
 
 

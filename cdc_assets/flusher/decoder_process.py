@@ -279,7 +279,7 @@ class _Worker:
                 table = pending.spec.table
                 problem = TableProblem(
                     table,
-                    f"a change at LSN {Lsn(unusable.lsn)} {unusable.why}, so it isn't in the log",
+                    f"a change at LSN {Lsn(unusable.lsn)} {unusable.why}, so it isn't in the log.",
                     "See that each of its partitions has the table's own replica identity, then"
                     f" copy it anew: cdc-assets resync {table}.",
                 )

@@ -2,19 +2,25 @@
 
 Both are derived here from one configuration, so that they can't drift apart. The default catalog is
 ``iceberg_tables`` in the coordination Postgres: Iceberg's JDBC catalog and pyiceberg's SqlCatalog
-read each other's tables. Passwords go into a session's settings, never onto a command line.
+read each other's tables. pyiceberg makes them, because it looks for them where its search path
+leads; the JDBC catalog is content with any in the database. Passwords go into a session's settings,
+never onto a command line.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, OperationalError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
@@ -24,15 +30,16 @@ from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.log.files import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
 from cdc_assets.pipeline import coordination_dsn
 from cdc_assets.postgres.connect import NO_TIMEOUTS
-from cdc_assets.postgres.tls import jdbc_key, tls_problem
+from cdc_assets.postgres.tls import TlsProblem, jdbc_key, tls_problem
+from cdc_assets.spark import catalog_place
+from cdc_assets.spark.catalog_place import catalog_schema, make_schema
 
-# The name is part of the rows in iceberg_tables: every reader has to use the same.
-CATALOG = "lake"
+CATALOG = catalog_place.CATALOG
 # libpq parameters of TLS; the JDBC driver knows them by the same name.
 _TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword")
 
 # A role's time-outs are meant for its applications.
-_OPTIONS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
+_NO_TIMEOUTS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
 
 
 def _catalog_dsn(config: SourceConfig) -> dict[str, str]:
@@ -42,10 +49,20 @@ def _catalog_dsn(config: SourceConfig) -> dict[str, str]:
     return {k: str(v) for k, v in conninfo_to_dict(dsn).items() if v is not None}
 
 
+def _place(config: SourceConfig) -> str:
+    """The options of a connection that make it find the catalog's tables; maybe none."""
+    with _reached():
+        schema = catalog_schema(config)
+    given = _catalog_dsn(config).get("options", "")
+    return f"{given} -c search_path={schema}".strip() if schema is not None else given
+
+
 def sql_catalog_uri(config: SourceConfig) -> URL:
     """The SQL catalog's address as SQLAlchemy has it; ``render_as_string`` hides the password."""
     dsn = _catalog_dsn(config)
     query = {k: dsn[k] for k in _TLS if k in dsn}
+    if place := _place(config):
+        query["options"] = place
     return URL.create(
         "postgresql+psycopg",
         username=dsn.get("user"),
@@ -55,6 +72,10 @@ def sql_catalog_uri(config: SourceConfig) -> URL:
         database=dsn.get("dbname", dsn.get("user")),
         query=query,
     )
+
+
+def _options(config: SourceConfig) -> str:
+    return f"{_place(config)} {_NO_TIMEOUTS}".strip()
 
 
 def _jdbc_tls(dsn: Mapping[str, str]) -> dict[str, str]:
@@ -89,11 +110,11 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
         address = f"{host}:{dsn.get('port', '5432')}/{dsn.get('dbname', dsn.get('user', ''))}"
         settings |= {
             f"{prefix}.type": "jdbc",
-            f"{prefix}.uri": f"jdbc:postgresql://{address}?options={quote(_OPTIONS)}",
+            f"{prefix}.uri": f"jdbc:postgresql://{address}?options={quote(_options(config))}",
             f"{prefix}.jdbc.user": dsn.get("user", ""),
             f"{prefix}.jdbc.password": dsn.get("password", ""),
             **{f"{prefix}.jdbc.{key}": value for key, value in _jdbc_tls(dsn).items()},
-            f"{prefix}.jdbc.schema-version": "V1",
+            f"{prefix}.jdbc.init-catalog-tables": "false",
             # A pooled connection that the server ended meanwhile is replaced, not an error.
             f"{prefix}.retryable_status_codes": "57P01,57P05",
         }
@@ -116,7 +137,7 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
     kind = config.lake.catalog.type
     properties = {"type": kind, "warehouse": config.warehouse}
     if kind == "sql":
-        address = sql_catalog_uri(config).update_query_dict({"options": _OPTIONS})
+        address = sql_catalog_uri(config).update_query_dict({"options": _options(config)})
         properties["uri"] = address.render_as_string(hide_password=False)
         properties["pool_pre_ping"] = "true"  # idle connections end: by time-outs, by restarts
     elif config.lake.catalog.uri is not None:
@@ -159,27 +180,69 @@ def shown(config: SourceConfig) -> dict[str, Any]:
         "uri": address,
         "warehouse": config.warehouse,
         "namespace": config.namespace,
+        "schema": catalog_schema(config),
     }
 
 
 def open_catalog(config: SourceConfig) -> Catalog:
     """The catalog through pyiceberg; one a process and configuration.
 
-    Raises EnvironmentProblem or TlsProblem if a SQL catalog's database can't be reached at first.
+    A SQL catalog's tables are made if they aren't there. Raises EnvironmentProblem or TlsProblem if
+    its database can't be reached at first.
     """
-    return _open(tuple(sorted(pyiceberg_properties(config).items())))
+    with _reached():
+        schema = catalog_schema(config)
+        return _open(
+            coordination_dsn(config) if schema is not None else "",
+            schema or "",
+            tuple(sorted(pyiceberg_properties(config).items())),
+        )
+
+
+@contextmanager
+def tried(config: SourceConfig) -> Iterator[Catalog]:
+    """The catalog as :func:`open_catalog` has it, for a trial: a SQL catalog forgets all of it.
+
+    Not what is stored beside it. Raises like :func:`open_catalog`.
+    """
+    if config.lake.catalog.type != "sql":
+        yield open_catalog(config)
+        return
+    with _reached():
+        properties = pyiceberg_properties(config) | {"init_catalog_tables": "false"}
+        catalog, schema = SqlCatalog(CATALOG, **properties), catalog_schema(config)
+        engine = catalog.engine
+        with engine.connect() as connection, connection.begin() as transaction:
+            # Its sessions are of a connection that is in a transaction, which they don't commit.
+            catalog.engine = connection  # type: ignore[assignment]
+            if schema is not None and not connection.dialect.has_schema(connection, schema):
+                connection.execute(text(f"create schema {schema}"))  # as the configuration has it
+            catalog.create_tables()
+            yield catalog
+            transaction.rollback()
+        engine.dispose()
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
+    try:
+        yield
+    except TlsProblem:
+        raise
+    except (OperationalError, psycopg.OperationalError) as error:
+        said = error.orig if isinstance(error, OperationalError) else error
+        if (problem := tls_problem(str(said))) is not None:
+            raise problem from error
+        raise EnvironmentProblem(
+            f"the SQL catalog can't be reached: {first_line(said or error)}",
+            "Start its database, mend the network, or correct lake.catalog.uri.",
+        ) from error
 
 
 @lru_cache(maxsize=16)
 # "create table if not exists" isn't atomic in Postgres: of two who do it at once, one is refused.
 @retry(retry=retry_if_exception_type(IntegrityError), stop=stop_after_attempt(5), reraise=True)
-def _open(properties: tuple[tuple[str, str], ...]) -> Catalog:
-    try:
-        return load_catalog(CATALOG, **dict(properties))
-    except OperationalError as error:
-        if (problem := tls_problem(str(error.orig))) is not None:
-            raise problem from error
-        raise EnvironmentProblem(
-            f"the SQL catalog can't be reached: {first_line(error.orig or error)}",
-            "Start its database, mend the network, or correct lake.catalog.uri.",
-        ) from error
+def _open(dsn: str, schema: str, properties: tuple[tuple[str, str], ...]) -> Catalog:
+    if schema:
+        make_schema(dsn, schema)
+    return load_catalog(CATALOG, **dict(properties))

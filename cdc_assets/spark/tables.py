@@ -198,6 +198,7 @@ class LakeTable:
     def _create(
         self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
     ) -> None:
+        open_catalog(self.config)  # which makes a SQL catalog's own tables
         types = {c.name: c.mapping.lake for c in self.columns} | dict(self.extra)
         columns = ", ".join(f"{ticked(name)} {lake}" for name, lake in types.items())
         session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")

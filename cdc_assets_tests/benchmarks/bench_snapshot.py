@@ -212,9 +212,6 @@ def _forget_rounds(connection: Connection) -> None:
     ):
         for (name,) in connection.execute(names.encode()).fetchall():
             connection.execute(statement.format(sql.Identifier(name)))
-    for table in ("iceberg_tables", "iceberg_namespace_properties"):
-        if connection.execute("select to_regclass(%s)", (table,)).fetchone() != (None,):
-            connection.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
 
 
 # -- both, by turns

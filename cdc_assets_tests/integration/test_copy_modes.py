@@ -113,7 +113,10 @@ def test_a_resync_shows_the_old_rows_until_the_new_copy_is_complete(
         source.drain_all()
         assert equal(source, T)
         assert equal(source, U)
-        names = {str(row[0]) for row in source.execute("select table_name from iceberg_tables")}
+        names = {
+            str(row[0])
+            for row in source.execute("select table_name from _pg2iceberg.iceberg_tables")
+        }
         assert names == {"t", "u"}, "nothing is left of the copy"
 
 

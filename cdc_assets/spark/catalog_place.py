@@ -1,0 +1,90 @@
+"""Where the default SQL catalog's tables are: a schema of ours, never the applications'.
+
+Iceberg's JDBC catalog and pyiceberg's SqlCatalog name ``iceberg_tables`` without a schema, so the
+search path of their connections decides. Ours is the coordination schema alone. A catalog that an
+earlier version of this program made where the role's own search path led (``public``, as a rule)
+is found by its tables and used on: they would be lost to every reader otherwise.
+
+A catalog whose address is configured is somebody's own: its role's search path holds.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import lru_cache
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.errors import EnvironmentProblem, first_line
+from cdc_assets.pipeline import coordination_dsn
+from cdc_assets.postgres.connect import connect
+
+# The name is part of the rows in iceberg_tables: every reader has to use the same.
+CATALOG = "lake"
+TABLES = ("iceberg_tables", "iceberg_namespace_properties")
+
+
+def catalog_schema(config: SourceConfig) -> str | None:
+    """The schema of the default SQL catalog, there or not; None where another one is configured.
+
+    Looked up once a process. Raises psycopg.OperationalError if it can't be asked.
+    """
+    if config.lake.catalog.type != "sql" or config.lake.catalog.uri is not None:
+        return None
+    return _schema(coordination_dsn(config), config.state.schema_, config.namespace)
+
+
+@lru_cache(maxsize=16)
+def _schema(dsn: str, ours: str, namespace: str) -> str:
+    with connect(dsn, application_name="cdc_assets catalog") as connection:
+        found = connection.execute(_CANDIDATES, {"table": TABLES[0], "ours": ours})
+        for (schema,) in found.fetchall():
+            if schema == ours or _has_tables(connection, str(schema), namespace):
+                return str(schema)
+    return ours
+
+
+# Where a table of that name is that may be read; ours first, then the likeliest.
+_CANDIDATES = """
+select n.nspname from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.relname = %(table)s and c.relkind in ('r', 'p')
+   and pg_catalog.has_schema_privilege(n.oid, 'usage')
+   and pg_catalog.has_table_privilege(c.oid, 'select')
+ order by n.nspname <> %(ours)s, n.nspname <> 'public', n.nspname
+"""
+
+
+def _has_tables(
+    connection: psycopg.Connection[tuple[object, ...]], schema: str, namespace: str
+) -> bool:
+    found = connection.execute(
+        sql.SQL("select from {} where catalog_name = %s and table_namespace = %s limit 1").format(
+            sql.Identifier(schema, TABLES[0])
+        ),
+        (CATALOG, namespace),
+    )
+    return found.rowcount > 0
+
+
+def make_schema(dsn: str, schema: str) -> None:
+    """Make it unless it is there; a role that may use a schema needn't be allowed to make one.
+
+    Raises EnvironmentProblem.
+    """
+    with connect(dsn, application_name="cdc_assets catalog") as connection:
+        found = connection.execute("select to_regnamespace(%s)", (schema,)).fetchone()
+        if found is not None and found[0] is not None:
+            return
+        try:
+            with suppress(psycopg.errors.UniqueViolation):  # somebody else makes it just now
+                connection.execute(
+                    sql.SQL("create schema if not exists {}").format(sql.Identifier(schema))
+                )
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise EnvironmentProblem(
+                f"the role may not make the schema {schema} for the SQL catalog:"
+                f" {first_line(error)}",
+                "cdc-assets check prints the SQL that allows it.",
+            ) from error

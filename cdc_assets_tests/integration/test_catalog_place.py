@@ -1,0 +1,133 @@
+"""Where the SQL catalog's tables are made and found; what a trial leaves of it: nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from sqlalchemy.engine import make_url
+
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness import review
+from cdc_assets.spark import catalog_place
+from cdc_assets.spark.catalog import open_catalog, shown
+from cdc_assets.spark.server import SparkServer
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.lake_support import lake
+
+COLUMNS = pa.schema([pa.field("id", pa.int32())])
+
+
+def _config(dsn: str, **settings: Any) -> SourceConfig:
+    given = {"name": "src", "postgres": {"dsn": dsn}, "tables": [{"name": "public.t"}], **settings}
+    return parse_config(given, "test")
+
+
+def _everything(dsn: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(
+            "select n.nspname, c.relname from pg_namespace n left join pg_class c"
+            " on c.relnamespace = n.oid where n.nspname !~ '^pg_' order by 1, 2"
+        ).fetchall()
+
+
+def _rows(dsn: str, schema: str) -> set[str]:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(f"select table_name from {schema}.iceberg_tables".encode())
+        return {str(row[0]) for row in found}
+
+
+def _earlier(config: SourceConfig, dsn: str) -> Catalog:
+    """As it was made before there was a schema for it."""
+    uri = dsn.replace("postgresql://", "postgresql+psycopg://")
+    return load_catalog("lake", type="sql", uri=uri, warehouse=config.warehouse)
+
+
+def _with_password(uri: str, dsn: str) -> str:
+    """What a person makes of the address that is shown."""
+    password = make_url(dsn).password
+    return make_url(uri).set(password=password).render_as_string(hide_password=False)
+
+
+def test_a_trial_leaves_nothing(postgres_dsn: NewDatabase, tmp_home: Path) -> None:
+    dsn = postgres_dsn()
+    with psycopg.connect(dsn) as connection:
+        connection.execute("create table t (id int primary key)")
+    config, before = _config(dsn), _everything(dsn)
+    for _ in range(2):
+        assert {f.code for f in review(config) if f.severity == "error"} == set()
+        assert _everything(dsn) == before
+    open_catalog(config).create_namespace("src")
+    before = _everything(dsn)
+    assert {f.code for f in review(config) if f.severity == "error"} == set()
+    assert _everything(dsn) == before
+    assert _rows(dsn, "_pg2iceberg") == set()
+
+
+def test_the_catalog_is_made_in_a_schema_of_ours_and_anybody_can_open_it(
+    postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    dsn = postgres_dsn()
+    config = _config(dsn)
+    _earlier(config, dsn)  # without a table of ours it isn't ours
+    catalog = open_catalog(config)
+    catalog.create_namespace("src")
+    catalog.create_table("src.t", COLUMNS)
+    assert (_rows(dsn, "_pg2iceberg"), _rows(dsn, "public")) == ({"t"}, set())
+    told = shown(config)
+    assert told["schema"] == "_pg2iceberg"
+    reader = load_catalog(
+        told["name"],
+        type=told["type"],
+        uri=_with_password(told["uri"], dsn),
+        warehouse=told["warehouse"],
+    )
+    assert reader.list_tables(told["namespace"]) == [("src", "t")]
+    # An address that is configured is used as it is.
+    configured = {"catalog": {"type": "sql", "uri": dsn, "warehouse": config.warehouse}}
+    assert open_catalog(_config(dsn, lake=configured)).list_namespaces() == []
+
+
+def test_a_catalog_of_an_earlier_version_is_found_and_can_be_moved(
+    postgres_dsn: NewDatabase, tmp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn = postgres_dsn()
+    with psycopg.connect(dsn) as connection:
+        connection.execute("create table t (id int primary key)")
+    config = _config(dsn)
+    earlier = _earlier(config, dsn)
+    earlier.create_namespace("src")
+    earlier.create_table("src.t", COLUMNS)
+    assert open_catalog(config).list_tables("src") == [("src", "t")]
+    assert shown(config)["schema"] == "public"
+    (found,) = (f for f in review(config) if f.code == "catalog_place")
+    assert found.severity == "warning"
+    with psycopg.connect(dsn) as connection:
+        connection.execute("create schema _pg2iceberg")
+        connection.execute(found.remedy.partition("then: ")[2].encode())
+    catalog_place._schema.cache_clear()  # in the next process
+    assert open_catalog(config).list_tables("src") == [("src", "t")]
+    assert shown(config)["schema"] == "_pg2iceberg"
+    assert not any(f.code == "catalog_place" for f in review(config))
+
+
+@pytest.mark.spark
+def test_spark_finds_ours_beside_anothers(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """Iceberg's JDBC catalog doesn't make its tables where any schema has some of that name."""
+    dsn = postgres_dsn()
+    _earlier(_config(dsn), dsn)
+    setup = "create table t (id int primary key, v text); insert into t values (1, 'a')"
+    with lake(dsn, spark_server.ensure(), setup, "t", snapshot={"mode": "never"}) as source:
+        source.pin()
+        source.execute("insert into t values (2, 'b')")
+        source.flush()
+        source.drain(TableId("public", "t"))
+        assert source.rows(TableId("public", "t")) == [(2, "b")]
+    assert (_rows(dsn, "_pg2iceberg"), _rows(dsn, "public")) == ({"t"}, set())
