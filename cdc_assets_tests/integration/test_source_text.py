@@ -32,6 +32,7 @@ TEXTS: list[tuple[str, T.DataType, str, str | None, str | None, bool | None]] = 
     ("text[]", T.ArrayType(TEXT), "null", '{"a b",NULL,""}', '{"a b",NULL,""}', False),
     ("text[]", T.ArrayType(TEXT), "null", "{{a},{b}}", None, True),
     ("integer[]", T.ArrayType(T.IntegerType()), "null", "{}", "{}", False),
+    ("integer[]", T.ArrayType(T.IntegerType()), "null", "[0:1]={1,2}", "{1,2}", True),
     ("boolean[]", T.ArrayType(T.BooleanType()), "null", "{t,f,NULL}", "{t,f,NULL}", False),
     ("date[]", T.ArrayType(DATE), "null", "{2024-01-01,infinity}", "{2024-01-01,NULL}", True),
     ("date[]", T.ArrayType(DATE), "clamp", "{-infinity}", "{0001-01-01}", True),
