@@ -64,14 +64,14 @@ def explained(error: Exception, config: SourceConfig | None) -> CdcError:
 
 def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError], str, str]:
     said, package = first_line(error), type(error).__module__.partition(".")[0]
-    if isinstance(error, psycopg.OperationalError):
+    if isinstance(error, psycopg.OperationalError) and _is_lost(error):
         who, setting = _whose(str(error), config)
         remedy = f"Start it, mend the network, or correct {setting}."
         return EnvironmentProblem, f"{who} can't be reached, or ended: {said}.", remedy
     if isinstance(error, _LACKS) and config is not None:
         schema = config.state.schema_
         what = f"the coordination schema {schema} isn't whole, or a table is gone: {said}."
-        remedy = "See what check says; restore the schema, or drop it and begin with a resync."
+        remedy = "Restore the schema from a backup, or drop it and begin anew with resync --all."
         return CoordinationError, what, remedy
     if isinstance(error, psycopg.Error):
         return CdcError, f"Postgres refused a statement: {said}.", "See what check says."
@@ -84,6 +84,11 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
         return EnvironmentProblem, f"a file can't be used: {said}.", remedy
     what = f"cdc-assets has a defect: {type(error).__name__}: {said}."
     return CdcError, what, "Please report it."
+
+
+def _is_lost(error: psycopg.OperationalError) -> bool:
+    """Whether the connection is to blame: a statement that was cancelled is of this class, too."""
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "28", "3D", "53", "57P"))
 
 
 def _whose(said: str, config: SourceConfig | None) -> tuple[str, str]:

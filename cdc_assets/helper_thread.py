@@ -64,8 +64,11 @@ class HelperThread:
     def _run(self) -> None:
         wait = self._seconds
         while not self._stop.wait(wait):
-            done = self._tried(self._step)
-            wait = self._seconds if done else min(2 * wait, self._longest_seconds)
+            if self._tried(self._step):
+                self._is_well()
+                wait = self._seconds
+            else:
+                wait = min(2 * wait, self._longest_seconds)
         self._tried(self._at_end)
 
     def _tried(self, what: Callable[[], None]) -> bool:
@@ -74,11 +77,13 @@ class HelperThread:
         except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on
             self._say(error)
             return False
+        return True
+
+    def _is_well(self) -> None:
         if self._trouble is not None:
             self._trouble = None
             self._note(self.name, None)
             logger.info("%s: all is well again", self.name)
-        return True
 
     def _say(self, error: Exception) -> None:
         expected = isinstance(error, (CdcError, psycopg.Error, OSError))

@@ -38,7 +38,7 @@ from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness import admitted
-from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.tables import LakeTable
 
@@ -87,8 +87,8 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
         can_subset=True,
         required_resource_keys={resource},
     )
+    @run_of(config)
     def materialize(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        end_with_owner()
         selected = [names for names in tables if names.lake in context.selected_asset_keys]
         spark = getattr(context.resources, resource)
         session = admitted(config, lambda: spark_session(spark, config))

@@ -18,7 +18,7 @@ from cdc_assets.log.progress import chunks
 from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.run import Maintained, maintain
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 
 # A table that is compacted for the first time may take hours; the next run goes on with it.
@@ -36,10 +36,10 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
         can_subset=True,
         required_resource_keys={resource},
     )
+    @run_of(config)
     def maintain_tables(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None]]:
-        end_with_owner()
         by_table = {
             names.table: names
             for names in tables

@@ -15,7 +15,7 @@ from cdc_assets.assets.names import TableAssets, run_lock
 from cdc_assets.errors import CopyRestarted, Fenced
 from cdc_assets.log.progress import ChunkProgress
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.snapshot.table_copy import CopyProgress
@@ -46,8 +46,8 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys={resource},
     )
+    @run_of(config)
     def copy(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        end_with_owner()
         selected = set(context.partition_keys)
         marked: set[str] = set()
 

@@ -9,7 +9,7 @@ from cdc_assets.assets.names import TableAssets, all_tables
 from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.readiness import review
-from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.reported import run_of
 
 NAME = "ready"
 
@@ -31,8 +31,8 @@ def ready_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
         ],
         can_subset=True,
     )
+    @run_of(config)
     def ready(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        end_with_owner()
         findings = review(config)
         for names in tables:
             if dg.AssetCheckKey(names.source, NAME) in context.selected_asset_check_keys:

@@ -10,7 +10,7 @@ import dagster as dg
 from cdc_assets.assets.names import TableAssets, all_tables, run_lock
 from cdc_assets.config import SourceConfig
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.verify.sample import Sampled, sample
 
@@ -36,8 +36,8 @@ def sample_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
         can_subset=True,
         required_resource_keys={resource},
     )
+    @run_of(config)
     def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        end_with_owner()
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))

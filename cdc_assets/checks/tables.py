@@ -11,7 +11,7 @@ from cdc_assets.assets.names import TableAssets, all_tables, run_lock
 from cdc_assets.checks import lag, unique_key, values
 from cdc_assets.config import SourceConfig
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.status import collect
@@ -32,8 +32,8 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
         can_subset=True,
         required_resource_keys={resource},
     )
+    @run_of(config)
     def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        end_with_owner()
         selected = context.selected_asset_check_keys
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))

@@ -34,6 +34,7 @@ from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.standstill import Standstill, Stuck
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
 from cdc_assets.flusher.turn import active_process
+from cdc_assets.foreign_errors import explained
 from cdc_assets.log.heart import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.admission import admit
@@ -259,12 +260,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     settings = "" if options.config else read_settings()
     stop = die_with_parent()
+    config: SourceConfig | None = None
     try:
         config = load_config(options.config) if options.config else config_from_parent(settings)
         result = run(config, stop=stop)
-    except (CdcError, psycopg.Error) as error:
-        logger.error("%s", error)  # noqa: TRY400 - it says what to do; a trace adds nothing
-        return 2 if isinstance(error, ConfigurationError) else 1
+    except Exception as error:  # noqa: BLE001 - whatever it is, the log's last line is quoted
+        problem = explained(error, config)
+        logger.error("%s", problem)  # noqa: TRY400 - it says what to do; a trace adds nothing
+        return 2 if isinstance(problem, ConfigurationError) else 1
     logger.info("stopped; the log ends at %s", result.flushed)
     return 0
 

@@ -20,7 +20,7 @@ from cdc_assets.log import pauses
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline, selected
 from cdc_assets.postgres.drop import drop_source
-from cdc_assets.resources.owner import end_with_owner
+from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.verify.compare import Comparison, verify
 
@@ -120,6 +120,7 @@ def _job(
 
 def _resync(source: SourceConfig) -> dg.OpDefinition:
     @dg.op(name=f"resync_tables_of_{source.name}")
+    @run_of(source)
     def resync(context: dg.OpExecutionContext, config: NamedTables) -> None:
         if not config.tables:
             raise ConfigurationError("name the tables to copy anew under tables:.")
@@ -135,6 +136,7 @@ def _pausing(
     source: SourceConfig, name: str, do: Callable[[LogStore, Any], None]
 ) -> dg.OpDefinition:
     @dg.op(name=f"{name}_tables_of_{source.name}")
+    @run_of(source)
     def work(context: dg.OpExecutionContext, config: TablesOrAll) -> None:
         with Pipeline.open(source) as pipeline:
             for table in selected(source, config.tables) if config.tables else []:
@@ -154,8 +156,8 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
     resource = f"spark_{source.name}"
 
     @dg.op(name=f"verify_tables_of_{source.name}", required_resource_keys={resource})
+    @run_of(source)
     def compare(context: dg.OpExecutionContext, config: TablesOrAll) -> None:
-        end_with_owner()
         session = spark_session(getattr(context.resources, resource), source)
         with Pipeline.open(source) as pipeline:
             found = verify(
@@ -196,6 +198,7 @@ def comparison_markdown(found: Sequence[Comparison]) -> str:
 
 def _drop(source: SourceConfig) -> dg.OpDefinition:
     @dg.op(name=f"drop_source_{source.name}")
+    @run_of(source)
     def drop(context: dg.OpExecutionContext, config: DropConfig) -> None:
         if config.source != source.name:
             raise ConfigurationError(

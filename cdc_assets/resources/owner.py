@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
-from dagster._grpc.server import DagsterApiServer
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +60,9 @@ def end_runs_with_code_server() -> None:
     """In a code server: interrupt its runs once it is told to end. Elsewhere it does nothing."""
     if _watching.is_set() or not is_code_server(psutil.Process().cmdline()):
         return
-    # Dagster has no public word for it.
-    server = next((found for found in gc.get_objects() if type(found) is DagsterApiServer), None)
-    told = getattr(server, "_shutdown_once_executions_finish_event", None)
+    # Dagster has no public word for it, so it is looked for by name.
+    servers = (found for found in gc.get_objects() if type(found).__name__ == "DagsterApiServer")
+    told = getattr(next(servers, None), "_shutdown_once_executions_finish_event", None)
     if isinstance(told, threading.Event):
         _watching.set()
         threading.Thread(target=_end_runs, args=(told,), name="runs", daemon=True).start()

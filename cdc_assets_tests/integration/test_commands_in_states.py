@@ -76,6 +76,7 @@ def _sql(*statements: str) -> Callable[[psycopg.Connection[Any]], None]:
 
 def _refused(source: psycopg.Connection[Any]) -> None:
     """A flusher that has begun, and staged nothing before it was refused, left its report."""
+    source.execute("delete from _pg2iceberg.flushed_lsn")
     left = report("process 1", Progress(), Probe(), 0.0)
     source.execute(
         "insert into _pg2iceberg.flusher_reports (source, report) values ('states', %s)",

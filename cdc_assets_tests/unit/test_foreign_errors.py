@@ -54,6 +54,8 @@ def refused(host: str, port: int) -> psycopg.OperationalError:
         (refused("state.example", 5433), ["the coordination database", "state.postgres_url"]),
         (psycopg.OperationalError("the connection is lost"), ["the Postgres of source shop"]),
         (psycopg.errors.UndefinedTable('relation "tables"'), ["schema _pg2iceberg isn't whole"]),
+        (psycopg.errors.QueryCanceled("statement timeout"), ["Postgres refused a statement"]),
+        (psycopg.errors.AdminShutdown("terminating connection"), ["can't be reached, or ended"]),
         (psycopg.errors.InsufficientPrivilege("permission denied for t"), ["denied for t"]),
         (SparkConnectGrpcException(JAVA), ["Spark can't do it: [INTERNAL_ERROR] it broke."]),
         (SparkConnectGrpcException(GRPC), ["failed to connect to all addresses"]),
