@@ -102,8 +102,8 @@ def follow(pipeline: Pipeline, session: SparkSession, lake: LakeTable, told: Tol
         pipeline.store.park(lake.row.table, str(problem))
         raise problem from refused
     if statements or described.fill:
-        # Whoever finds it half-way takes it for nobody else's doing. And columns went by their
-        # names perhaps, which are about to change.
+        # A writer that finds the table half-way sees that it is ours. The fields are named now, as
+        # columns may have gone by their names, which are about to change.
         known = _described(lake, loaded)
         begun = replace(known, fields=described.fields, altering=True)
         if begun != known:

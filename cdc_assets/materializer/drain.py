@@ -292,19 +292,26 @@ def _ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> Told | Non
 def outstanding(pipeline: Pipeline, table: TableId) -> int | None:
     """The end of the log that is registered for ``table`` now, None if all of it is applied.
 
-    Asks the table's own snapshots, without Spark. Raises TableProblem when the table is parked, its
-    copy isn't complete, or its lake table is gone.
+    Asks the table's own snapshots, without Spark. While somebody else writes it, that one knows;
+    the answer is the log's end then. Raises TableProblem when the table is parked, its copy isn't
+    complete, or its log can't be applied.
     """
-    row = pipeline.store.table(table)
+    store = pipeline.store
+    row = store.table(table)
     if row is not None and row.state == "parked":
         raise TableProblem(table, row.reason or "it is parked")
     if row is None or row.state != "streaming" or row.snapshot_lsn is None:
         raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
     lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-    if not is_begun(pipeline.store, lake):
-        return pipeline.store.log_end(table)
-    _, cursor = standing(pipeline.store, lake)
-    entries, reached = pending(pipeline.store, lake, cursor)
-    if not entries:
-        pipeline.store.set_cursor(table, reached)
+    if not store.try_lock(lock := f"write:{table}"):
+        return store.log_end(table)
+    try:
+        if not is_begun(store, lake):
+            return store.log_end(table)
+        _, cursor = standing(store, lake)
+        entries, reached = pending(store, lake, cursor)
+        if not entries:
+            store.set_cursor(table, reached)
+    finally:
+        store.unlock(lock)
     return entries[-1].end_offset if entries else None

@@ -1,15 +1,14 @@
-"""A complete copy takes the lake table's place, in one step for whoever reads it.
+"""A complete copy takes the lake table's place, in one step for its readers.
 
 A coordinator may be taken for dead while its statement goes on in the server, and ends long after
 another coordinator has done the same and merges have followed. So its rows must not win then:
 
-- Where there is no table yet, it is created with its rows. Of two that do so the catalog refuses
-  the later one.
-- Where the table has the copy's columns, its rows are overwritten on a branch, which is published
-  as a merge is (``spark.publish``): Iceberg refuses to move a ``main`` that has moved on.
-- Else the table is replaced, which Iceberg does whatever was committed meanwhile. A late one takes
-  the table back to the copy then; but by the same commit to the copy's cursor, so that the log is
-  applied from there on once more, or the table is parked if it can't be.
+- A table that doesn't exist yet is created with its rows. The catalog refuses a second creation.
+- A table that has the copy's columns gets its rows on a branch, which is published like a merge
+  (``spark.publish``): Iceberg refuses to move a ``main`` that has moved on.
+- Any other table is replaced, and Iceberg does that regardless of what was committed meanwhile. A
+  late replacement takes the table back to the copy, and by the same commit to the copy's cursor:
+  the log is applied once more from there, or the table is parked if it is gone.
 """
 
 from __future__ import annotations

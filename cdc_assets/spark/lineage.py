@@ -1,14 +1,14 @@
 """How far a lake table's log is applied, by the history of its own commits (invariant 7).
 
-The current snapshot is followed to its ancestors until one names a cursor. Nothing but that is a
-cursor: without one, nothing can be applied. What somebody else committed since then decides whether
-the rows are still those of the cursor. A rewrite (operation ``replace``) leaves every row what it
-is, and so does a commit of no rows; any other commit changed rows.
+The current snapshot is followed to its ancestors until one names a cursor; there is no other place
+for it. The commits after that one are somebody else's. A rewrite (operation ``replace``) leaves
+every row what it is, and so does a commit of no rows; any other commit changed rows, so that they
+aren't those of the cursor any more.
 
 An expiry that isn't ours removes ancestors too early, but a table's older metadata files, which the
 newest one lists, still describe them. They are read only where the history breaks off before it has
-named a cursor. A cursor beside the history, in a property of the table, would cost each merge
-another commit, and prove less: that nobody changed rows between it and the oldest snapshot left.
+named a cursor. A cursor in a property of the table would cost each merge another commit, and would
+not say whether rows were changed between it and the oldest snapshot that is left.
 
 Pure, but for reading metadata.
 """

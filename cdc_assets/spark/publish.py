@@ -88,8 +88,8 @@ def append(
 ) -> None:
     """Append the last rows of a change to ``branch``, by the one commit that names the cursor.
 
-    A branch's commits before it don't: whoever sets ``main`` back to one of them has a table that
-    isn't as of any cursor. Without ``rows`` the commit is of none, and changes nothing else.
+    A branch's commits before it don't: if somebody sets ``main`` back to one of them, the table
+    isn't as of any cursor. Without ``rows`` the commit adds none.
     """
     new = rows if rows is not None else session.table(lake.sql_name).limit(0)
     said = lake.reached(cursor, state.foreign) if cursor is not None else {}
