@@ -196,6 +196,8 @@ def _insert(statement: Statement, table: Table) -> str:
         )
         target = ", ".join(name(c) for c in table.key)
         text += f" on conflict ({target}) do " + (f"update set {changed}" if changed else "nothing")
+    elif len(rows) > 1 and table.key:
+        text += " on conflict do nothing"
     return text
 
 
@@ -216,7 +218,7 @@ def _swap(statement: Statement, table: Table) -> str:
 
     def chosen(variable: str, nth: int) -> str:
         rows = f"from {table.sql} as r order by r::text offset {nth} limit 1"
-        return f"select {column} into {variable} {rows};"
+        return f"{variable} := (select {column} {rows});"
 
     return (
         f"do $swap$ declare a {table.sql}.{column}%type; b a%type; c a%type :="

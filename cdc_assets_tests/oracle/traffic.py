@@ -52,6 +52,8 @@ class Traffic:
                     if table.columns[c] == "text" and c not in table.key:
                         row[c] = "filler " * 40
                 statements.append(self._many(t, column, row, 1000, self.rnd.choice((40, 120))))
+            if table.child:
+                statements.append(self._into_child(t))
             found.append({"statements": statements, "ends": "commit"})
         return found
 
@@ -155,6 +157,11 @@ class Traffic:
 
     def _many(self, t: int, column: str, row: dict[str, Any], first: int, count: int) -> Statement:
         return {"do": "many", "t": t, "column": column, "row": row, "first": first, "count": count}
+
+    def _into_child(self, t: int) -> Statement:
+        child = self.tables[t].relations()[-1]
+        text = f"insert into {child} select * from only {self.tables[t].sql} limit 3"
+        return {"do": "sql", "t": t, "kind": "rows of a child", "text": text}
 
     def _ddl(self, t: int, plain: list[str]) -> Statement:
         """One of the supported changes of a table's columns."""
