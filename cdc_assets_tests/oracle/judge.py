@@ -125,15 +125,18 @@ def _append(found: Evidence) -> list[str]:
 
 
 def _changes(found: Evidence, change: Change, stable: Sequence[str]) -> Iterable[Row]:
-    """The rows that mode append has of a change: the key changes as a D and a U."""
+    """The rows that mode append has of a change.
+
+    A changed key is a D of the old one and a U; without a key a U is a D and an I.
+    """
     nothing = dict.fromkeys(found.kinds)
     if change.op == "T":
         yield ("T", *_row(found, nothing, stable))
     old, new, key = change.old, change.new, found.table.key
-    if old is not None and (new is None or (key and _key(found, old) != _key(found, new))):
+    if old is not None and (new is None or not key or _key(found, old) != _key(found, new)):
         yield ("D", *_row(found, {**nothing, **{c: old[c] for c in key or old}}, stable))
     if new is not None:
-        yield (change.op, *_row(found, new, stable))
+        yield (change.op if key else "I", *_row(found, new, stable))
 
 
 # --- parts ---

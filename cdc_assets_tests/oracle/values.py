@@ -151,12 +151,12 @@ NAMES = (
         "CamelCase",
         "back\\slash",
     ),
-    *("n'n", "$$", "value", "x" * 63, "count", "NULL", "-", " ", "${HOME}", "left", "copy", "t"),
+    *("n'n", "$$", "value", "x" * 63, "count", "NULL", "-", " ", "${HOME}"),
 )
 # Names that the product has for columns of its own.
 INNER_NAMES = (
     *("key", "op", "lsn", "data", "off", "row", "gone", "unknown", "source", "net", "k0", "s0"),
-    *("t0", "old_0", "of", "ts", "xid", "unchanged", "e", "s", "r", "cdc_keys"),
+    *("t0", "old_0", "of", "ts", "xid", "unchanged", "left", "copy", "t", "s"),
 )
 
 
