@@ -201,10 +201,13 @@ class Deeds:
             ).collect()
 
     def _rollback(self, table: int) -> None:
-        loaded = load_catalog(
+        catalog = load_catalog(
             "lake", type="sql", uri=self.servers.catalog_uri, warehouse=self.servers.warehouse
-        ).load_table((self.source, self.config.lake_name(self.tables[table])))
-        current = loaded.current_snapshot()
+        )
+        place = (self.source, self.config.lake_name(self.tables[table]))
+        if not catalog.table_exists(place):
+            return
+        current = catalog.load_table(place).current_snapshot()
         if current is None or current.parent_snapshot_id is None:
             return
         name = self._procedure_name(table)

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -47,7 +48,7 @@ class Soak:
         """One plan; what it fails with is made small and written down."""
         began = time.monotonic()
         world = self._world(plan)
-        problems = world.play()
+        problems = self._played(world)
         self.counts += world.counts
         self.played += 1
         self.failed += bool(problems)
@@ -61,12 +62,18 @@ class Soak:
             self._write(plan, name, "whole")
             self._write(self._shrunk(plan, problems), name, "small")
 
+    def _played(self, world: World) -> list[str]:
+        try:
+            return world.play()
+        except Exception as error:  # noqa: BLE001 - nothing a person should ever meet: a finding
+            return [f"{type(error).__name__}: {error}", traceback.format_exc()[-1500:]]
+
     def _shrunk(self, plan: Plan, problems: Sequence[str]) -> Plan:
         wanted = {_kind(problem) for problem in problems}
         until = time.monotonic() + self._shrink_seconds
 
         def fails(smaller: Plan) -> bool:
-            found = {_kind(problem) for problem in self._world(smaller, quiet=True).play()}
+            found = {_kind(problem) for problem in self._played(self._world(smaller, quiet=True))}
             _say(f"    {_size(smaller)}: {'still fails' if found & wanted else 'passes'}")
             return bool(found & wanted)
 
