@@ -66,7 +66,7 @@ class _Maker:
         """A shape that the product names and sets aside while the others go on."""
         table = self.keyed(number)
         table.refused, table.generated = True, {}
-        which = self.rnd.choice(("parent", "unlogged", "taken", "unmarked"))
+        which = self.rnd.choice(("parent", "unlogged", "taken", "unmarked", "unidentified"))
         if which == "parent":
             table.child = True
         elif which == "unlogged":
@@ -75,6 +75,8 @@ class _Maker:
             mode, column = self.rnd.choice((("append", "_op"), ("soft_delete", "_deleted_at")))
             table.settings = {"mode": mode}
             table.columns[column] = "text"
+        elif which == "unidentified":
+            table.identity, table.settings = "nothing", {"mode": "mirror"}
         else:
             table.key, table.identity, table.settings = [], "full", {"mode": "soft_delete"}
         return table
@@ -168,7 +170,12 @@ class _Maker:
             part, identity = f"{table.name}_{i}", "default"
             if self.chance(0.2, "leaf"):
                 index = (part + "_ri").replace('"', '""')
-                identity = rnd.choice(("full", f'using index "{index}"'))
+                identity = rnd.choice(("full", "full", "nothing", f'using index "{index}"'))
+                # Its changes would lack the key; or there would be none of updates and deletes.
+                apart = identity.startswith("using") or (
+                    identity == "nothing" and table.mode != "append"
+                )
+                table.refused = table.refused or apart
             table.parts.append(
                 {
                     "name": part,

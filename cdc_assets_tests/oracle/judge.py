@@ -127,8 +127,11 @@ def _append(found: Evidence) -> list[str]:
 def _changes(found: Evidence, change: Change, stable: Sequence[str]) -> Iterable[Row]:
     """The rows that mode append has of a change.
 
-    A changed key is a D of the old one and a U; without a key a U is a D and an I.
+    A changed key is a D of the old one and a U; without a key a U is a D and an I. What Postgres
+    can't identify is not there.
     """
+    if found.table.inserts_only and change.op in "UD":
+        return
     nothing = dict.fromkeys(found.kinds)
     if change.op == "T":
         yield ("T", *_row(found, nothing, stable))

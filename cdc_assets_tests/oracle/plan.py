@@ -65,6 +65,12 @@ class Table:
     def policy(self) -> str:
         return str(self.settings.get("columns", {}).get("unrepresentable", "null"))
 
+    @property
+    def inserts_only(self) -> bool:
+        """Whether Postgres can't tell changed rows apart, so that only inserts are followed."""
+        identities = {self.identity, *(part["identity"] for part in self.parts)}
+        return self.mode == "append" and "nothing" in identities
+
     def relations(self) -> list[str]:
         """It, and what its rows may be in besides."""
         parts = [f"{name(self.schema)}.{name(part['name'])}" for part in self.parts]
