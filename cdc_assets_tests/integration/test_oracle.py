@@ -1,0 +1,29 @@
+"""A handful of the random oracle's seeds; ``make soak-oracle`` plays any number of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.spark.server import SparkServer
+from cdc_assets_tests.oracle.generate import make
+from cdc_assets_tests.oracle.servers import serving
+from cdc_assets_tests.oracle.world import World
+
+pytestmark = pytest.mark.spark
+
+# A refused table, one without a key, partitions in mode append, a killed merge and cut connections;
+# soft deletes, a killed flusher, a log that is away, a resync.
+SEEDS = (50, 146)
+
+
+def test_random_pipelines_end_with_what_the_source_recorded(
+    postgres: EmbeddedPostgres, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    said: list[str] = []
+    with serving(postgres.start(), spark_server.ensure(), tmp_home) as servers:
+        for seed in SEEDS:
+            plan = make(seed)
+            assert World(servers, plan, said.append).play() == [], plan.dump()
