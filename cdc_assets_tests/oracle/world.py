@@ -21,7 +21,7 @@ from psycopg import sql
 from pyspark.errors import PySparkException
 
 from cdc_assets import commands
-from cdc_assets.errors import CdcError, TableProblem, TablesFailed
+from cdc_assets.errors import CdcError, SourceMismatch, TableProblem, TablesFailed
 from cdc_assets.flusher.reach import reach
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
@@ -153,21 +153,20 @@ class World:
                         return
                     last = str(failed or again)
                     self._say(f"  not yet: {last[:600]}")
-            except CdcError as error:
+            except SourceMismatch as error:
                 last = str(error)
-                self._say(f"  {type(error).__name__}: {last[:600]}")
-                self._anew()
-            except (psycopg.Error, PySparkException) as error:
+                self._anew(", ".join(error.codes))
+            except (CdcError, psycopg.Error, PySparkException) as error:
                 last = f"{type(error).__name__}: {error}"
                 self._say(f"  {last[:600]}")
             if self.deeds.flusher_ended:
-                self._say("  the flusher has ended")
-                self._anew()
+                self.counts["the flusher ended by itself"] += 1
         raise Stuck(last[:1500])
 
-    def _anew(self) -> None:
-        """What every message's last resort is: all tables are copied anew."""
-        self.counts["resync --all"] += 1
+    def _anew(self, codes: str) -> None:
+        """All tables are copied anew, as the message says: fresh copies hide what was wrong."""
+        self.counts[f"resync --all: {codes}"] += 1
+        self._say(f"  resync of all: {codes}")
         self.deeds.stop(signal.SIGTERM)
         with suppress(CdcError, psycopg.Error), self.deeds.pipeline() as pipeline:
             commands.mark_for_copy(pipeline, self.deeds.tables)
