@@ -12,11 +12,10 @@ from cdc_assets_tests.oracle.generate import make
 from cdc_assets_tests.oracle.servers import serving
 from cdc_assets_tests.oracle.world import World
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-# A refused table, one without a key, partitions in mode append, a killed merge and cut connections;
-# soft deletes, a killed flusher, a log that is away, a resync.
-SEEDS = (50, 146)
+# A refused table, one without a key, partitions in mode append, a killed merge, cut connections.
+SEEDS = (50,)
 
 
 def test_random_pipelines_end_with_what_the_source_recorded(
