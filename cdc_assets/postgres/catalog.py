@@ -238,26 +238,3 @@ def heaps(connection: Connection, table: TableId, oid: int) -> list[Heap]:
         Heap(TableId(schema, name), int(heap), int(filenode), int(pages), bool(leaf))
         for schema, name, heap, _, leaf, filenode, pages in found
     ]
-
-
-def refuse_hidden_rows(connection: Connection, table: SourceTable) -> None:
-    """Raise TableProblem if this role would see only some of the rows, or none."""
-    found = connection.execute(
-        "select pg_catalog.has_table_privilege(%(oid)s::oid, 'SELECT'),"
-        " pg_catalog.row_security_active(%(oid)s::oid), current_user::text",
-        {"oid": table.oid},
-    ).fetchone()
-    assert found is not None
-    readable, hidden, role = found
-    if not readable:
-        raise TableProblem(
-            table.id,
-            f"the role {role} may not read it",
-            f'grant select on {table.id} to "{role}".',
-        )
-    if hidden:
-        raise TableProblem(
-            table.id,
-            f"row-level security hides rows of it from the role {role}",
-            f'alter role "{role}" bypassrls; a copy would silently lack rows.',
-        )

@@ -21,7 +21,7 @@ from cdc_assets.errors import PreflightError, TableProblem
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import SourceTable, describe, heaps, refuse_hidden_rows
+from cdc_assets.postgres.catalog import SourceTable, describe, heaps
 from cdc_assets.postgres.identity import children, remedy, sentence, troubles
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -35,6 +35,7 @@ from cdc_assets.postgres.publications import (
     sent_columns,
     withdraw,
 )
+from cdc_assets.postgres.rights import missing_rights
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
     found = describe(source, table)
     refuse_mode(found, config.table(table))
     heaps(source, table, found.oid)
-    refuse_hidden_rows(source, found)
+    for missing in missing_rights(source, found.oid):
+        raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
     follows = config.snapshot.mode != "snapshot_only"
     sent = sent_columns(source, config.publication) if follows else frozenset(("", "s"))
     mode = config.table(table).mode or "mirror"

@@ -18,12 +18,9 @@ from cdc_assets.config_sections import TableConfig
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.connect import pools_transactions
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
+from cdc_assets.postgres.drop import dropped_since
 from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.publications import (
-    creation,
-    inserts_publication,
-    published_tables,
-)
+from cdc_assets.postgres.publication_findings import publication_findings
 from cdc_assets.postgres.replication import FAILOVER_SLOTS, slot_status
 from cdc_assets.postgres.restart_record import Recorded, compare_slot
 from cdc_assets.postgres.slot_facts import slot_facts
@@ -291,31 +288,22 @@ def _objects(
             )
     if slot is None or slot.active_pid is None:
         yield from _senders(connection)
+    yield from publication_findings(connection, config)
     if not record:
         return
     if store is not None:
+        if (since := dropped_since(store)) is not None:
+            yield Finding(
+                "source_dropped",
+                "error",
+                f"source {store.source} was dropped at {since}.",
+                "Take its configuration out; or cdc-assets resume: it copies every table anew.",
+            )
         found, _ = review(connection, dsn, store, config.slot, config.publication)
         yield from (f for f in found.source if f.code != "in_recovery")  # said above
         yield from (replace(finding, table=str(table)) for table, finding in found.tables)
     elif slot is not None:
         yield from compare_slot(Recorded(None), slot, _database(connection), config.slot)
-    published = published_tables(connection, config.publication)
-    beside = published_tables(connection, inserts_publication(config.publication)) or {}
-    published_anywhere = beside | (published or {})
-    missing = [t.name for t in config.tables if t.id not in published_anywhere]
-    if published is None:
-        message = f"the publication {config.publication} doesn't exist yet; it will be created."
-        yield Finding("publication", "info", message, "")
-        if not _one(connection, "select has_database_privilege(current_database(), 'CREATE')"):
-            yield Finding(
-                "publication_privilege",
-                "error",
-                f"the role may not create the publication {config.publication}.",
-                f"{creation(connection, config.publication)}; -- as an owner of the tables",
-            )
-    elif missing:
-        message = f"the publication {config.publication} lacks {', '.join(missing)}; will be added."
-        yield Finding("publication", "info", message, "")
 
 
 def _database(connection: Connection) -> str:

@@ -25,6 +25,7 @@ from cdc_assets.postgres.publications import (
     refuse_partial_publication,
     sent_columns,
 )
+from cdc_assets.postgres.rights import missing_rights
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -53,14 +54,13 @@ def table_findings(
         yield Finding("table_inherited", "error", f"{why.what}.", why.remedy)
     if follows and not identity and found.replica_identity != "f":
         yield from _toast(connection, found, table)
-    unlogged, owner, readable, role = connection.execute(
+    unlogged, owner, role = connection.execute(
         "select c.relpersistence <> 'p', pg_has_role(c.relowner, 'USAGE')"
         " and not exists (select from pg_catalog.pg_publication p where p.pubname = %s"
-        " and not pg_has_role(p.pubowner, 'USAGE')),"
-        " has_table_privilege(c.oid, 'SELECT'), quote_ident(current_user)"
+        " and not pg_has_role(p.pubowner, 'USAGE')), quote_ident(current_user)"
         " from pg_catalog.pg_class c where c.oid = %s",
         (publication, found.oid),
-    ).fetchone() or (False, True, True, "")
+    ).fetchone() or (False, True, "")
     if unlogged and follows:
         yield Finding(
             "table_unlogged",
@@ -68,29 +68,15 @@ def table_findings(
             f"{table.name} is unlogged or temporary: its changes aren't in the WAL.",
             f"alter table {table.name} set logged;",
         )
-    if not readable:
-        yield Finding(
-            "select_privilege",
-            "error",
-            f"the role {role} may not read {table.name}.",
-            f"grant select on {table.name} to {role};",
-        )
-    if not owner and follows and table.id not in (published_tables(connection, publication) or {}):
+    yield from missing_rights(connection, found.oid)
+    present = published_tables(connection, publication)
+    if not owner and follows and present is not None and table.id not in present:
         yield Finding(
             "table_owner",
             "error",
             f"the role {role} can't publish {table.name}: it doesn't own the table, or the"
             f" publication {publication}.",
             f"{addition(connection, publication, [table.id])}; -- as an owner of both",
-        )
-    if connection.execute(
-        "select 1 where row_security_active(%s::oid::regclass)", (found.oid,)
-    ).fetchone():
-        yield Finding(
-            "row_security",
-            "error",
-            f"row-level security hides rows of {table.name} from this role.",
-            f"alter role {role} bypassrls; -- or a copy would silently lack rows",
         )
     try:
         heaps(connection, found.id, found.oid)
