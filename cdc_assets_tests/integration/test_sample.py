@@ -48,7 +48,8 @@ insert into h values (1), (1);
 
 @pytest.fixture
 def source(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> Iterator[Lake]:
-    tables = ["t", {"name": "c", "mode": "append"}, {"name": "p", "mode": "soft_delete"}, "h"]
+    tables = ["t", {"name": "c", "mode": "append"}, {"name": "p", "mode": "soft_delete"}]
+    tables.append({"name": "h", "mode": "append"})
     settings = {"verify": {"sample_rows": 2000}}
     with lake(postgres_dsn(), spark_server.ensure(), SETUP, *tables, **settings) as opened:
         opened.pin()

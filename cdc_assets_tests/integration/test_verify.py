@@ -26,6 +26,7 @@ SETUP = """
 create table t (id int primary key, v text, n numeric(8,2), a text[], d double precision);
 insert into t select i, 'v' || i, i, array['a b', null, '"'], i / 3.0 from generate_series(1, 50) i;
 create table h (a int, b text);
+alter table h replica identity full;
 insert into h select i % 3, 'x' from generate_series(1, 9) i;
 """
 
