@@ -7,9 +7,10 @@ import threading
 from cdc_assets.flusher.main import run
 from cdc_assets.flusher.turn import active_process
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.heap_facts import look_at_heaps
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.postgres.source_facts import review
+from cdc_assets.postgres.source_facts import followed, review
 
 # A running flusher registers about once a second: looking more often shows nothing new.
 _LOOK_SECONDS = 0.2
@@ -31,18 +32,19 @@ def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> 
         if not reached and (active is None or active[1]):
             run(pipeline.config, until=lsn, stop=stop)
             continue
-        if not is_ours:  # whoever streams looks for itself
-            _refuse_another_source(pipeline)
+        if reached or not is_ours:
+            _look_once_more(pipeline)
             is_ours = True
         if reached:
             return
         stop.wait(_LOOK_SECONDS)
 
 
-def _refuse_another_source(pipeline: Pipeline) -> None:
+def _look_once_more(pipeline: Pipeline) -> None:
     """Raise SourceMismatch if an LSN of this source says nothing of the log's: it is another one.
 
-    One that is being promoted is waited for.
+    One that is being promoted is waited for. A table is parked of which something happened that the
+    log doesn't have.
     """
     config = pipeline.config
     if config.snapshot.mode == "snapshot_only":
@@ -50,8 +52,9 @@ def _refuse_another_source(pipeline: Pipeline) -> None:
     with pipeline.connect_source("flush") as source:
         slot, publication = config.slot, config.publication
         found, now = review(source, pipeline.source_dsn, pipeline.store, slot, publication)
-    if not now.in_recovery:
-        found.refuse()
+        if not now.in_recovery:
+            found.refuse()
+            look_at_heaps(source, pipeline.store, followed(pipeline.store))
 
 
 def flush_target(pipeline: Pipeline, until: str) -> Lsn:

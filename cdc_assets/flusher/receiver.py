@@ -51,6 +51,7 @@ from cdc_assets.flusher.specs import staging_specs
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream, StreamLost
 from cdc_assets.log.files import Storage
+from cdc_assets.log.heap_files import mark_truncated
 from cdc_assets.log.store import LogStore, StagedFile
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
@@ -381,6 +382,9 @@ class Session:
             self._progress.level = self._position
             return
         began = time.monotonic()
+        truncated = {file.table for file in flushed.files if file.operations.get("T")}
+        if truncated:
+            mark_truncated(self._store, truncated, Lsn(flushed.commit_end))
         self._store.register(files, position, commit_time)
         self._progress.count(flushed.files, flushed.seconds + time.monotonic() - began)
         self._registered(position)

@@ -22,6 +22,7 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import SnapshotLost, SourceMismatch, TableProblem
+from cdc_assets.log.heap_files import remember_heaps
 from cdc_assets.log.progress import (
     await_another_pin,
     plan_copy,
@@ -44,6 +45,8 @@ from cdc_assets.postgres.enrol import (
     set_inserts_from,
     streamed_publications,
 )
+from cdc_assets.postgres.heap_facts import heap_files, look_at_heaps, moment
+from cdc_assets.postgres.heap_record import Moment
 from cdc_assets.postgres.holders import Holder, hold, join_pin
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.publications import publication_oid
@@ -55,7 +58,7 @@ from cdc_assets.postgres.replication import (
     system_identifier,
 )
 from cdc_assets.postgres.restart_record import SlotRestart
-from cdc_assets.postgres.source_facts import look_at_tables, remember
+from cdc_assets.postgres.source_facts import followed, look_at_tables, remember
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +102,7 @@ class Pins:
                     register_tables(source, self._config, self._store)
                     return
                 found = settle(self._pipeline, source)
+                look_at_heaps(source, self._store, followed(self._store))
                 register_tables(source, self._config, self._store)
                 if self._store.flushed_lsn() is None:
                     self._forget_unfollowed(source)
@@ -130,6 +134,7 @@ class Pins:
             return
         with self._pipeline.connect_source("review") as source:
             found = refuse_or_park(self._pipeline, source)
+            look_at_heaps(source, self._store, followed(self._store))
         if self._slot_restart is not None:
             self._store.set_meta("slot_restart_lsn", str(self._slot_restart))
         begins = found.slot.restart if found.slot is not None else None
@@ -252,6 +257,7 @@ class Pins:
                     pinned = [row for row in tables if self._as_registered(source, row)]
                     if self._config.snapshot.mode != "snapshot_only":
                         self._remember_entries(source, pinned)
+                        self._remember_heaps(source, pinned, slot.consistent_point)
                     for row in pinned:
                         resumes = row.snapshot_lsn is not None
                         chunks = [] if resumes else self._plan(source, row)
@@ -281,6 +287,15 @@ class Pins:
             if row.snapshot_lsn is None:  # else its log goes on, with the entry it has
                 entry = now[row.table].published_as
                 self._store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
+
+    def _remember_heaps(
+        self, source: psycopg.Connection[Any], pinned: list[TableRow], point: Lsn
+    ) -> None:
+        fresh = [row for row in pinned if row.snapshot_lsn is None]
+        seen = Moment(moment(source).horizon, point)  # under the snapshot, whose horizon it is
+        files = heap_files(source, [row.oid for row in fresh])
+        for row in fresh:
+            remember_heaps(self._store, row, files.get(row.oid, {}), own=seen)
 
     def _as_registered(self, source: psycopg.Connection[Any], row: TableRow) -> bool:
         """Whether the snapshot shows the table as it was registered.

@@ -1,0 +1,78 @@
+"""What is remembered of the followed tables' heaps; ``postgres.heap_record`` says what for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from cdc_assets.log.session import LogSession
+from cdc_assets.log.tables import TableRow
+from cdc_assets.postgres.heap_record import KnownHeaps, Moment
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+
+# Of pipeline_meta: the moment of the last look, for all tables that have none of their own.
+_SEEN = "heaps_seen"
+
+
+def known_heaps(store: LogSession) -> dict[TableId, tuple[int, KnownHeaps]]:
+    """What is remembered, with the epoch that it is of."""
+    horizon, _, lsn = (store.meta(_SEEN) or "0 0/0").partition(" ")
+    last = Moment(int(horizon), Lsn.parse(lsn))
+    rows = store.connection.execute(
+        "select table_name, epoch, files, horizon, lsn::text, pending::text, truncated::text"
+        " from heap_files where source = %s",
+        (store.source,),
+    ).fetchall()
+    return {
+        TableId.parse(name): (
+            epoch,
+            KnownHeaps(
+                {int(oid): filenode for oid, filenode in files.items()},
+                last if own is None else Moment(own, Lsn.parse(own_lsn)),
+                own is not None,
+                Lsn.parse(pending) if pending else None,
+                Lsn.parse(truncated) if truncated else None,
+            ),
+        )
+        for name, epoch, files, own, own_lsn, pending, truncated in rows
+    }
+
+
+def remember_heaps(
+    store: LogSession,
+    row: TableRow,
+    files: Mapping[int, int],
+    *,
+    own: Moment | None = None,
+    pending: Lsn | None = None,
+) -> None:
+    """Write down a table's files; as of ``own``, or of the source's last look."""
+    store.connection.execute(
+        "insert into heap_files (source, table_name, epoch, files, horizon, lsn, pending)"
+        " values (%s, %s, %s, %s, %s, %s, %s) on conflict (source, table_name) do update set"
+        " epoch = excluded.epoch, files = excluded.files, horizon = excluded.horizon,"
+        " lsn = excluded.lsn, pending = excluded.pending",
+        (
+            store.source,
+            str(row.table),
+            row.epoch,
+            json.dumps({str(oid): filenode for oid, filenode in files.items()}),
+            own.horizon if own is not None else None,
+            str(own.lsn) if own is not None else None,
+            str(pending) if pending is not None else None,
+        ),
+    )
+
+
+def remember_moment(store: LogSession, moment: Moment) -> None:
+    """The tables that have no moment of their own are as remembered at this one, too."""
+    store.set_meta(_SEEN, f"{moment.horizon} {moment.lsn}")
+
+
+def mark_truncated(store: LogSession, tables: Iterable[TableId], lsn: Lsn) -> None:
+    """The log has a TRUNCATE of these tables, at ``lsn`` or just before."""
+    store.connection.execute(
+        "update heap_files set truncated = %s where source = %s and table_name = any(%s)",
+        (str(lsn), store.source, [str(table) for table in tables]),
+    )

@@ -1,0 +1,148 @@
+"""The heaps of a followed table, held against those it had: what came, left, or has another file.
+
+Some of what happens to a table is in no stream: TRUNCATE of a partition alone, ATTACH, DETACH and
+DROP of one, and everything that is written while a table is unlogged. Each leaves a trace in the
+catalog: a heap that wasn't there, one that is gone, or another file (``relfilenode``) under a heap.
+Much that is harmless does, too. They are told apart like this, given a moment at which the heaps
+were as remembered, and its *horizon*: the transaction ID below which all were over then.
+
+- A file that holds a row of a transaction below the horizon was never emptied since: nobody who was
+  over by then can have written to a file made later, so the row was copied into it. VACUUM FULL,
+  CLUSTER and a move to another tablespace do that, and keep the writer's ID in each row.
+- A rewriting ALTER TABLE doesn't keep it, but has changed a column in the same transaction.
+- A TRUNCATE of the whole table is in the log. It empties all heaps in one transaction; so it
+  explains no file that somebody made later. The log has to be as far as the look, to be asked.
+- A heap that came is empty as a rule. What was loaded into it before it was attached was written
+  by a transaction before the one that attached it, or by a command before that one's.
+- A heap that left took rows along. In mode ``append`` they stay: the lake is a history there.
+
+Not told apart: a TRUNCATE of one partition in the very transaction of a rewriting ALTER TABLE; rows
+loaded by somebody whose transaction began after that which attaches, and ended before it does. An
+empty heap whose file was copied counts as truncated.
+
+Pure; ``heap_facts`` asks the source, and acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When heaps were looked at, or before: what was over then is below ``horizon`` and ``lsn``.
+
+    ``horizon``: a transaction ID below which none was under way. ``lsn``: the end of WAL.
+    """
+
+    horizon: int
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHeaps:
+    """What is remembered: the file of each heap, by oid, and when it was so for the last time.
+
+    ``own``: that was another moment than the last look at the source. ``pending``: what the log has
+    to reach before it can tell whether a change is a TRUNCATE's. ``truncated``: where it last has
+    one.
+    """
+
+    files: Mapping[int, int]
+    seen: Moment
+    own: bool = False
+    pending: Lsn | None = None
+    truncated: Lsn | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The oids of heaps that have another file, that came, and that left."""
+
+    replaced: frozenset[int]
+    came: frozenset[int]
+    left: frozenset[int]
+
+    def __bool__(self) -> bool:
+        return bool(self.replaced or self.came or self.left)
+
+
+def difference(known: Mapping[int, int], now: Mapping[int, int]) -> Difference:
+    return Difference(
+        frozenset(oid for oid in known.keys() & now.keys() if known[oid] != now[oid]),
+        frozenset(now.keys() - known.keys()),
+        frozenset(known.keys() - now.keys()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeapTrace:
+    """What the source says of a heap that has another file, or that came.
+
+    ``kept``: it has rows from before the horizon. ``altered``: its columns were changed together
+    with its file. ``loaded``: it has rows from before it came. ``changed_by``: the transaction that
+    changed its entry in the catalog last. ``empty``: no row was found.
+    """
+
+    name: str
+    kept: bool
+    altered: bool
+    loaded: bool
+    changed_by: int
+    empty: bool
+
+
+Verdict = Literal["harmless", "undecided", "empty"] | TableProblem
+"""``empty``: the whole table is, so that a new copy of it costs nothing."""
+
+
+def judge(
+    table: TableId,
+    known: KnownHeaps,
+    found: Difference,
+    traces: Mapping[int, HeapTrace],
+    *,
+    keeps_history: bool,
+    flushed: Lsn | None,
+) -> Verdict:
+    """What a difference means for the table; ``traces``: of the heaps that are there."""
+    if found.left and not keeps_history:
+        several = "a partition" if len(found.left) == 1 else f"{len(found.left)} partitions"
+        what = f"{several} of it left it, detached or dropped: rows that went along are never told"
+        return _problem(table, "partition_left", what)
+    loaded = [traces[oid].name for oid in sorted(found.came) if traces[oid].loaded]
+    if loaded:
+        return _problem(
+            table,
+            "partition_attached",
+            f"{', '.join(loaded)} was attached with rows in it, which are never sent",
+        )
+    doubtful = [oid for oid in found.replaced if not (traces[oid].kept or traces[oid].altered)]
+    if not doubtful:
+        return "harmless"
+    if known.pending is None or flushed is None or flushed < known.pending:
+        return "undecided"
+    if known.truncated is not None and known.truncated > known.seen.lsn:
+        at_once = {traces[oid].changed_by for oid in doubtful}
+        stayed = known.files.keys() - found.left
+        if len(at_once) == 1 and set(doubtful) == stayed:
+            return "harmless"
+    if set(known.files) == set(doubtful) and all(trace.empty for trace in traces.values()):
+        return "empty"
+    names = ", ".join(traces[oid].name for oid in sorted(doubtful)[:5])
+    return _problem(
+        table,
+        "rows_replaced",
+        f"{names} has another file than it had, with no row from before: it was truncated by"
+        " itself, or unlogged for a while, and what happened then is never sent",
+    )
+
+
+def _problem(table: TableId, code: str, what: str) -> TableProblem:
+    return TableProblem(table, f"{code}: {what}.", f"cdc-assets resync '{table}' copies it anew.")
