@@ -130,7 +130,7 @@ def snapshot(
             to_copy = []
             for table, row in _pinned(pipeline, pins, again).items():
                 if row.state == "waiting":
-                    problems.append(_not_pinned(table))
+                    problems.append(_not_pinned(table, row.reason))
                 elif row.state == "parked":
                     problems.append(TableProblem(table, row.reason or "it is parked"))
                 elif row.state == "copying":
@@ -207,10 +207,10 @@ def _pinned(pipeline: Pipeline, pins: Pins, tables: Sequence[TableId]) -> dict[T
         time.sleep(0.2)
 
 
-def _not_pinned(table: TableId) -> TableProblem:
+def _not_pinned(table: TableId, reason: str | None) -> TableProblem:
     return TableProblem(
         table,
-        "it still waits for its pin",
+        f"it still waits for its pin{f' ({reason})' if reason else ''}.",
         "A long transaction at the source holds up slot creation (see pg_stat_activity), or the"
         " flusher that streams doesn't get on (see its log).",
     )

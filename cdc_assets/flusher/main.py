@@ -31,6 +31,7 @@ from cdc_assets.flusher.health import Health
 from cdc_assets.flusher.pin_keeper import PinKeeper
 from cdc_assets.flusher.receiver import Session
 from cdc_assets.flusher.report import Progress
+from cdc_assets.flusher.reviewer import Reviewer
 from cdc_assets.flusher.standstill import Standstill, Stuck
 from cdc_assets.flusher.stream import SlotInUse, StreamLost
 from cdc_assets.flusher.turn import active_process
@@ -109,6 +110,7 @@ class _Flusher:
         self._heart = Heart(config, progress.note)
         self._health = Health(config, progress)
         self._guard = Guard(config)
+        self._reviewer = Reviewer(config, self._heart, progress.note)
         self._streamed = False
         self._failures = 0
         self._standstill = Standstill()
@@ -133,6 +135,7 @@ class _Flusher:
             self._progress.enter("stopped", error)
             raise
         finally:
+            self._reviewer.close()
             self._drop_keeper()
             self._guard.close()
             self._heart.close()
@@ -174,7 +177,7 @@ class _Flusher:
         self._streamed = True
         session = Session(pipeline, flushed, self._progress, stop=self._stop, until=self._until)
         assert self._keeper is not None
-        self._keeper.on_mismatch = session.fail
+        self._keeper.on_mismatch = self._reviewer.on_mismatch = session.fail
         try:
             session.run()
         except StreamLost as error:
@@ -207,9 +210,10 @@ class _Flusher:
 
     def _prepare_pins(self, pipeline: Pipeline) -> None:
         if self._keeper is None:
-            keeper = PinKeeper(pipeline, self._heart)
+            keeper = PinKeeper(pipeline, self._heart, self._progress.note)
             keeper.start()
             self._keeper = keeper
+            self._reviewer.start()
 
     def _drop_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None

@@ -5,50 +5,48 @@ It may never hold up the stream: a pin waits for every running transaction of th
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections.abc import Callable
 
 import psycopg
 
-from cdc_assets.errors import CdcError, SlotBusy, SourceMismatch
+from cdc_assets.errors import SourceMismatch
+from cdc_assets.helper_thread import HelperThread, Note
 from cdc_assets.log.heart import Heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
-
-logger = logging.getLogger(__name__)
 
 # A table that waits for its pin waits this long at most, if slot creation is quick.
 PIN_SECONDS = 2.0
 # … and after failures this long.
 PIN_LONGEST_SECONDS = 30.0
-# How long the log of a table that somebody drops, or takes out of the publication, looks whole.
-REVIEW_SECONDS = 10.0
-# A pin can wait minutes for other people's transactions; the end of the flusher can't.
-_JOIN_SECONDS = 3.0
 
 
 class PinKeeper:
     """Ticks :class:`Pins` for as long as the flusher lives, over all its sessions.
 
-    A failure is logged and tried again with new connections: one table that can't be pinned doesn't
-    stop those that stream. What is wrong with the source does: ``on_mismatch`` is told.
+    A failure is noted and tried again: one table that can't be pinned doesn't stop those that
+    stream. What is wrong with the source does: ``on_mismatch`` is told.
     """
 
-    def __init__(self, pipeline: Pipeline, heart: Heart) -> None:
+    def __init__(self, pipeline: Pipeline, heart: Heart, note: Note) -> None:
         self._pipeline = pipeline
         self._heart = heart
         self._pins: Pins | None = None
         self._session = 0
-        self.on_mismatch: Callable[[SourceMismatch], None] | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
+        self.on_mismatch: Callable[[SourceMismatch], None] = lambda _: None
+        self._thread = HelperThread(
+            "pins",
+            self._tick,
+            PIN_SECONDS,
+            longest_seconds=PIN_LONGEST_SECONDS,
+            at_end=self._hang_up,
+            note=note,
+        )
 
     def start(self) -> None:
         """Prepare the pins now (raises like ``Pins.prepare``), and tick from then on."""
         try:
-            self._open().prepare()
+            self._open().prepare(patient=False)
         except BaseException:
             self._hang_up()
             raise
@@ -56,11 +54,7 @@ class PinKeeper:
 
     def close(self) -> None:
         """Stop; lets go of the pins unless one is just being made (its sessions end with us)."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
-        if not self._thread.is_alive():
-            self._hang_up()
+        self._thread.close()
 
     def _open(self) -> Pins:
         if self._pins is None:
@@ -75,23 +69,15 @@ class PinKeeper:
             self._heart.give_up(self._session)
             pins.close()
 
-    def _run(self) -> None:
-        wait = PIN_SECONDS
-        reviewed = time.monotonic()
-        while not self._stop.wait(wait):
-            try:
-                pins = self._open()
-                if time.monotonic() - reviewed >= REVIEW_SECONDS:
-                    reviewed = time.monotonic()
-                    pins.review()
-                pins.tick()
-                wait = PIN_SECONDS
-            except SlotBusy as error:  # its connections are fine, and hold pins
-                logger.warning("tables wait for their pin: %s", error)
-            except (CdcError, psycopg.Error) as error:
-                if isinstance(error, SourceMismatch) and (tell := self.on_mismatch) is not None:
-                    tell(error)  # it looks by itself before it streams again
-                wait = min(2 * wait, PIN_LONGEST_SECONDS)
-                logger.error("pinning failed; next try in %.0f s: %s", wait, error)  # noqa: TRY400
-                if isinstance(error, psycopg.Error):
-                    self._hang_up()  # its connections may be gone
+    def _tick(self) -> None:
+        pins = self._open()
+        try:
+            pins.tick()
+        except SourceMismatch as error:
+            self.on_mismatch(error)  # the stream looks by itself before it begins again
+            raise
+        except psycopg.Error:
+            # The pins are held by connections of their own, which one table's trouble leaves alone.
+            if pins.store.connection.closed:
+                self._hang_up()
+            raise

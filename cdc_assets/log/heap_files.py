@@ -52,7 +52,8 @@ def remember_heaps(
         "insert into heap_files (source, table_name, epoch, files, horizon, lsn, pending)"
         " values (%s, %s, %s, %s, %s, %s, %s) on conflict (source, table_name) do update set"
         " epoch = excluded.epoch, files = excluded.files, horizon = excluded.horizon,"
-        " lsn = excluded.lsn, pending = excluded.pending",
+        " lsn = excluded.lsn, pending = excluded.pending"
+        " where heap_files.epoch <= excluded.epoch",
         (
             store.source,
             str(row.table),

@@ -162,7 +162,8 @@ class TableRegistry(LogSession):
             " excluded = excluded.excluded, excluded_numbers = excluded.excluded_numbers,"
             " text_numbers = case when t.oid = excluded.oid then t.text_numbers else '{}' end,"
             " mode = excluded.mode, inserts_only = excluded.inserts_only,"
-            " left_out = excluded.left_out, reason = null, updated_at = now(),"
+            " left_out = excluded.left_out, updated_at = now(),"
+            " reason = case when t.oid <> 0 then t.reason end,"
             " followed = t.followed and (t.oid, t.key_columns, t.excluded, t.inserts_only)"
             "  = (excluded.oid, excluded.key_columns, excluded.excluded, excluded.inserts_only)"
             " where t.oid = 0 or (t.state = 'waiting' and t.snapshot_lsn is null)",
@@ -228,6 +229,17 @@ class TableRegistry(LogSession):
             " values (%s, %s, 0, 'parked', '{}', '[]', %s) on conflict (source, table_name)"
             " do update set reason = excluded.reason"
             " where tables.oid = 0 and tables.reason is distinct from excluded.reason",
+            (self.source, str(table), reason),
+        )
+
+    def note_waiting(self, table: TableId, reason: str | None) -> None:
+        """Say what a table waits for, if anything; also of one that couldn't be described yet."""
+        self.connection.execute(
+            "insert into tables as t"
+            " (source, table_name, oid, state, key_columns, columns, reason)"
+            " values (%s, %s, 0, 'waiting', '{}', '[]', %s) on conflict (source, table_name)"
+            " do update set reason = excluded.reason, updated_at = now()"
+            " where t.state = 'waiting' and t.reason is distinct from excluded.reason",
             (self.source, str(table), reason),
         )
 

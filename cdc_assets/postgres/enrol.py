@@ -36,6 +36,7 @@ from cdc_assets.postgres.publications import (
     withdraw,
 )
 from cdc_assets.postgres.rights import missing_rights
+from cdc_assets.postgres.waits import locked
 
 logger = logging.getLogger(__name__)
 
@@ -129,18 +130,29 @@ def refuse_mode(found: SourceTable, table: TableConfig) -> None:
         )
 
 
+def _to_be_described(row: TableRow | None) -> bool:
+    return row is None or not row.oid or (row.state == "waiting" and not row.snapshot_lsn)
+
+
+def _waits_for(who: str) -> str:
+    return f"somebody has locked it, or is about to: {who}; it goes on once that is over"
+
+
 def register_tables(source: Connection, config: SourceConfig, store: LogStore) -> None:
     """Describe every table that isn't known yet, and anew what waits without a chunk read."""
     known = {row.table: row for row in store.tables()}
-    for table in config.tables:
+    wanted = [table for table in config.tables if _to_be_described(known.get(table.id))]
+    busy = locked(source, [table.id for table in wanted])
+    for table in wanted:
         row = known.get(table.id)
         fresh = row is None or not row.oid
-        if not fresh and (row is None or row.state != "waiting" or row.snapshot_lsn):
+        if (who := busy.get(table.id)) is not None:
+            store.note_waiting(table.id, _waits_for(who))
             continue
         try:
             found = described(source, config, table.id)
-        except psycopg.errors.LockNotAvailable:
-            logger.warning("%s: another session has locked it; looking again later", table.id)
+        except psycopg.errors.LockNotAvailable:  # since just now
+            store.note_waiting(table.id, _waits_for("another session"))
             continue
         except TableProblem as problem:
             if row is None or row.reason != str(problem):
@@ -171,7 +183,14 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     Raises PreflightError if there is no publication and the role can't make it.
     """
     configured = {table.id for table in config.tables}
-    rows = [row for row in store.tables() if row.table in configured and row.state != "parked"]
+    rows = [
+        row
+        for row in store.tables()
+        if row.table in configured and row.state != "parked" and row.oid
+    ]
+    # Each of them would cost a wait.
+    away = locked(source, [row.table for row in rows if row.state == "waiting"])
+    rows = [row for row in rows if row.table not in away]
     inserts = inserts_publication(config.publication)
     first = publication_oid(source, config.publication) is None
     whole = [row.table for row in rows if not row.inserts_only]
@@ -194,11 +213,14 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     for table, why in refused.items():
         logger.error("parked: %s: %s", table, why)
         store.park(table, why)
-    if busy:
-        logger.warning(
-            "other sessions have locked tables that are to be published: %s",
-            ", ".join(sorted(map(str, busy))),
-        )
+    holders = locked(source, sorted(busy), against_alter=True) if busy else {}
+    for table in busy:
+        store.note_waiting(table, _waits_for(holders.get(table, "another session")))
+    for table, who in away.items():
+        store.note_waiting(table, _waits_for(who))
+    for row in rows:
+        if row.state == "waiting" and row.reason and row.table not in busy:
+            store.note_waiting(row.table, None)
     return [
         row
         for row in rows

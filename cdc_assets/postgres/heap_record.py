@@ -18,7 +18,7 @@ were as remembered, and its *horizon*: the transaction ID below which all were o
 
 Not told apart: a TRUNCATE of one partition in the very transaction of a rewriting ALTER TABLE; rows
 loaded by somebody whose transaction began after that which attaches, and ended before it does. An
-empty heap whose file was copied counts as truncated.
+empty heap whose file was copied counts as truncated, and so does one that pg_repack has written.
 
 Pure; ``heap_facts`` asks the source, and acts.
 """

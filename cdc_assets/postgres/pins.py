@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -57,10 +57,13 @@ from cdc_assets.postgres.replication import (
     slot_status,
     system_identifier,
 )
-from cdc_assets.postgres.restart_record import SlotRestart
 from cdc_assets.postgres.source_facts import followed, look_at_tables, remember
+from cdc_assets.postgres.waits import locked
 
 logger = logging.getLogger(__name__)
+
+# A stream that can go on waits for another process's pin no longer.
+_PREPARE_SECONDS = 3.0
 
 
 @contextmanager
@@ -80,20 +83,23 @@ class Pins:
         self._config = pipeline.config
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
-        self._slot_restart: SlotRestart | None = None
 
     @property
     def store(self) -> LogStore:
         """The session that holds the lock while pins are made."""
         return self._store
 
-    def prepare(self) -> None:
+    def prepare(self, *, patient: bool = True) -> None:
         """Register the tables, complete the publication, create the slot with the first pin.
 
-        Idempotent, and safe when several processes start at once. Raises PreflightError, SlotBusy
-        or SourceMismatch, having streamed and published nothing.
+        Idempotent, and safe when several processes start at once. Unless ``patient``, a log that
+        has its beginning isn't held up by another process that waits for its pin. Raises
+        PreflightError, SlotBusy or SourceMismatch, having streamed and published nothing.
         """
-        self._store.lock("pins")
+        if patient or self._store.flushed_lsn() is None:
+            self._store.lock("pins")
+        elif not self._store.lock_within("pins", _PREPARE_SECONDS):
+            return  # the log has its beginning, and ticks do the rest
         try:
             refuse_if_dropped(self._store)
             with self._pipeline.connect_source("pins") as source:
@@ -124,22 +130,6 @@ class Pins:
         finally:
             self._store.unlock("pins")
 
-    def review(self) -> None:
-        """Park the tables whose log has a gap now; remember where the slot begins.
-
-        Raises SourceMismatch when nothing may be streamed any more. The slot's beginning is written
-        down one look late: by then the server has it on its disk, and never goes back behind it.
-        """
-        if self._config.snapshot.mode == "snapshot_only":
-            return
-        with self._pipeline.connect_source("review") as source:
-            found = refuse_or_park(self._pipeline, source)
-            look_at_heaps(source, self._store, followed(self._store))
-        if self._slot_restart is not None:
-            self._store.set_meta("slot_restart_lsn", str(self._slot_restart))
-        begins = found.slot.restart if found.slot is not None else None
-        self._slot_restart = None if begins is None else SlotRestart(begins, found.timeline)
-
     def tick(self) -> None:
         """Hold what is being copied, restart what lost its pin, pin what waits, release the rest.
 
@@ -151,7 +141,8 @@ class Pins:
             refuse_if_dropped(self._store)
             for row in self._store.tables():
                 if row.state == "copying" and unread(self._store, row):
-                    self._keep(row)
+                    with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
+                        self._keep(row)
             if any(row.state == "waiting" for row in self._store.tables()):
                 with self._pipeline.connect_source("pins") as source:
                     self._pin_waiting(source)
@@ -232,7 +223,7 @@ class Pins:
         return [
             row
             for row in self._store.tables()
-            if row.table in configured and row.state == "waiting"
+            if row.table in configured and row.state == "waiting" and row.oid
         ]
 
     def _pin(
@@ -254,13 +245,16 @@ class Pins:
                 if first:
                     self._store.advance(slot.consistent_point)
                 with under(source, slot.snapshot_name):
-                    pinned = [row for row in tables if self._as_registered(source, row)]
+                    busy = locked(source, [row.table for row in tables])
+                    free = [row for row in tables if row.table not in busy]
+                    plans = [(row, self._planned(source, row)) for row in free]
+                    pinned = [row for row, chunks in plans if chunks is not None]
                     if self._config.snapshot.mode != "snapshot_only":
                         self._remember_entries(source, pinned)
                         self._remember_heaps(source, pinned, slot.consistent_point)
-                    for row in pinned:
-                        resumes = row.snapshot_lsn is not None
-                        chunks = [] if resumes else self._plan(source, row)
+                    for row, chunks in plans:
+                        if chunks is None:
+                            continue
                         only = self._config.snapshot.mode == "snapshot_only"
                         plan_copy(
                             self._store,
@@ -268,7 +262,7 @@ class Pins:
                             pin,
                             slot.consistent_point,
                             chunks,
-                            resumes=resumes,
+                            resumes=row.snapshot_lsn is not None,
                             state_without="copied" if only else "streaming",
                         )
             self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
@@ -296,6 +290,22 @@ class Pins:
         files = heap_files(source, [row.oid for row in fresh])
         for row in fresh:
             remember_heaps(self._store, row, files.get(row.oid, {}), own=seen)
+
+    def _planned(
+        self, source: psycopg.Connection[Any], row: TableRow
+    ) -> list[tuple[Heap, CtidRange]] | None:
+        """The chunks of the table that are to be copied; None if it can't be pinned now.
+
+        What is asked locks the table's heaps for as long as the (sub)transaction lasts: others who
+        want to alter one don't wait for all.
+        """
+        try:
+            with source.transaction(force_rollback=True):
+                if not self._as_registered(source, row):
+                    return None
+                return [] if row.snapshot_lsn is not None else self._plan(source, row)
+        except psycopg.errors.LockNotAvailable:
+            return None
 
     def _as_registered(self, source: psycopg.Connection[Any], row: TableRow) -> bool:
         """Whether the snapshot shows the table as it was registered.

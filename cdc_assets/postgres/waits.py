@@ -13,6 +13,8 @@ from typing import Any, LiteralString
 
 import psycopg
 
+from cdc_assets.postgres.names import TableId
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 # Said where it would help to see more.
@@ -85,27 +87,49 @@ def _literally(text: str) -> str:
 
 _LOCKED: LiteralString = """
 with recursive tree as (
-    select o as root, o as oid from unnest(%s::oid[]) o
-    union
-    select t.root, i.inhrelid from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid)
-select distinct on (t.root) t.root::bigint, {who}
+    select w.schema_name, w.table_name, c.oid
+      from unnest(%(schemas)s::text[], %(names)s::text[]) w (schema_name, table_name)
+      join pg_catalog.pg_namespace n on n.nspname = w.schema_name
+      join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
+     union
+    select t.schema_name, t.table_name, i.inhrelid
+      from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid)
+select distinct on (1, 2) t.schema_name, t.table_name, {who}
   from pg_catalog.pg_locks l
   join tree t on t.oid = l.relation
   join pg_catalog.pg_stat_activity a on a.pid = l.pid
- where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock'
+ where l.locktype = 'relation' and l.mode = any(%(modes)s)
    and l.database = (select oid from pg_catalog.pg_database where datname = current_database())
    and l.pid <> pg_catalog.pg_backend_pid()
- order by t.root, l.granted desc
+ order by 1, 2, l.granted desc
 """.replace("{who}", _WHO)
+# What reading waits for; and what ALTER PUBLICATION does.
+_AGAINST_READING = ("AccessExclusiveLock",)
+_AGAINST_ALTER = (
+    *("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock"),
+    *_AGAINST_READING,
+)
 
 
-def locked(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
-    """The relations that nobody else can read now, or soon can't, and who is to blame.
+def locked(
+    connection: Connection, tables: Sequence[TableId], *, against_alter: bool = False
+) -> dict[TableId, str]:
+    """The tables that can't be read now (or altered), and who is to blame.
 
     That includes who waits for such a lock: everybody else waits behind. A partitioned table is as
     locked as any of its partitions.
     """
-    return {int(oid): who for oid, who in connection.execute(_LOCKED, (list(oids),)).fetchall()}
+    if not tables:
+        return {}
+    found = connection.execute(
+        _LOCKED,
+        {
+            "schemas": [table.schema for table in tables],
+            "names": [table.name for table in tables],
+            "modes": list(_AGAINST_ALTER if against_alter else _AGAINST_READING),
+        },
+    ).fetchall()
+    return {TableId(schema, name): who for schema, name, who in found}
 
 
 @dataclass(frozen=True, slots=True)

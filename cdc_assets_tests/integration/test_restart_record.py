@@ -18,7 +18,7 @@ from cdc_assets.cli import cli
 from cdc_assets.config import SourceConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.flusher import pin_keeper
+from cdc_assets.flusher import reviewer
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
 from cdc_assets_tests.conftest import NewDatabase
@@ -282,7 +282,7 @@ def test_a_publication_that_leaves_out_kinds_of_changes_parks_all_tables(source:
 def test_a_table_taken_out_while_the_flusher_runs(
     source: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pin_keeper, "REVIEW_SECONDS", 1.0)
+    monkeypatch.setattr(reviewer, "REVIEW_SECONDS", 1.0)
     config = started(source)
     with flushing(config):
         wait_for(lambda: ids(source, "public.t") == ["1", "2"])
@@ -298,7 +298,7 @@ def test_a_table_taken_out_while_the_flusher_runs(
 def test_a_publication_dropped_while_the_flusher_runs_ends_it(
     source: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pin_keeper, "REVIEW_SECONDS", 1.0)
+    monkeypatch.setattr(reviewer, "REVIEW_SECONDS", 1.0)
     config = started(source)
 
     def drop() -> None:

@@ -14,7 +14,7 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.embedded.binaries import server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.flusher import pin_keeper
+from cdc_assets.flusher import pin_keeper, reviewer
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.preflight import preflight
 from cdc_assets_tests.conftest import NewDatabase
@@ -68,7 +68,7 @@ def fill(source: Bench, megabytes: int) -> None:
 def test_an_older_state_of_the_server_is_restored(
     source: Bench, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pin_keeper, "REVIEW_SECONDS", 0.2)
+    monkeypatch.setattr(reviewer, "REVIEW_SECONDS", 0.2)
     monkeypatch.setattr(pin_keeper, "PIN_SECONDS", 0.2)
     config = source.config("public.t", flush_interval="50ms")
     source.execute("insert into t values (1, 'in the backup')")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import SlotStatus
-from cdc_assets.postgres.restart_record import Recorded, SlotRestart, Source, compare
+from cdc_assets.postgres.restart_record import PublishedAs, Recorded, SlotRestart, Source, compare
 
 SLOT = SlotStatus("s", "pgoutput", None, Lsn(900), "reserved", 0, "app", Lsn(400))
 KNOWN = Recorded(Lsn(1000), "7", 1, "5", "6", SlotRestart(Lsn(500), 1))
@@ -39,3 +39,14 @@ def test_what_is_written_down_is_read_again() -> None:
         Lsn.parse("1/2A"), 3
     )
     assert SlotRestart.parse("1/2A") is None  # without a timeline it can't be compared
+
+
+def test_a_publication_that_looks_as_before_and_was_altered_meanwhile_was_put_back() -> None:
+    before = PublishedAs.parse("entry 16402/16390 10 ar/745")
+    assert PublishedAs.parse(str(before)) == before
+    assert not before.was_put_back(before)
+    assert before.was_put_back(replace(before, version="750"))
+    # Another owner, or another shape that is judged by itself, says why it was altered.
+    assert not before.was_put_back(replace(before, publication="16390 11 ar", version="750"))
+    # What an earlier version wrote down tells nothing of it.
+    assert not PublishedAs.parse("entry 16402").was_put_back(before)

@@ -1,0 +1,76 @@
+"""What holds the source against the log's memory of it while the stream goes on.
+
+A thread with connections of its own: who waits for a pin, or for a staging place, doesn't look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.errors import SourceMismatch
+from cdc_assets.helper_thread import HelperThread, Note
+from cdc_assets.log.heart import Heart
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.admission import refuse_or_park
+from cdc_assets.postgres.heap_facts import look_at_heaps
+from cdc_assets.postgres.restart_record import SlotRestart
+from cdc_assets.postgres.source_facts import followed
+
+# How long the log of a table that somebody drops, or takes out of the publication, looks whole.
+REVIEW_SECONDS = 10.0
+
+
+class Reviewer:
+    """Reviews for as long as the flusher lives; ``on_mismatch`` is told of what stops it."""
+
+    def __init__(self, config: SourceConfig, heart: Heart, note: Note) -> None:
+        self._config = config
+        self._heart = heart
+        self._session = 0
+        self._pipeline: Pipeline | None = None
+        self._slot_restart: SlotRestart | None = None
+        self.on_mismatch: Callable[[SourceMismatch], None] = lambda _: None
+        self._thread = HelperThread(
+            "review", self._review, REVIEW_SECONDS, at_end=self._hang_up, note=note
+        )
+
+    def start(self) -> None:
+        if self._config.snapshot.mode != "snapshot_only":  # else there is no log
+            self._thread.start()
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _review(self) -> None:
+        """Park the tables whose log has a gap now; remember where the slot begins.
+
+        The slot's beginning is written down one look late: by then the server has it on its disk,
+        and never goes back behind it.
+        """
+        try:
+            if self._pipeline is None:
+                self._pipeline = Pipeline.open(self._config)
+                self._session = self._heart.adopt(self._pipeline.store)  # it takes a lock
+            store = self._pipeline.store
+            with self._pipeline.connect_source("review") as source:
+                found = refuse_or_park(self._pipeline, source)
+                look_at_heaps(source, store, followed(store))
+        except SourceMismatch as error:
+            self.on_mismatch(error)  # the stream looks by itself before it begins again
+            raise
+        except psycopg.Error:
+            self._hang_up()
+            raise
+        if self._slot_restart is not None:
+            store.set_meta("slot_restart_lsn", str(self._slot_restart))
+        begins = found.slot.restart if found.slot is not None else None
+        self._slot_restart = None if begins is None else SlotRestart(begins, found.timeline)
+
+    def _hang_up(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            self._heart.give_up(self._session)
+            pipeline.close()
