@@ -48,6 +48,7 @@ def test_no_name_is_taken(
             source.execute(f"update {table} set net = 'n' where id = 2")
             source.execute(f"delete from {table} where id = 3")
         source.execute("alter table m add column v1 int default length(random()::text)")
+        source.execute("update m set x = 'told' where id = 4")  # a row of the new relation
         source.execute("update h set net = null where id = 1; delete from h where id = 2")
         source.flush()
         source.drain_all()
