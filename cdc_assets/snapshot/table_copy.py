@@ -236,10 +236,13 @@ class TableCopy:
         """Whether the log truncates the table after the pin: then no row of the copy counts.
 
         A table that is truncated every other moment would never be copied otherwise. VACUUM FULL
-        and its like are in no log: they leave rows that count, in other places.
+        and its like are in no log: they leave rows that count, in other places. Where history is
+        kept, what was truncated counts, too: such a copy begins anew.
         """
         config, point = self._pipeline.config, self._row.snapshot_lsn
-        if point is None or not self._store.is_locked(f"flusher:{config.name}"):
+        if point is None or self._row.mode != "mirror":
+            return False
+        if not self._store.is_locked(f"flusher:{config.name}"):
             return False
         with self._pipeline.connect_source("copy") as source:
             now = current_lsn(source)

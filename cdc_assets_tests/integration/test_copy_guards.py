@@ -103,10 +103,10 @@ def role(dsn: str, *settings: str) -> Iterator[tuple[str, str]]:
     [
         (
             'grant select on t to "{role}"; alter table t enable row level security;',
-            "row-level security hides rows of it from the role {role}",
+            "row-level security hides rows of public.t from the role {role}",
             'alter role "{role}" bypassrls',
         ),
-        ("", "the role {role} may not read it", 'grant select on public.t to "{role}"'),
+        ("", "the role {role} may not read public.t", 'grant select on public.t to "{role}"'),
     ],
     ids=["row-level security", "no select"],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_assets.errors import CopyRestarted
 from cdc_assets.log.progress import chunks
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.names import TableId
@@ -15,6 +16,7 @@ from cdc_assets.postgres.pins import Pins
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.flusher_support import flushing, wait_for
 from cdc_assets_tests.lake_support import Lake, lake
 
 pytestmark = pytest.mark.spark
@@ -78,3 +80,20 @@ def test_history_is_copied_anew(source: Lake) -> None:
         begins = _row(source, table).snapshot_lsn
         assert begins is not None
         assert begins > first
+
+
+def test_history_does_not_begin_with_rows_that_nobody_copied(source: Lake) -> None:
+    """A truncate stands for the rows of a mirror's copy, and not for those of a history."""
+    source.pin()
+    keys = [chunk.key for chunk in chunks(source.pipeline.store, EVENTS, 1)]
+    copy_table(source.pipeline, source.session, EVENTS, only=keys[:1])
+    with flushing(source.config):
+        source.execute("truncate events; insert into events values (7, 'after')")
+        with pytest.raises(CopyRestarted):
+            copy_table(source.pipeline, source.session, EVENTS)
+        wait_for(lambda: _row(source, EVENTS).state == "copying")
+        copy_table(source.pipeline, source.session, EVENTS)
+    source.flush()
+    source.drain(EVENTS)
+    rows = source.session.table(source.lake_table(EVENTS).sql_name).collect()
+    assert [(row["id"], row["_op"]) for row in rows] == [(7, "I")]

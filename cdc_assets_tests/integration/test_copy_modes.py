@@ -17,6 +17,7 @@ from cdc_assets.log.progress import chunks, restart_copy
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import slot_status
 from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.test_embedded_postgres import eventually
@@ -262,7 +263,8 @@ def test_inheritance_children_are_not_copied_with_their_parent(
     create table t (id int primary key, v text); create table child () inherits (t);
     insert into t values (1, 'parent'); insert into child values (2, 'child');
     """
-    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as source:
+    table = {"name": "t", "only": True}
+    with lake(postgres_dsn(), spark_server.ensure(), setup, table) as source:
         source.pin()
         source.copy()
         assert source.rows(T) == [(1, "parent")]
@@ -272,7 +274,7 @@ def test_a_lake_table_of_somebody_else_is_left_alone(
     postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
 ) -> None:
     with lake(postgres_dsn(), spark_server.ensure(), SETUP, "t") as source:
-        source.session.sql("create namespace lake.src")
+        open_catalog(source.config).create_namespace("src")
         source.session.sql("create table lake.src.t (mine int) using iceberg")
         source.session.sql("insert into lake.src.t values (1)")
         source.pin()

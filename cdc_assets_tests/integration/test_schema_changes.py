@@ -106,11 +106,6 @@ KINDS = [
         " update {t} set v = 'other' where v = 'v3'; delete from {t} where v = 'v4'",
     ),
     Kind(
-        "unkeyed",
-        "update {t} set n = 9 where id = 2; alter table {t} drop constraint {t}_pkey;"
-        " insert into {t} values (1, 'v1', 1), (1, 'v1', 1)",
-    ),
-    Kind(
         "unseen",  # its relation is what it was before
         "alter table {t} drop n, add n int default 3; update {t} set v = 'x' where id = 2",
         extra=("n__dropped_3",),
