@@ -42,7 +42,7 @@ def eventually(fact: Callable[[], bool], seconds: float = 30.0) -> bool:
 
 
 def test_sessions_work_and_python_tasks_run_in_this_python(spark_server: SparkServer) -> None:
-    url = spark_server.url()
+    url = spark_server.ensure()
     assert url is not None
     assert url.startswith("sc://127.0.0.1:")
     session = SparkSession.builder.remote(url).create()
@@ -58,7 +58,7 @@ def test_sessions_work_and_python_tasks_run_in_this_python(spark_server: SparkSe
 
 
 def test_a_short_job_does_not_wait_for_a_long_one(spark_server: SparkServer) -> None:
-    url = spark_server.url()
+    url = spark_server.ensure()
     assert url is not None
     seconds = {}
 
@@ -99,7 +99,7 @@ def _interpreter(batches):  # type: ignore[no-untyped-def]
 
 def test_another_process_finds_it(spark_server: SparkServer) -> None:
     again = SparkServer(spark_server.settings, spark_server.home)
-    assert again.ensure(timeout_seconds=0.0) == spark_server.url()
+    assert again.ensure(timeout_seconds=0.0) == spark_server.ensure()
     assert spark_server.state_path.exists()
 
 
