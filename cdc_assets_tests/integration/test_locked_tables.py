@@ -20,8 +20,6 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.status import SourceStatus, collect
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, reconnect, wait_for
 
-ROLE = "w_reader"
-
 
 @pytest.fixture(params=[16, 18], ids="pg{}".format)
 def source(

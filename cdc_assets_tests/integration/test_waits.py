@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +11,6 @@ from psycopg.conninfo import make_conninfo
 
 from cdc_assets.alerts.conditions import conditions
 from cdc_assets.alerts.facts import facts
-from cdc_assets.config import SourceConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SlotBusy
 from cdc_assets.pipeline import Pipeline
@@ -22,8 +19,9 @@ from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.holders import hold
 from cdc_assets.postgres.preflight import preflight
 from cdc_assets.postgres.replication import create_slot, export_snapshot
-from cdc_assets.status import SourceStatus, collect
+from cdc_assets.status import collect
 from cdc_assets_tests.flusher_support import Bench, bench
+from cdc_assets_tests.integration.test_locked_tables import ids, locking
 
 ROLE = "w_reader"
 
@@ -37,23 +35,6 @@ def source(
     with bench(postgres_servers(request.param).start(), "waits", tmp_path) as made:
         made.execute("create table t (id int primary key); create table u (id int primary key)")
         yield made
-
-
-@contextmanager
-def locking(source: Bench, table: str, mode: str) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody has the lock for the length of the block, as a migration that is stuck does."""
-    with psycopg.connect(source.dsn, application_name="stuck migration") as session:
-        session.execute(f"lock table {table} in {mode} mode".encode())
-        yield session
-
-
-def status(config: SourceConfig) -> SourceStatus:
-    with Pipeline.open(config) as pipeline:
-        return collect(pipeline)
-
-
-def ids(source: Bench, table: str) -> list[str | None]:
-    return [row.data["id"] for row in source.log(table)]
 
 
 def test_a_locked_table_is_a_finding_of_its_own(source: Bench) -> None:
