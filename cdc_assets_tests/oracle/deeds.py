@@ -23,9 +23,9 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.log import pauses
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests.oracle import tasks
+from cdc_assets_tests.oracle import record, tasks
 from cdc_assets_tests.oracle.clients import Clients
-from cdc_assets_tests.oracle.plan import Action, Plan
+from cdc_assets_tests.oracle.plan import Action, Plan, name
 from cdc_assets_tests.oracle.servers import LOG, Servers
 
 _STOP_SECONDS = 30
@@ -86,6 +86,8 @@ class Deeds:
             self._rollback(action["table"])
         elif do == "publication":
             self._publication(action)
+        elif do == "partition":
+            self._partition(action)
         else:
             raise ValueError(do)
 
@@ -250,6 +252,28 @@ class Deeds:
             finally:
                 owner.execute(back.encode())
         self.counts[f"publication: {action['how']}"] += 1
+
+    def _partition(self, action: Action) -> None:
+        """One is truncated by itself, or detached and attached again, which no stream tells of."""
+        number = action["table"]
+        table = self.plan.tables[number]
+        part = table.parts[action["part"]]
+        leaf = f"{name(table.schema)}.{name(part['name'])}"
+        with psycopg.connect(self.servers.database(self.source)) as owner:
+            owner.execute("set lock_timeout = '5s'")
+            owner.execute(f"lock table {table.sql} in access exclusive mode".encode())
+            record.note_all(owner, number, leaf, "D")
+            if action["how"] == "truncate":
+                owner.execute(f"truncate {leaf}".encode())
+            else:
+                owner.execute(f"alter table {table.sql} detach partition {leaf}".encode())
+                owner.commit()
+                self.clients.run(action["transactions"])
+                record.note_all(owner, number, leaf, "I")
+                owner.execute(
+                    f"alter table {table.sql} attach partition {leaf} {part['bound']}".encode()
+                )
+        self.counts[f"partition: {action['how']}"] += 1
 
     # --- parts ---
 

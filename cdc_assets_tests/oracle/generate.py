@@ -48,7 +48,13 @@ class _Maker:
         if rnd.random() < 0.2:
             settings["lake"]["merge_bytes"] = "1MB"
         return Plan(
-            self.seed, tables, self.actions(tables), dict(database), rnd.random() < 0.4, settings
+            self.seed,
+            tables,
+            self.actions(tables),
+            dict(database),
+            rnd.random() < 0.4,
+            self.focus == "keys",
+            settings,
         )
 
     # --- tables ---
@@ -60,6 +66,8 @@ class _Maker:
             return self.partitioned(number)
         if self.chance(0.05, "refused"):
             return self.refused(number)
+        if self.chance(0.05, "leaf"):
+            return self.parent(number)
         return self.keyed(number)
 
     def refused(self, number: int) -> Table:
@@ -79,6 +87,13 @@ class _Maker:
             table.identity, table.settings = "nothing", {"mode": "mirror"}
         else:
             table.key, table.identity, table.settings = [], "full", {"mode": "soft_delete"}
+        return table
+
+    def parent(self, number: int) -> Table:
+        """One with a child, of which only its own rows count."""
+        table = self.keyed(number)
+        table.child, table.generated = True, {}
+        table.settings["only"] = True
         return table
 
     def named(self, number: int) -> tuple[str, str]:
@@ -103,17 +118,18 @@ class _Maker:
         rnd = self.rnd
         mode = rnd.choice(modes)
         if self.focus == "pin" and "append" in modes:
-            mode = rnd.choice(("append", "soft_delete"))
+            mode = rnd.choice([other for other in modes if other != "mirror"])
         table.settings = {"mode": mode, "chunk_pages": 1}
         columns: dict[str, Any] = {}
         if rnd.random() < 0.2:
             columns["unrepresentable"] = "clamp"
         rest = [c for c in table.columns if c not in table.key]
         if rest and rnd.random() < 0.2:
-            columns["types"] = {_written(rnd.choice(rest)): "string"}
+            columns["types"] = {rnd.choice(rest): "string"}  # references are in values only
         if len(rest) > 1 and table.key and rnd.random() < 0.15:
-            columns["exclude"] = [_written(rnd.choice(rest))]
-            columns.get("types", {}).pop(columns["exclude"][0], None)
+            excluded = rnd.choice(rest)
+            columns["exclude"] = [_written(excluded)]
+            columns.get("types", {}).pop(excluded, None)
         if columns:
             table.settings["columns"] = columns
         if len(table.key) == 1 and rnd.random() < 0.15:
@@ -221,6 +237,10 @@ class _Maker:
             (0.3, lambda: [{"do": "rollback", "table": rnd.choice(live)}]),
             (self.weight(0.5, "publication"), lambda: self.publication(rnd.choice(live), traffic)),
         ]
+        if parted := [i for i in live if tables[i].parts]:
+            choices.append(
+                (self.weight(0.5, "leaf"), lambda: self.partition(rnd.choice(parted), traffic))
+            )
         weights = [weight for weight, _ in choices]
         for _ in range(rnd.randrange(3, 9)):
             found += rnd.choices(choices, weights)[0][1]()
@@ -265,6 +285,22 @@ class _Maker:
                 "do": "publication",
                 "how": how,
                 "table": table,
+                "transactions": traffic.some(only=table),
+            },
+        ]
+
+    def partition(self, table: int, traffic: Traffic) -> list[Action]:
+        """One of its partitions is emptied, or goes and comes back, while somebody looks or not."""
+        # A history keeps the rows of a partition that left, and then has them twice.
+        keeps = traffic.tables[table].mode == "append"
+        how = "truncate" if keeps else self.rnd.choice(("truncate", "detach"))
+        return [
+            *([{"do": "kill", "after_ms": 0}] if self.chance(0.5) else []),
+            {
+                "do": "partition",
+                "how": how,
+                "table": table,
+                "part": self.rnd.randrange(len(traffic.tables[table].parts)),
                 "transactions": traffic.some(only=table),
             },
         ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from cdc_assets_tests.oracle.plan import Table
 from cdc_assets_tests.oracle.record import Change, Image, Transaction, before
-from cdc_assets_tests.oracle.values import in_lake, shown
+from cdc_assets_tests.oracle.values import in_lake, is_text, shown
 
 _SHOWN = 6
 Row = tuple[str, ...]
@@ -34,6 +34,12 @@ class Evidence:
     lake: Sequence[Mapping[str, Any]]
     lake_columns: Sequence[str]
 
+    @property
+    def text_keys(self) -> frozenset[str]:
+        """Columns of the key that the lake has as text, because some value doesn't fit its type."""
+        native = [c for c in self.table.key if not is_text(self.kinds[c])]
+        return frozenset(c for c in native if any(isinstance(row[c], str) for row in self.lake))
+
 
 def judge(found: Evidence) -> list[str]:
     """What differs, in words; nothing if nothing does."""
@@ -42,6 +48,8 @@ def judge(found: Evidence) -> list[str]:
         return [f"excluded columns: {leaked} are in the lake"]
     if missing := set(found.kinds) - excluded - set(found.lake_columns):
         return [f"columns: {missing} are missing in the lake"]
+    if odd := [c for c in found.text_keys if not _ever_unfit(found, c)]:
+        return [f"text keys: {odd} are text, and every value would fit"]
     return {"mirror": _mirror, "soft_delete": _soft_delete, "append": _append}[found.table.mode](
         found
     )
@@ -150,8 +158,20 @@ def _read(text: str) -> str:
 
 
 def _kind(found: Evidence, column: str) -> str:
-    forced = {_read(c) for c in found.table.settings.get("columns", {}).get("types", {})}
-    return "text" if column in forced else found.kinds[column]
+    forced = set(found.table.settings.get("columns", {}).get("types", {}))
+    return "text" if column in forced | found.text_keys else found.kinds[column]
+
+
+def _ever_unfit(found: Evidence, column: str) -> bool:
+    """Whether a row ever had a value of the column that the lake's type can't hold exactly."""
+    texts = (
+        change.new[column]
+        for tx in found.history
+        for change in tx.changes
+        if change.table == found.number and change.new is not None
+    )
+    kind = found.kinds[column]
+    return any(t and (in_lake(kind, t, "null") is None or t.startswith("[")) for t in texts)
 
 
 def _compared(found: Evidence) -> list[str]:

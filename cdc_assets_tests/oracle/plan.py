@@ -62,6 +62,11 @@ class Table:
         return str(self.settings.get("mode", "mirror"))
 
     @property
+    def only(self) -> bool:
+        """Whether the rows of tables that inherit from it aren't its own."""
+        return bool(self.settings.get("only", False))
+
+    @property
     def policy(self) -> str:
         return str(self.settings.get("columns", {}).get("unrepresentable", "null"))
 
@@ -109,28 +114,32 @@ class Table:
             found.append(f"alter table {self.sql} replica identity using index {index}")
         elif self.identity != "default":
             found.append(f"alter table {self.sql} replica identity {self.identity}")
-        found += [
-            f"alter table {relation} alter {name(c)} set storage external"
-            for c in self.external
-            for relation in self.relations()
-        ]
         if self.child:
             found.append(
                 f"create table {name(self.schema)}.{name(self.name + '_child')} ()"
                 f" inherits ({self.sql})"
             )
+        found += [
+            f"alter table {relation} alter {name(c)} set storage external"
+            for c in self.external
+            for relation in self.relations()
+        ]
         return found
 
 
 @dataclass(slots=True)
 class Plan:
-    """``database``: settings of the source's database. ``apart``: the log is in another one."""
+    """``database``: settings of the source's database. ``apart``: the log is in another one.
+
+    ``odd_keys``: keys may have values that the lake's type can't hold.
+    """
 
     seed: int
     tables: list[Table]
     actions: list[Action]
     database: dict[str, str] = field(default_factory=dict)
     apart: bool = False
+    odd_keys: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
     def dump(self) -> str:

@@ -75,7 +75,8 @@ def watch(source: psycopg.Connection[Any], database: str, tables: list[Table]) -
     """Begin to record; the tables are there, and empty."""
     for number, table in enumerate(tables):
         for relation in table.relations():
-            rows = relation == table.sql or not table.parts  # a partition has its root's trigger
+            # A partition has its root's trigger.
+            rows = relation == table.sql or not (table.parts or table.only)
             if rows:
                 source.execute(
                     f"create trigger oracle_rows after insert or update or delete on {relation}"
@@ -125,7 +126,8 @@ def _message(frame: bytes) -> Change | None:
 def rows(source: psycopg.Connection[Any], table: Table) -> list[Image]:
     """The table's rows as they are now, in Postgres's text form."""
     source.execute(READABLE.encode())
-    cursor = source.execute(f"select * from {table.sql}".encode())
+    only = "only " if table.only else ""
+    cursor = source.execute(f"select * from {only}{table.sql}".encode())
     result, description = cursor.pgresult, cursor.description
     assert result is not None and description is not None
     names = [column.name for column in description]
@@ -148,6 +150,18 @@ with recursive base as (
 select attname, format_type(type, modifier), generated
   from base join pg_type t on t.oid = base.type and typtype <> 'd' order by attnum
 """
+
+
+def note_all(source: psycopg.Connection[Any], number: int, relation: str, op: str) -> None:
+    """Record that the table ``number`` loses (D) or gains (I) all rows of one of its relations."""
+    source.execute(READABLE.encode())
+    source.execute(
+        f"select pg_logical_emit_message(true, 'oracle', jsonb_build_object('t', {number},"
+        f" 'op', '{op}', 'c', (select jsonb_agg(attname order by attnum) from pg_attribute"
+        f"  where attrelid = {quoted(relation)}::regclass and attnum > 0 and not attisdropped),"
+        f" 'old', case '{op}' when 'D' then r::text end,"
+        f" 'new', case '{op}' when 'I' then r::text end)::text) from {relation} r".encode()
+    )
 
 
 def columns(source: psycopg.Connection[Any], table: Table) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets_tests.jvm_support import QUICK_JVM
 from cdc_assets_tests.oracle.generate import FOCUSES, make
 from cdc_assets_tests.oracle.plan import Plan
 from cdc_assets_tests.oracle.servers import Servers, serving
@@ -99,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 if every seed was ok, 1 if one failed."""
     options = _options(arguments)
     logging.basicConfig(level=logging.CRITICAL)
-    os.environ["CDC_ASSETS_HOME"] = str(options.home)
+    os.environ |= QUICK_JVM | {"CDC_ASSETS_HOME": str(options.home)}
     options.home.mkdir(parents=True, exist_ok=True)
     options.home.chmod(0o755)  # Postgres, started by root, is somebody else
     until = time.monotonic() + 60 * options.minutes

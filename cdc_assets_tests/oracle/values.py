@@ -125,8 +125,8 @@ ODD: dict[str, _Make] = {
     "date": _of("infinity", "-infinity", "0044-03-15 BC", "10000-01-01"),
     "timestamp": _of("infinity", "-infinity", "0044-03-15 12:00:00 BC", "99999-01-01 00:00:00"),
     "timestamptz": _of("infinity", "-infinity", "0044-03-15 12:00:00+00 BC"),
-    "integer[]": _of("{{1,2},{3,4}}"),
-    "text[]": _of('{{a,"b c"}}'),
+    "integer[]": _of("{{1,2},{3,4}}", "[0:1]={1,NULL}", "[0:0][2:3]={{1,2}}"),
+    "text[]": _of('{{a,"b c"}}', '[-1:0]={"=",b}'),
     "double precision[]": _of("{NaN,Infinity,-0}"),
     "numeric(10,2)[]": _of("{NaN,1.5}"),
     "timestamptz[]": _of('{infinity,"2024-01-01 00:00:00+00"}'),
@@ -204,6 +204,13 @@ def in_lake(kind: str, text: Literal, policy: str) -> Any:
     return text
 
 
+def is_text(kind: str) -> bool:
+    """Whether the lake has every value of the type as text."""
+    if kind.endswith("[]"):
+        return not _native_element(kind[:-2])
+    return not _native_element(kind) or kind.startswith(("text", "character"))
+
+
 def _float(text: str) -> float:
     return float(text.replace("Infinity", "inf"))
 
@@ -226,7 +233,9 @@ def _calendar(text: str, policy: str) -> datetime | None:
 def _array(element: str, text: str, policy: str) -> Any:
     if not _native_element(element):
         return text
-    if not text.startswith("{") or text.startswith("{{"):
+    if text.startswith("["):  # the bounds are lost, and the elements stay
+        text = text.partition("=")[2]
+    if text.startswith("{{"):
         return None
     return [in_lake(element, item, policy) for item in _items(text)]
 

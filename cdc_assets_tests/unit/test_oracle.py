@@ -91,6 +91,8 @@ def test_a_transaction_in_another_order_is_noticed() -> None:
         ("bytea", "\\x00ff", b"\x00\xff"),
         ("text[]", '{a,"b \\" c",NULL,"NULL"}', ["a", 'b " c', None, "NULL"]),
         ("integer[]", "{{1},{2}}", None),
+        ("integer[]", "[0:1][0:0]={{1},{2}}", None),
+        ("integer[]", "[0:1]={1,NULL}", [1, None]),
         ("uuid[]", "{x}", "{x}"),
         ("numeric(4,2)", "1.50", "1.50"),
     ],
@@ -98,6 +100,18 @@ def test_a_transaction_in_another_order_is_noticed() -> None:
 def test_values_as_the_lake_shows_them(kind: str, text: str, value: object) -> None:
     found = in_lake(kind, text, "null")
     assert shown(found) in (shown(value), value)
+
+
+def test_a_key_may_be_text_where_a_value_does_not_fit() -> None:
+    def judged(day: str) -> list[str]:
+        table = Table("public", "t", {"day": "date"}, ["day"])
+        source: list[dict[str, str | None]] = [{"day": "2024-01-01"}]
+        history = [Transaction(10, 1, (Change(0, "I", None, {"day": day}),))]
+        lake = [{"day": "2024-01-01"}]
+        return judge(Evidence(0, table, {"day": "date"}, source, history, 5, lake, ["day"]))
+
+    assert judged("infinity") == []
+    assert judged("2024-01-01") == ["text keys: ['day'] are text, and every value would fit"]
 
 
 def test_records_are_read_as_postgres_writes_them() -> None:
