@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from cdc_assets.config import SourceConfig, load_config
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.foreign_errors import PlainFormatter, explained
 from cdc_assets.pipeline import Pipeline, selected, services
+from cdc_assets.process import end_within
 from cdc_assets.terminal import (
     CopyBar,
     escaped,
@@ -139,11 +140,17 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
         commands.snapshot(pipeline, spark, wanted, bar)
 
 
-def _until_told() -> threading.Event:
-    """Set once the process is told to end."""
+def _until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
+    """Set once the process is told to end; ``told`` is called first, once."""
     stop = threading.Event()
+
+    def end(*_: object) -> None:
+        if not stop.is_set():
+            told()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     return stop
 
 
@@ -236,7 +243,7 @@ def flush(ctx: click.Context, until: str | None) -> None:
     from cdc_assets.flusher.reach import flush_target, reach
 
     config = _following(ctx)
-    stop = _until_told()
+    stop = _until_told(end_within)
     if until is None:
         with services(config):
             run(config, stop=stop)

@@ -179,7 +179,7 @@ def mark_for_copy(pipeline: Pipeline, tables: Sequence[TableId]) -> None:
     """Have ``tables`` copied anew by whoever copies: a command, or Dagster's sensors."""
     for table in tables:
         row = pipeline.store.table(table)
-        if row is not None and row.oid:
+        if row is not None:  # else it is described with the first start
             restart_copy(pipeline.store, row)
 
 
@@ -279,7 +279,7 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
                     done.append(_drained(pipeline, session, table, end, seen, worker))
                 except TableProblem as problem:
                     problems.append(problem)
-                except (PySparkException, psycopg.Error) as error:
+                except Exception as error:
                     logger.exception("materializing %s", table)
                     problems.append(TableProblem(table, first_line(error)))
     if problems:
@@ -316,6 +316,11 @@ def _drained(
             done = None
         if done is not None:
             return done
+        copy = pipeline.store.copy_state(table)
+        if copy is None or copy.state != "streaming":
+            raise TableProblem(
+                table, "its copy was begun anew", "Its log is applied once that is complete."
+            )
         time.sleep(0.5)  # another worker is at it; what it leaves is ours
 
 

@@ -224,14 +224,13 @@ def config_from_parent(line: str) -> SourceConfig:
 def load_config(path: str | os.PathLike[str]) -> SourceConfig:
     """Read a YAML or JSON file; raises ConfigurationError for whatever is wrong with it."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            data = yaml.safe_load(file)  # of a text it would quote the line, and what is secret
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"can't read the configuration {os.fspath(path)}: {error}.", "Check --config."
         ) from error
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of an impossible date
         raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
     return parse_config(data, os.fspath(path))
 

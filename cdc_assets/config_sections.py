@@ -36,11 +36,14 @@ Owner = Annotated[str, AfterValidator(_owner)]
 def _dsn(value: SecretStr | None) -> SecretStr | None:
     """Refuse what libpq would complain of by quoting it, password and all."""
     if value is not None:
+        dsn = value.get_secret_value()
         try:
-            port = str(conninfo_to_dict(value.get_secret_value()).get("port") or "")
+            port = str(conninfo_to_dict(dsn).get("port") or "")
         except psycopg.Error:
             port = "unreadable"
-        if not re.fullmatch(r"[0-9,]*", port):
+        # After a second @ there is a part of a password, which libpq takes for the host's name.
+        second = "://" in dsn and dsn.partition("?")[0].count("@") > 1
+        if second or not re.fullmatch(r"[0-9,]*", port):
             raise ValueError(
                 "not an address that libpq reads; in postgresql://… the special characters of a"
                 " password are written as %40 and so on"

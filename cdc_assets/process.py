@@ -338,15 +338,23 @@ def die_with_parent(
     def begin(*_: object) -> None:
         if not stopping.is_set():
             stopping.set()
-            threading.Thread(
-                target=_last_seconds, args=(on_exit, grace_seconds), daemon=True
-            ).start()
+            end_within(grace_seconds, on_exit)
 
     signal.signal(signal.SIGTERM, begin)
     signal.signal(signal.SIGINT, begin)
     if _stdin_is_a_pipe():
         threading.Thread(target=_watch_stdin, args=(begin,), daemon=True).start()
     return stopping
+
+
+def end_within(
+    grace_seconds: float = GRACE_SECONDS, on_exit: Callable[[], None] | None = None
+) -> None:
+    """Return at once; if this process still exists ``grace_seconds`` later, it exits.
+
+    ``on_exit`` runs meanwhile. Whatever hangs, a database or a disk: it dies with the process.
+    """
+    threading.Thread(target=_last_seconds, args=(on_exit, grace_seconds), daemon=True).start()
 
 
 def acquire(lock: IO[Any], stopping: threading.Event) -> bool:

@@ -125,7 +125,8 @@ select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied
        coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0),
        p.rows_a_second::float8, p.chunks_a_second::float8, t.complete_lsn::text,
        coalesce(m."offset", 0),
-       extract(epoch from clock_timestamp() - greatest(p.written_at, i.created_at))::float8,
+       extract(epoch from clock_timestamp() - p.written_at)::float8,
+       extract(epoch from clock_timestamp() - i.created_at)::float8,
        t.inserts_only, t.left_out
   from tables t
   left join pins i on i.pin = t.pin
@@ -170,9 +171,12 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     ).fetchone()
     flushed = Lsn.parse(flushed_row[0]) if flushed_row else None
     flushed_age = float(flushed_row[1]) if flushed_row else None
+    flusher = _flusher(store, flushed, flushed_age, current)
+    behind = _behind(flusher, flushed_age)
     now = store.server_now()
     rows = store.connection.execute(_TABLES, {"group": GROUP, "source": config.name}).fetchall()
     known = {found[0]: found for found in rows}
+    written = min((found[15] for found in rows if found[15] is not None), default=None)
     merging = [
         WorkerStatus(
             str(found.worker),
@@ -213,7 +217,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 snapshot,
                 str(position) if position else None,
                 max(0, current - position) if position else None,
-                _seconds(state, position, current, pending, oldest, now, flushed_age),
+                _seconds(state, position, current, pending, oldest, now, behind),
                 int(pending),
                 int(done),
                 int(total),
@@ -224,8 +228,8 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 by_table.get(table.name),
                 str(resting[table.id]) if table.id in resting else None,
                 int(found[14]),
-                found[15] if state == "copying" else None,
-                _info(inserts_only=found[16], left_out=found[17]),
+                _idle(found[15], found[16], written) if state == "copying" else None,
+                _info(inserts_only=found[17], left_out=found[18]),
             )
         )
     return SourceStatus(
@@ -239,7 +243,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
             "retained_bytes": slot.retained_bytes if slot else 0,
             "wal_status": slot.wal_status if slot else None,
         },
-        _flusher(store, flushed, flushed_age, current),
+        flusher,
         {"catalog": shown(config)},
         tuple(merging),
         waiting,
@@ -287,6 +291,22 @@ def _flusher(
     }
 
 
+def _idle(own: float | None, pinned: float | None, any_written: float | None) -> float | None:
+    """Since when nothing of a copy was written; one that hasn't begun waits for others' copies."""
+    since = (any_written if own is None else own, pinned)
+    return min((seconds for seconds in since if seconds is not None), default=None)
+
+
+def _behind(flusher: Mapping[str, Any], flushed_age: float | None) -> float | None:
+    """For how long the log, and with it a table without a backlog, hasn't equalled the source.
+
+    A log that catches up moves all the time; how old what it shows is, its flusher knows.
+    """
+    if flushed_age is None or not flusher["active"] or flusher["state"] == "silent":
+        return flushed_age
+    return max(flushed_age, float(flusher.get("lag_seconds", 0.0)))
+
+
 def _info(*, inserts_only: bool, left_out: Sequence[str]) -> tuple[str, ...]:
     said = []
     if inserts_only:
@@ -313,11 +333,11 @@ def _seconds(
     pending: int,
     oldest: datetime | None,
     now: datetime,
-    flushed_age: float | None,
+    behind: float | None,
 ) -> float | None:
     """How long ago the lake table last equalled the source."""
     if state != "streaming" or position is None:
         return None
     if pending and oldest is not None:
         return max(0.0, (now - oldest).total_seconds())
-    return 0.0 if position >= current else flushed_age
+    return 0.0 if position >= current else behind

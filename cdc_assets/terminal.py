@@ -159,7 +159,7 @@ def show_health(health: Health) -> None:
             stderr.print(f"    {escaped(problem.condition.remedy)}")
     table = Table(title=f"source {found.source}")
     for name in report.TABLE_HEADINGS:
-        table.add_column(name)
+        table.add_column(name, overflow="fold")  # not cut: a name has to be told from others
     for row in report.table_rows(found):
         table.add_row(*map(escaped, row))
     Console().print(table)

@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets_tests.jvm_support import QUICK_JVM
 from cdc_assets_tests.s3_support import KEYS, ObjectStore, object_store
 
 NewDatabase = Callable[[], str]
@@ -38,6 +39,7 @@ _FAST = {
 
 # Nobody's real keys are used, and every process that is started finds these.
 os.environ |= KEYS
+os.environ |= QUICK_JVM
 
 # A shell's background job hands down signals to be ignored, and every process we start inherits
 # that: none of them could be told to end.

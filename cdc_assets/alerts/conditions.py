@@ -80,8 +80,17 @@ def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
         *_tables(facts, config),
         *_waits(facts.status, config),
         *_pins(facts, config.alerts.slot),
-        *_dagster(facts),
+        *_dagster(facts, config),
     ]
+
+
+# The keys of what is known without asking the databases how the source is.
+_ASKED_ELSEWHERE = ("source", "coordination", "facts", "spark", "run:", "check:")
+
+
+def unknown(key: str, facts: Facts) -> bool:
+    """Whether the facts don't say if that is still wrong: where nothing can be asked it stays."""
+    return facts.status is None and not key.startswith(_ASKED_ELSEWHERE)
 
 
 def _ago(facts: Facts, seconds: float) -> datetime:
@@ -102,6 +111,14 @@ def _reachable(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 f"Start it or mend the network; `{COMMAND} check` says what else is missing.",
                 limits,
             )
+    if facts.problem is not None:
+        yield Condition(
+            "facts",
+            "how the source is can't be asked",
+            facts.problem,
+            f"`{COMMAND} check` says what is missing. Until then nothing else of it is told.",
+            limits,
+        )
 
 
 def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
@@ -256,6 +273,7 @@ def _tables_of(status: SourceStatus | None) -> tuple[TableStatus, ...]:
 
 
 def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    dropped = facts.status is not None and facts.status.flusher["state"] == "dropped"
     for table in _tables_of(facts.status):
         if table.state == "parked":
             yield Condition(
@@ -263,6 +281,15 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 f"{table.name} is parked: nothing of it is applied",
                 table.reason or "no reason was noted",
                 f"Mend the cause, then `{COMMAND} resync '{table.name}'`.",
+            )
+        elif table.state == "new" and not dropped:
+            yield Condition(
+                f"new:{table.name}",
+                f"{table.name} isn't followed yet",
+                "it is in the configuration, and nobody has taken it up",
+                "Start the flusher anew, so that it reads the configuration;"
+                f" `{COMMAND} check` says what else is missing.",
+                Limits.of(config.alerts.health),
             )
         elif table.state == "waiting":
             yield Condition(
@@ -323,7 +350,7 @@ def _pins(facts: Facts, limits: SlotLimitsConfig) -> Iterator[Condition]:
             yield Condition(f"pin:{tables}", what, detail, remedy, grade, since)
 
 
-def _dagster(facts: Facts) -> Iterator[Condition]:
+def _dagster(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
     paused = {t.lake_table for t in _tables_of(facts.status) if t.paused_since is not None}
     for stale in facts.stale:
         if stale.lake_table not in paused:
@@ -345,6 +372,7 @@ def _dagster(facts: Facts) -> Iterator[Condition]:
             FAIL if run.in_a_row >= _RUNS_FAIL else WARN,
             run.since,
         )
+    yield from _unchecked(facts, config)
     for check in facts.failed_checks:
         yield Condition(
             f"check:{check.asset}:{check.name}",
@@ -352,4 +380,19 @@ def _dagster(facts: Facts) -> Iterator[Condition]:
             check.said,
             check.remedy or f"`{COMMAND} verify` compares every row; `{COMMAND} resync` copies it.",
             _at_once(check.severity),
+        )
+
+
+def _unchecked(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    longest = config.verify.fail_after.total_seconds()
+    for check in facts.unchecked:
+        last = f"{check.since:%Y-%m-%d %H:%M:%S %Z}" if check.since is not None else "never"
+        yield Condition(
+            f"unchecked:{check.name}" + ("" if check.since is not None else ":never"),
+            f"the check {check.name} isn't run",
+            f"{check.tables} tables; the last time: {last}",
+            f"Look at the runs and the ticks of checks_{config.name} and sample_{config.name}: one"
+            " that hangs or waits in the queue keeps the next from starting.",
+            Limits(longest, 2 * longest),
+            check.since,
         )

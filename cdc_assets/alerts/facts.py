@@ -15,6 +15,7 @@ import psycopg
 from cdc_assets.alerts.settings import Severity
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import CdcError, first_line
+from cdc_assets.foreign_errors import explained
 from cdc_assets.log.tables import GROUP
 from cdc_assets.pipeline import Pipeline, coordination_dsn, source_dsn
 from cdc_assets.postgres.connect import connect
@@ -56,13 +57,24 @@ class FailedCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchecked:
+    """When those of a check's ``tables`` that wait longest were last checked; None: never yet."""
+
+    name: str
+    tables: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """One moment of a source. ``…_problem``: why that part can't be reached, None if it can.
 
+    ``problem``: why nothing can be asked though both databases can be reached.
     ``merged_seconds``: since the newest cursor moved.
     """
 
     now: datetime
+    problem: str | None = None
     source_problem: str | None = None
     log_problem: str | None = None
     spark_problem: str | None = None
@@ -72,6 +84,7 @@ class Facts:
     stale: tuple[Stale, ...] = ()
     failed_runs: tuple[FailedRun, ...] = ()
     failed_checks: tuple[FailedCheck, ...] = ()
+    unchecked: tuple[Unchecked, ...] = ()
 
 
 def facts(pipeline: Pipeline) -> Facts:
@@ -97,10 +110,11 @@ def facts(pipeline: Pipeline) -> Facts:
 def unreachable(config: SourceConfig, error: Exception) -> Facts:
     """What can be said where :func:`facts` can't be had: which of the databases it is."""
     found = Facts(datetime.now(UTC), spark_problem=spark_problem(config))
-    source = _problem(lambda: source_dsn(config))
-    log = _problem(lambda: coordination_dsn(config))
+    source = log = _problem(lambda: source_dsn(config))
+    if config.state.postgres_url is not None:
+        log = _problem(lambda: coordination_dsn(config))
     if source is None and log is None:  # it is back, or it is something else
-        source = first_line(error)
+        return replace(found, problem=str(explained(error, config)))
     return replace(found, source_problem=source, log_problem=log if log != source else None)
 
 

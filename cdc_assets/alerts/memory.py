@@ -10,7 +10,7 @@ The memory is plain JSON, so that a sensor's cursor can hold it; what is well is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
@@ -94,8 +94,13 @@ def severest(*grades: Severity | None) -> Severity | None:
     return max(grades, key=_RANK.__getitem__)
 
 
-def observe(memory: Memory, found: Iterable[Condition], now: datetime) -> Memory:
-    """Take in what is wrong now."""
+def observe(
+    memory: Memory,
+    found: Iterable[Condition],
+    now: datetime,
+    unknown: Callable[[str], bool] = lambda _: False,
+) -> Memory:
+    """Take in what is wrong now; a key that is ``unknown`` stays as it was."""
     known: dict[str, Known] = {}
     for condition in found:
         key, before = condition.key, memory.known.get(condition.key)
@@ -120,7 +125,7 @@ def observe(memory: Memory, found: Iterable[Condition], now: datetime) -> Memory
         )
     for key, before in memory.known.items():
         if key not in known:
-            known[key] = replace(before, present=False, grade=None)
+            known[key] = before if unknown(key) else replace(before, present=False, grade=None)
     return replace(memory, known={key: k for key, k in known.items() if k.matters})
 
 

@@ -47,8 +47,8 @@ def lines(notice: Notice) -> list[str]:
 
 
 def subject(source: str, notices: Sequence[Notice]) -> str:
-    """The worst first; how many more."""
-    first = f"[cdc {source}] {heading(notices[0])}"
+    """The worst first; how many more. It is one line, whatever a table is called."""
+    first = " ".join(f"[cdc {source}] {heading(notices[0])}".split())
     return first if len(notices) == 1 else f"{first} (and {len(notices) - 1} more)"
 
 

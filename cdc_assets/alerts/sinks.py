@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
+from http.client import HTTPException
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -35,7 +36,7 @@ _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 3
 # The sensor that delivers has a minute for everything; a message under way may take 20 s more.
 _BUDGET_SECONDS = 15.0
-_TRANSIENT = (OSError, smtplib.SMTPException, BotoCoreError, ClientError)
+_TRANSIENT = (OSError, HTTPException, smtplib.SMTPException, BotoCoreError, ClientError)
 # SNS takes 100 characters of plain ASCII, and a mail's subject reads no better when it is longer.
 _SUBJECT = 100
 # A recovery has to be where the problem was told: a log without settings has no INFO.
@@ -45,19 +46,21 @@ _LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.WARNING
 def deliver(config: SourceConfig, memory: Memory) -> tuple[Memory, list[str]]:
     """Empty the outbox; what couldn't be delivered stays in it, and is said.
 
-    A sink that hangs holds up no other one.
+    A sink that hangs holds up no other one, nor does a message that can't be made.
     """
     deadline = time.monotonic() + _BUDGET_SECONDS
 
     def empty(key: str, sink: SinkConfig) -> tuple[list[list[dict[str, Any]]], str | None]:
-        left = list(memory.outbox.get(key, []))
+        left, problem = list(memory.outbox.get(key, [])), None
         while left and time.monotonic() < deadline:
             try:
                 send(config, sink, [Notice(**notice) for notice in left[0]])
             except _TRANSIENT as error:
                 return left, f"{key} took no message: {_said(error)}; {len(left)} wait"
+            except Exception as error:  # noqa: BLE001 - tried again it would fail again
+                problem = f"{key} can't be given a message, which is left out: {_said(error)}"
             left.pop(0)
-        return left, None
+        return left, problem
 
     keys, sinks = sink_keys(config.alerts), config.alerts.sinks
     with ThreadPoolExecutor(max(1, len(sinks))) as pool:
@@ -133,14 +136,14 @@ def _publish(config: SourceConfig, sink: SnsSink, notices: Sequence[Notice]) -> 
     subject = message.subject(config.name, notices)[:_SUBJECT]
     client.publish(
         TopicArn=sink.topic_arn,
-        Subject=subject.encode("ascii", "replace").decode().replace("\n", " "),
+        Subject=subject.encode("ascii", "replace").decode(),
         Message=message.text(config.name, notices),
     )
 
 
 def _mail(config: SourceConfig, sink: MailSink, notices: Sequence[Notice]) -> None:
     mail = EmailMessage()
-    mail["Subject"] = message.subject(config.name, notices)[:_SUBJECT].replace("\n", " ")
+    mail["Subject"] = message.subject(config.name, notices)[:_SUBJECT]
     mail["From"], mail["To"] = sink.sender, ", ".join(sink.to)
     mail.set_content(message.text(config.name, notices), cte="quoted-printable")  # pure ASCII
     context = ssl.create_default_context()  # smtplib's own believes any certificate

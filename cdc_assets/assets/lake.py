@@ -54,9 +54,17 @@ _LOOK_SECONDS = 1.0
 REPORT_SECONDS = 60.0
 
 
+def heartbeat_seconds(table: TableConfig) -> float:
+    """How often a quiet table is vouched for: three times in its warning window.
+
+    Nobody reads these events, and each stays in Dagster's storage for ever.
+    """
+    return table.freshness.warn.total_seconds() / 3
+
+
 def report_seconds(table: TableConfig) -> float:
-    """How often a table is reported: three times in its warning window, once a minute at most."""
-    return min(REPORT_SECONDS, table.freshness.warn.total_seconds() / 3)
+    """How often a table that changes is reported: once a minute at most."""
+    return min(REPORT_SECONDS, heartbeat_seconds(table))
 
 
 def lake_spec(names: TableAssets) -> dg.AssetSpec:
@@ -219,7 +227,12 @@ class Rounds:
         row = self._pipeline.store.table(table)
         if row is None or row.snapshot_lsn is None:
             return
-        state = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row).state()
+        try:
+            lake = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row)
+            state = lake.state()
+        except TableProblem as problem:
+            self._fail(problem)
+            return
         if state.snapshot_id is not None:
             at = state.cursor or Cursor(0, row.snapshot_lsn)
             nothing = (0, 0, 0, 0, 0, 0)

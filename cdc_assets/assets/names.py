@@ -25,9 +25,8 @@ def plain(text: str) -> str:
     return _FOREIGN.sub("_", text)
 
 
-def _distinct(text: str, table: TableId, *, shared: bool) -> str:
-    if plain(text) == text or not shared:
-        return plain(text)
+def _distinct(text: str, table: TableId) -> str:
+    """A name of ``table`` that is another one's too, once both are plain."""
     return f"{plain(text)}_{hashlib.sha256(str(table).encode()).hexdigest()[:6]}"
 
 
@@ -40,18 +39,18 @@ class TableAssets:
 
     def _path(self, kind: str) -> dg.AssetKey:
         schema, name = self.table.schema, self.table.name
-        shared = any(
-            (plain(t.id.schema), plain(t.id.name)) == (plain(schema), plain(name))
+        parts = [plain(schema), plain(name)]
+        # Sensors ask for all names at each tick: others are looked at only where it may matter.
+        if parts != [schema, name] and any(
+            [plain(t.id.schema), plain(t.id.name)] == parts
             for t in self.config.tables
             if t.id != self.table
-        )
-        if shared and plain(name) == name and plain(schema) != schema:
-            schema_part = _distinct(schema, self.table, shared=True)
-        else:
-            schema_part = plain(schema)
-        return dg.AssetKey(
-            [kind, self.config.name, schema_part, _distinct(name, self.table, shared=shared)]
-        )
+        ):
+            if parts[1] != name:
+                parts[1] = _distinct(name, self.table)
+            else:
+                parts[0] = _distinct(schema, self.table)
+        return dg.AssetKey([kind, self.config.name, *parts])
 
     @property
     def source(self) -> dg.AssetKey:
@@ -68,12 +67,14 @@ class TableAssets:
     @property
     def lake(self) -> dg.AssetKey:
         name = self.config.lake_name(self.table)
-        shared = any(
-            plain(self.config.lake_name(t.id)) == plain(name)
+        shown = plain(name)
+        if shown != name and any(
+            plain(self.config.lake_name(t.id)) == shown
             for t in self.config.tables
             if t.id != self.table
-        )
-        return dg.AssetKey([self.config.namespace, _distinct(name, self.table, shared=shared)])
+        ):
+            shown = _distinct(name, self.table)
+        return dg.AssetKey([self.config.namespace, shown])
 
     @property
     def maintenance(self) -> dg.AssetKey:
@@ -112,6 +113,8 @@ def all_tables(config: SourceConfig) -> list[TableAssets]:
 # Tags of the runs that the sensors ask for and look for.
 SOURCE_TAG, WORK_TAG, TABLE_TAG = "cdc_assets/source", "cdc_assets/work", "cdc_assets/table"
 FAILED_TAG = "cdc_assets/failed_tables"
+# What they are asked for.
+WORKS = ("check", "maintain", "materialize", "ready", "sample", "snapshot")
 
 
 def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> dict[str, str]:

@@ -56,7 +56,13 @@ def sentence(found: Sampled) -> str:
         return f"Not compared since {found.since:%Y-%m-%d %H:%M:%S %Z}: {found.skipped}"
     part = f"{found.rows:,} rows, and {found.looked_up:,} keys of the lake,"
     if not found.differing:
-        return f"{part} are those of the source at {found.lsn}."
+        said = f"{part} are those of the source at {found.lsn}."
+        if found.differed_at is None:
+            return said
+        return (
+            f"Keys differed at {found.differed_at:%Y-%m-%d %H:%M:%S %Z}, and not all of the table"
+            f" was found equal since. {said} {REMEDY}"
+        )
     columns = f" in {', '.join(found.columns)}" if found.columns else ""
     return (
         f"{found.differing:,} keys differ{columns} ({part} were compared at {found.lsn}):"
@@ -85,8 +91,10 @@ def check_sample(found: Sampled, names: TableAssets, now: datetime) -> dg.AssetC
     return dg.AssetCheckResult(
         asset_key=names.lake,
         check_name=NAME,
-        passed=not found.differing and found.skipped is None,
-        severity=dg.AssetCheckSeverity.WARN if young else dg.AssetCheckSeverity.ERROR,
+        passed=not found.differing and found.skipped is None and found.differed_at is None,
+        severity=dg.AssetCheckSeverity.WARN
+        if young and found.differed_at is None
+        else dg.AssetCheckSeverity.ERROR,
         description=sentence(found),
         metadata=metadata,
     )

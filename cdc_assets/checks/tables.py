@@ -1,18 +1,22 @@
 """The operation ``check_<source>``: the checks of every lake table, one after the other."""
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import cache
 
 import dagster as dg
+from pyspark.sql import SparkSession
 
 from cdc_assets.assets.names import TableAssets, all_tables, run_lock
 from cdc_assets.checks import lag, unique_key, values
 from cdc_assets.config import SourceConfig
+from cdc_assets.errors import CdcError
+from cdc_assets.foreign_errors import explained
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
+from cdc_assets.spark.session import lost_server
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.status import collect
 
@@ -48,15 +52,32 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
             for names, wanted in reading:
                 row = pipeline.store.table(names.table)
                 lake = LakeTable(config, config.table(names.table), row) if row else None
-                if lake is None or lake.load() is None:
-                    yield from (_not_there(names, name) for name in wanted)
-                    continue
-                if unique_key.NAME in wanted:
-                    yield unique_key.check_unique_key(pipeline.store, lake, names)
-                if values.NAME in wanted:
-                    yield values.check_values(pipeline, session(), lake, names)
+                for name in wanted:
+                    if name == values.NAME and lake is not None:
+                        session()  # raises: without Spark no table is to blame
+                    try:
+                        found = _look(pipeline, session, lake, names, name)
+                    except Exception as error:
+                        if lost_server(error):
+                            raise
+                        found = _not_looked_at(names, name, explained(error, config))
+                    yield found
 
     return check
+
+
+def _look(
+    pipeline: Pipeline,
+    session: Callable[[], SparkSession],
+    lake: LakeTable | None,
+    names: TableAssets,
+    name: str,
+) -> dg.AssetCheckResult:
+    if lake is None or lake.load() is None:
+        return _not_there(names, name)
+    if name == unique_key.NAME:
+        return unique_key.check_unique_key(pipeline.store, lake, names)
+    return values.check_values(pipeline, session(), lake, names)
 
 
 def _reading(names: TableAssets, selected: AbstractSet[dg.AssetCheckKey]) -> list[str]:
@@ -79,6 +100,16 @@ def _specs(names: TableAssets) -> list[dg.AssetCheckSpec]:
             description="Every value of the source has a form in the lake.",
         ),
     ]
+
+
+def _not_looked_at(names: TableAssets, check: str, why: CdcError) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        asset_key=names.lake,
+        check_name=check,
+        passed=False,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"{names.lake_table_name} wasn't looked at: {why}",
+    )
 
 
 def _not_there(names: TableAssets, check: str) -> dg.AssetCheckResult:

@@ -274,7 +274,7 @@ class Decoder:
         if self.spec_of(relation.oid) is None and relation.oid not in self._skipped:
             self._skipped.add(relation.oid)
             name = TableId(relation.schema, relation.name)
-            logger.info("changes of %s are skipped: not a table of this source", name)
+            logger.info("changes of %s are skipped: it is not followed", name)
 
     def _empty_tables(self, batch: _Batch, frame: int, shelf: _Shelf) -> None:
         """Put a Truncate behind what its tables have on the shelf."""

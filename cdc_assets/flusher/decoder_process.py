@@ -148,7 +148,7 @@ class Excluded:
 class Refused:
     """Changes of a table aren't staged, for ``reason``; only a new copy makes its log whole again.
 
-    ``commit_lsn``: of the first one's transaction.
+    ``commit_lsn``: of the last one's transaction.
     """
 
     table: TableId

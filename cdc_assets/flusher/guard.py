@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 # How long the source's statements may fail …
 GUARD_SECONDS = 2.0
-# … but a look takes no more than this share of the time: some 50 µs a heap, in two queries.
+# … but a look takes no more than this share of the time: some 50 µs a heap, in two queries. What a
+# withdrawal waits for a lock doesn't count: it costs the source nothing.
 GUARD_SHARE = 0.05
 # After a failure; the databases may be down.
 _LATER_SECONDS = 10.0
@@ -71,9 +72,7 @@ class Guard:
                     for session in (source, pipeline.store.connection):
                         session.execute(f"set statement_timeout = '{_TIMEOUT}'")
                     while not self._stop.is_set():
-                        began = time.monotonic()
-                        guard(pipeline, source, self._said)
-                        took = time.monotonic() - began
+                        took = guard(pipeline, source, self._said)
                         self._stop.wait(max(GUARD_SECONDS, took / GUARD_SHARE))
             except Exception as error:  # noqa: BLE001 - without it the source's writes may stop
                 logger.warning("the published tables weren't looked at: %s", error)
@@ -82,27 +81,33 @@ class Guard:
 
 def guard(
     pipeline: Pipeline, source: psycopg.Connection[Any], said: dict[TableId, str] | None = None
-) -> None:
+) -> float:
     """One look: park and withdraw what Postgres refuses, park what can't be followed any longer.
 
-    ``said``: what was logged of each table before, so that it is logged once.
+    ``said``: what was logged of each table before, so that it is logged once. Returns for how many
+    seconds the source was asked.
     """
+    began = time.monotonic()
     publication = pipeline.config.publication
     published = published_tables(source, publication) or {}
     refused, reasons, heirs = _judge(source, pipeline.config, published)
+    took = time.monotonic() - began
     if not reasons:
-        return
+        return took
     rows = {row.table: row for row in pipeline.store.tables()}
+    oids = {row.oid for row in rows.values()}  # one may be called otherwise by now
     for table, why in reasons.items():
         _park(pipeline, rows.get(table), why)
     # What else is in a publication that somebody made is theirs to withdraw.
-    left = withdraw(source, publication, [t for t in refused if t in rows or t in heirs])
+    ours = rows.keys() | heirs | {t for t, oid in published.items() if oid in oids}
+    left = withdraw(source, publication, [table for table in refused if table in ours])
     for table, why in reasons.items():
         text = f"{why}. {left.refused.get(table, '')}".strip()
         if said is None or said.get(table) != text:
             logger.error("%s: %s", table, text)
         if said is not None:
             said[table] = text
+    return took
 
 
 def _judge(

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 2.0
 # A line for a person who watches.
 LINE_SECONDS = 10.0
+# Who ends while it waits leaves the report to who has the turn.
+_NEVER_ITS_TURN = ("waiting", "stopped")
 # A probe or a report that takes longer tells nothing new.
 _TIMEOUT = "5s"
 
@@ -46,6 +48,7 @@ class Health:
         self._config = config
         self._progress = progress
         self._probe = Probe()
+        self._state = progress.state
         self._process = process_name()
         self._metrics = MetricsServer(
             config.metrics, FlusherCollector(config.name, progress, self._probe)
@@ -67,7 +70,8 @@ class Health:
 
     def _step(self) -> None:
         self._metrics.ensure()
-        if self._progress.state in ("starting", "waiting"):
+        before, self._state = self._state, self._progress.state
+        if self._state in ("starting", "waiting") or (before, self._state) == _NEVER_ITS_TURN:
             return  # the source is another flusher's to tell about
         try:
             self._look()

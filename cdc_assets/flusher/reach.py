@@ -37,6 +37,7 @@ def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> 
             is_ours = True
         if reached:
             return
+        store.await_flushed(lsn)
         stop.wait(_LOOK_SECONDS)
 
 

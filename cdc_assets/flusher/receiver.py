@@ -57,7 +57,6 @@ from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.enrol import streamed_publications
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.names import TableId
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ GATHER_SECONDS = 0.002
 IN_FLIGHT_BYTES = 32 * 2**20
 # An idle source: flushed_lsn moves when this much WAL of others went by (the promise is 8 MB) …
 IDLE_STEP_BYTES = 2**20
-# … or when it moved at all and this much time passed; not at every keepalive.
+# … or when it moved at all and this much time passed, or somebody waits; not at every keepalive.
 IDLE_STEP_SECONDS = 10.0
 # How often the registrar asks for new tables, and whether its session, and so the lock, exists.
 HEARTBEAT_SECONDS = 2.0
@@ -139,6 +138,7 @@ class Session:
         self._progress = progress
         self._stop = stop
         self._until = until
+        self._awaited = until or Lsn.ZERO
         self._flushed = flushed
         self._position = flushed
         self._handed_bytes = self._consumed_bytes = 0
@@ -151,7 +151,6 @@ class Session:
         self._rows: list[TableRow] = []
         self._revision: int | None = None
         self._specs: Mapping[int, DecodeSpec] = {}
-        self._refused: dict[TableId, Refused] = {}
         self._settings = Settings(
             config.name,
             pipeline.source_dsn,
@@ -318,8 +317,6 @@ class Session:
                 self._advance()
                 if time.monotonic() - self._specs_at >= HEARTBEAT_SECONDS:
                     self._refresh_specs()
-                    for refused in [*self._refused.values()]:
-                        self._park(refused)
         except (EOFError, ConnectionResetError):
             self.fail(_died(self._decoder.wait(_LAST_SECONDS), self._flushed))
         except Exception as error:  # noqa: BLE001 - handed to the thread that raises it
@@ -345,21 +342,14 @@ class Session:
             if reply.doubtful:
                 self._store.park(reply.table, _doubt(reply))
         elif isinstance(reply, Refused):
-            self._park(reply)
+            table, committed = reply.table, Lsn(reply.commit_lsn)
+            if self._store.park_log(table, reply.reason, committed):
+                logger.error("%s", reply.reason)
         elif isinstance(reply, Failed):
             logger.error("the decoder failed:\n%s", reply.trace)
             raise ReplicationProblem(f"the decoder failed: {reply.summary}")
         else:
             raise TypeError(f"unexpected reply {type(reply)}")
-
-    def _park(self, refused: Refused) -> None:
-        """Set the table aside; one that is about to be pinned as soon as it is known where."""
-        self._refused.pop(refused.table, None)
-        done = self._store.park_log(refused.table, refused.reason, Lsn(refused.commit_lsn))
-        if done is None:
-            self._refused[refused.table] = refused
-        elif done:
-            logger.error("%s", refused.reason)
 
     def _flush(self, flushed: Flushed) -> None:
         position, commit_time = Lsn(flushed.position), flushed.commit_time
@@ -404,7 +394,7 @@ class Session:
         if moved <= 0:
             return
         waited = time.monotonic() - self._advanced_at
-        awaited = self._until is not None and self._flushed < self._until <= self._position
+        awaited = self._flushed < self._awaited <= self._position
         if moved >= IDLE_STEP_BYTES or waited >= IDLE_STEP_SECONDS or awaited:
             self._store.advance(self._position)
             self._registered(self._position)
@@ -423,8 +413,10 @@ class Session:
         that commits from now on; only then it is pinned (``postgres.pins``).
         """
         revision = self._store.revision()
+        self._awaited = max(self._awaited, self._store.awaited_lsn())
         self._specs_at = time.monotonic()
-        if len(self._asked) == 1 and any(row.inserts_only for row in self._rows):
+        beside = any(row.inserts_only and row.oid in self._specs for row in self._rows)
+        if beside and len(self._asked) == 1:
             names = streamed_publications(self._pipeline, self._flushed)
             if names != self._asked:
                 raise StreamLost(f"the stream is opened anew: it lacks {names[-1]}.")
@@ -441,7 +433,8 @@ class Session:
 
     def _unfollowed(self, row: TableRow) -> bool:
         """Whether the stream brings the table's changes from now on, and that isn't said yet."""
-        return bool(row.oid) and not row.followed and (not row.inserts_only or len(self._asked) > 1)
+        told = row.oid in self._specs and (not row.inserts_only or len(self._asked) > 1)
+        return told and not row.followed
 
     def fail(self, error: BaseException) -> None:
         """End the session with this error, from any thread; the first one counts."""

@@ -43,6 +43,10 @@ class Durations:
         return sum(self.counts)
 
 
+# Positions of the source that are remembered: one for each probe, and seldom ones where the log is
+# behind for long.
+MOST_SEEN = 1000
+
 STATES = (
     *("starting", "waiting", "streaming", "retrying staging", "reconnecting", "stuck"),
     "stopped",
@@ -136,7 +140,7 @@ class Probe:
     current: Lsn = Lsn.ZERO
     retained_bytes: int = 0
     wal_status: str | None = None
-    _seen: deque[tuple[float, Lsn]] = field(default_factory=lambda: deque(maxlen=1000))
+    _seen: deque[tuple[float, Lsn]] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def saw(self, now: float, current: Lsn) -> None:
@@ -144,6 +148,8 @@ class Probe:
         with self._lock:
             self.current = current
             self._seen.append((now, Lsn(max(0, current.value - PAGE_HEADER_BYTES))))
+            if len(self._seen) > MOST_SEEN:
+                self._seen = deque(list(self._seen)[::2])  # the oldest one stays
 
     def lag_bytes(self, level: Lsn) -> int:
         behind = self.current - level

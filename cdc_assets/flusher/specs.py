@@ -9,9 +9,10 @@ from cdc_assets.log.tables import TableRow
 
 
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
-    """How each registered table is staged, by oid; parked ones too: a re-sync may revive them.
+    """How each registered table is staged, by oid.
 
-    All that are registered, not those of this process's configuration: another process may have
+    Not those that are parked, perhaps for weeks: only a copy ends that, and it has the changes. All
+    that are registered, not those of this process's configuration: another process may have
     added one, and pinned it.
     """
     return {
@@ -23,5 +24,5 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
             tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns),
         )
         for row in rows
-        if row.oid
+        if row.oid and row.state != "parked"
     }

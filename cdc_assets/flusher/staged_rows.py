@@ -80,7 +80,8 @@ class DecodeSpec:
 class Unusable(Exception):
     """A change can't be staged because of what its table is like at the source.
 
-    ``lsn`` is the change's, ``commit_lsn`` its transaction's.
+    ``lsn`` is the change's. What is decoded with it isn't staged either: ``commit_lsn`` is of the
+    last transaction of that.
     """
 
     def __init__(self, why: str, lsn: int, commit_lsn: int) -> None:
@@ -249,7 +250,7 @@ class Plan:
             odd, why = np.ones_like(odd), self.doubt
         if bool(odd.any()):
             first = int(np.argmax(odd))
-            raise Unusable(why, int(batch.lsn[first]), int(batch.commit_lsn[first]))
+            raise Unusable(why, int(batch.lsn[first]), int(batch.commit_lsn[-1]))
 
     def _splits(
         self,

@@ -70,8 +70,10 @@ class Received:
 class Stream:
     """An open logical replication stream of one slot."""
 
-    def __init__(self, connection: PGconn) -> None:
+    def __init__(self, connection: PGconn, beside: Sequence[str] = ()) -> None:
+        """``beside``: the publications that it goes on without where somebody drops one."""
         self._connection = connection
+        self._beside = beside
         self.feedback_at = 0.0
         """When the server last heard of us, on the monotonic clock."""
 
@@ -81,6 +83,7 @@ class Stream:
     ) -> Stream:
         """Stream what commits from ``at`` on, and is in one of ``publications``.
 
+        It can't be without the first of them.
         Raises SlotInUse, StreamLost (worth another try) or ReplicationProblem (not).
         """
         try:
@@ -102,7 +105,7 @@ class Stream:
         except BaseException:
             connection.finish()
             raise
-        return cls(connection)
+        return cls(connection, publications[1:])
 
     def fileno(self) -> int:
         return self._connection.socket
@@ -185,6 +188,9 @@ class Stream:
         result = self._connection.get_result()
         message = result.get_error_message().strip() if result is not None else ""
         state = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
+        if state == _UNDEFINED_OBJECT and any(name in message for name in self._beside):
+            # The next session asks without it; the tables that it had are parked.
+            return StreamLost(f"the stream is opened anew: {message}.")
         if state == _UNDEFINED_OBJECT and "publication" in message:
             # Before version 18 the server can't decode what was changed while there was none.
             return SourceMismatch(

@@ -87,7 +87,9 @@ def _alone(plan: Plan, pending: Pending, pieces: Sequence[Changes]) -> list[pa.T
     try:
         return [plan.rows(joined(pieces))[0]]
     except Unusable as unusable:
-        pending.unusable = pending.unusable or unusable
+        if pending.unusable is None:
+            pending.unusable = unusable
+        pending.unusable.commit_lsn = unusable.commit_lsn
         return []
 
 

@@ -10,6 +10,7 @@ Nothing of this is in the way of a merge.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from cdc_assets.materializer.batch import Window, events, take
 from cdc_assets.materializer.fold import JSON, text_struct
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.spark.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.verify.source import parts, whole
 
 # The log of one look: a backlog of days is looked at in several.
 _LOOK_BYTES = 256 * 10**6
@@ -59,11 +61,11 @@ def unrepresentable(
     offset, lost = _known(store, lake)
     if offset is None:
         with pipeline.connect_source("values", reads=True) as source:
-            lost = Counter(_at_source(source, lake, columns))
+            lost = _at_source(source, lake, columns)
         offset = 0
     names = {column.name for column in columns}
     new = store.entries(row.table, offset)
-    entries = take(new, _LOOK_BYTES) if new else []
+    entries = take(new, _LOOK_BYTES, math.inf) if new else []
     if entries:
         window = Window(offset, row.snapshot_lsn)
         lost += Counter(_in_log(session, entries, window, Storage.of(pipeline.config.s3), columns))
@@ -93,14 +95,21 @@ def _remember(store: LogStore, lake: LakeTable, offset: int, lost: Mapping[str, 
 
 def _at_source(
     source: psycopg.Connection[Any], lake: LakeTable, columns: Sequence[LakeColumn]
-) -> dict[str, int]:
+) -> Counter[str]:
+    """Range by range: a count of all at once would hold the table's lock, and vacuum, as long."""
     counts = sql.SQL(", ").join(
         sql.SQL("count(*) filter (where {})").format(_odd_at_source(column)) for column in columns
     )
-    query = sql.SQL("select {} from {}").format(counts, lake.table.rows)
-    found = source.execute(query).fetchone()
-    assert found is not None  # an aggregate without grouping has one row
-    return dict(zip((column.name for column in columns), map(int, found), strict=True))
+    lost = Counter[str]()
+    found = parts(source, lake.row.oid, only=lake.table.only)
+    for pages in whole(found, lake.table.chunk_pages):
+        query = sql.SQL("select {} from {} where {}").format(
+            counts, lake.table.rows, sql.SQL(pages.predicate)
+        )
+        counted = source.execute(query).fetchone()
+        assert counted is not None  # an aggregate without grouping has one row
+        lost.update(dict(zip((column.name for column in columns), map(int, counted), strict=True)))
+    return lost
 
 
 def _odd_at_source(column: LakeColumn) -> sql.Composable:

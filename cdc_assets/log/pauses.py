@@ -19,9 +19,13 @@ _SOURCE = "paused_at"
 def pause(store: LogStore, table: TableId | None = None) -> None:
     """Pause ``table``, or (None) the source; what is paused already stays so since then."""
     if table is not None:
+        # One that isn't registered yet is described with the first start.
         store.connection.execute(
-            "update tables set paused_at = coalesce(paused_at, clock_timestamp())"
-            " where source = %s and table_name = %s",
+            "insert into tables as t"
+            " (source, table_name, oid, state, key_columns, columns, paused_at)"
+            " values (%s, %s, 0, 'waiting', '{}', '[]', clock_timestamp())"
+            " on conflict (source, table_name)"
+            " do update set paused_at = coalesce(t.paused_at, excluded.paused_at)",
             (store.source, str(table)),
         )
         return

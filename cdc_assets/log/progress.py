@@ -49,22 +49,32 @@ def plan_copy(
 ) -> None:
     """Move a waiting table to copying under ``pin``; without chunks to ``state_without``.
 
+    Nothing is done if it doesn't wait any more as ``row`` says: while the pin was being made it got
+    another epoch (a re-sync, a change that isn't in the log), which waits for a pin of its own.
+
     ``resumes``: chunks of an earlier pin stay landed or written, and the log counts from that pin.
     """
     name = str(row.table)
     if not resumes:
-        store.connection.execute(
-            "update tables set state = %s, pin = %s, snapshot_lsn = %s, complete_lsn = %s,"
-            " reason = null, updated_at = now() where source = %s and table_name = %s",
-            (
-                "copying" if chunks else state_without,
-                pin if chunks else None,
-                str(point),
-                None if chunks else str(point),
-                store.source,
-                name,
-            ),
-        )
+        with store.connection.transaction():
+            moved = store.connection.execute(
+                "update tables set state = %s, pin = %s, snapshot_lsn = %s, complete_lsn = %s,"
+                " reason = null, updated_at = now() where source = %s and table_name = %s"
+                " and epoch = %s and state = 'waiting' and snapshot_lsn is null",
+                (
+                    "copying" if chunks else state_without,
+                    pin if chunks else None,
+                    str(point),
+                    None if chunks else str(point),
+                    store.source,
+                    name,
+                    row.epoch,
+                ),
+            )
+            if not moved.rowcount:
+                return
+            if not chunks:
+                store.forget_cursor(row.table)
         with store.connection.cursor() as cursor:
             cursor.executemany(
                 "insert into snapshot_progress (source, table_name, epoch, chunk, first_block,"
@@ -88,8 +98,8 @@ def plan_copy(
         return
     store.connection.execute(
         "update tables set state = 'copying', pin = %s, reason = null, updated_at = now()"
-        " where source = %s and table_name = %s",
-        (pin, store.source, name),
+        " where source = %s and table_name = %s and epoch = %s and state = 'waiting'",
+        (pin, store.source, name, row.epoch),
     )
 
 
@@ -100,7 +110,7 @@ def restart_copy(store: LogStore, row: TableRow, *, of_pin: str | None = None) -
     """
     with store.connection.transaction():
         moved = store.connection.execute(
-            "update tables set state = 'waiting', epoch = epoch + 1, pin = null,"
+            "update tables set state = 'waiting', epoch = epoch + 1, pin = null, followed = false,"
             " snapshot_lsn = null, complete_lsn = null, reason = null, updated_at = now()"
             " where source = %(source)s and table_name = %(table)s and epoch = %(epoch)s"
             " and (%(pin)s::uuid is null or (pin = %(pin)s::uuid and state = 'copying'))",

@@ -132,6 +132,22 @@ class LogStore(TableRegistry):
         ).fetchone()
         return _must(row[0]) if row else None
 
+    def await_flushed(self, lsn: Lsn) -> None:
+        """Tell the flusher that somebody waits for ``flushed_lsn`` to be ``lsn``."""
+        self.connection.execute(
+            "update flushed_lsn set awaited = %(lsn)s where source = %(source)s"
+            " and (awaited is null or awaited < %(lsn)s)",
+            {"source": self.source, "lsn": str(lsn)},
+        )
+
+    def awaited_lsn(self) -> Lsn:
+        """The newest LSN that anybody has waited for."""
+        row = self.connection.execute(
+            "select awaited from flushed_lsn where source = %s and awaited is not null",
+            (self.source,),
+        ).fetchone()
+        return _must(row[0]) if row else Lsn.ZERO
+
     def register(
         self, files: Sequence[StagedFile], flushed: Lsn, commit_time: datetime | None
     ) -> None:
@@ -214,13 +230,15 @@ class LogStore(TableRegistry):
         before anything is applied: what is applied may be removed.
         """
         assert row.snapshot_lsn is not None  # it was pinned
+        # Before it is asked what was registered: what comes meanwhile is not to be passed over.
+        end = self.log_end(row.table)
         found = self.connection.execute(
             "select min(start_offset) from log_index where source = %s and table_name = %s"
             " and flushable_lsn > %s",
             (self.source, str(row.table), str(row.snapshot_lsn)),
         ).fetchone()
         first = found[0] if found else None
-        return Cursor(self.log_end(row.table) if first is None else first, row.snapshot_lsn)
+        return Cursor(end if first is None else first, row.snapshot_lsn)
 
     # --- the materializer's claims and cursor ---
 
@@ -294,15 +312,17 @@ class LogStore(TableRegistry):
 
     def backlogs(self) -> list[Backlog]:
         """What waits to be applied, for every table that streams; the caught-up have 0 rows."""
+        # Laterally: joined as a whole, the log of a day would be read for the rows that wait.
         rows = self.connection.execute(
-            "select t.table_name, coalesce(sum(l.row_count), 0), coalesce(sum(l.byte_size), 0),"
-            ' min(l.commit_time), coalesce(m."offset", 0) from tables t'
+            "select t.table_name, coalesce(b.rows, 0), coalesce(b.bytes, 0), b.oldest,"
+            ' coalesce(m."offset", 0) from tables t'
             " left join mat_cursor m on m.source = t.source and m.table_name = t.table_name"
             "  and m.consumer_group = %s"
-            " left join log_index l on l.source = t.source and l.table_name = t.table_name"
-            '  and l.end_offset > coalesce(m."offset", 0)'
-            " where t.source = %s and t.state = 'streaming' group by t.table_name,"
-            ' m."offset" order by 1',
+            " cross join lateral (select sum(l.row_count) as rows, sum(l.byte_size) as bytes,"
+            "  min(l.commit_time) as oldest from log_index l"
+            "  where l.source = t.source and l.table_name = t.table_name"
+            '  and l.end_offset > coalesce(m."offset", 0)) b'
+            " where t.source = %s and t.state = 'streaming' order by 1",
             (GROUP, self.source),
         ).fetchall()
         return [Backlog(TableId.parse(n), int(r), int(b), at, o) for n, r, b, at, o in rows]

@@ -73,14 +73,15 @@ class TableRegistry(LogSession):
         ).fetchone()
         return int(row[0]) if row else 0
 
-    def tables(self) -> list[TableRow]:
-        """Every registered table, by name."""
+    def tables(self, only: TableId | None = None) -> list[TableRow]:
+        """Every registered table, by name; ``only`` that one, if it is registered."""
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
             " complete_lsn, pin, reason, excluded, followed, published_as, mode,"
             " excluded_numbers, inserts_only, left_out, text_numbers from tables"
-            " where source = %s order by table_name",
-            (self.source,),
+            " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
+            " order by table_name",
+            {"source": self.source, "only": None if only is None else str(only)},
         ).fetchall()
         return [
             TableRow(
@@ -126,7 +127,7 @@ class TableRegistry(LogSession):
         ]
 
     def table(self, table: TableId) -> TableRow | None:
-        return next((row for row in self.tables() if row.table == table), None)
+        return next(iter(self.tables(table)), None)
 
     def copy_state(self, table: TableId) -> CopyState | None:
         """Where the table's copy stands: cheap enough to be asked twice a second."""
@@ -149,8 +150,9 @@ class TableRegistry(LogSession):
         """Register a table that waits for its pin; one that is registered stays as it is.
 
         A waiting one, of which no chunk was read yet, is described anew. ``excluded`` columns never
-        leave the source.
+        leave the source. Another name that the table had before lets go of it.
         """
+        self._let_go_of_former_names(table)
         names = sorted(excluded)
         self.connection.execute(
             "insert into tables as t"
@@ -179,6 +181,20 @@ class TableRegistry(LogSession):
                 inserts_only,
                 list(left_out),
             ),
+        )
+
+    def _let_go_of_former_names(self, table: SourceTable) -> None:
+        """A renamed table's changes belong to one log: that of the name it was registered by last.
+
+        What it was called before is parked; a table that gets that name is another one.
+        """
+        self.connection.execute(
+            "update tables set oid = 0, followed = false, pin = null, published_as = null,"
+            " epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null,"
+            " complete_lsn = null, state = 'parked', updated_at = now(),"
+            " reason = case state when 'parked' then reason else %s end"
+            " where source = %s and oid = %s and table_name <> %s",
+            (f"it is called {table.id} now.", self.source, table.oid, str(table.id)),
         )
 
     def mark_followed(self, tables: Iterable[TableRow]) -> None:
@@ -227,8 +243,9 @@ class TableRegistry(LogSession):
         self.connection.execute(
             "insert into tables (source, table_name, oid, state, key_columns, columns, reason)"
             " values (%s, %s, 0, 'parked', '{}', '[]', %s) on conflict (source, table_name)"
-            " do update set reason = excluded.reason"
-            " where tables.oid = 0 and tables.reason is distinct from excluded.reason",
+            " do update set state = 'parked', reason = excluded.reason"
+            " where tables.oid = 0"
+            " and (tables.state, tables.reason) is distinct from ('parked', excluded.reason)",
             (self.source, str(table), reason),
         )
 
@@ -255,26 +272,26 @@ class TableRegistry(LogSession):
             {"reason": reason, "source": self.source, "table": str(table), "epoch": epoch},
         )
 
-    def park_log(self, table: TableId, reason: str, committed: Lsn) -> bool | None:
+    def park_log(self, table: TableId, reason: str, committed: Lsn) -> bool:
         """Set a table aside whose log lacks a transaction that committed at ``committed``.
 
-        False if it is aside already, or the transaction is in its copy; None while its copy waits
-        for a pin, which says which of the two it is.
+        False if it is aside already, or the transaction is in its copy. While that waits for a pin
+        it gets a new epoch, and so a pin that begins to be made only now: the transaction is in it.
         """
+        waits = self.connection.execute(
+            "update tables set epoch = epoch + 1, updated_at = now()"
+            " where source = %s and table_name = %s and state = 'waiting' and snapshot_lsn is null",
+            (self.source, str(table)),
+        )
+        if waits.rowcount:
+            return False
         done = self.connection.execute(
             "update tables set state = 'parked', reason = %s, updated_at = now()"
             " where source = %s and table_name = %s and snapshot_lsn <= %s"
             " and state in ('waiting', 'copying', 'streaming')",
             (reason, self.source, str(table), str(committed)),
         )
-        if done.rowcount:
-            return True
-        waits = self.connection.execute(
-            "select from tables where source = %s and table_name = %s and state = 'waiting'"
-            " and snapshot_lsn is null",
-            (self.source, str(table)),
-        )
-        return None if waits.rowcount else False
+        return done.rowcount == 1
 
     def set_published_as(self, table: TableId, published_as: str | None, epoch: int) -> None:
         """Remember which entry of the publication the table's changes of an epoch come through."""
@@ -301,10 +318,7 @@ class TableRegistry(LogSession):
     def finish_copy(
         self, table: TableId, epoch: int, complete_lsn: Lsn, *, streams: bool = True
     ) -> bool:
-        """Every chunk landed: from here on the log is applied. False if the epoch has passed.
-
-        A cursor of the epoch before says nothing of the new table.
-        """
+        """Every chunk landed: from here on the log is applied. False if the epoch has passed."""
         with self.connection.transaction():
             done = self.connection.execute(
                 "update tables set state = %s, complete_lsn = %s, updated_at = now()"
@@ -318,12 +332,23 @@ class TableRegistry(LogSession):
                 ),
             )
             if done.rowcount:
-                self.connection.execute(
-                    "delete from mat_cursor where consumer_group = %s and source = %s"
-                    " and table_name = %s",
-                    (GROUP, self.source, str(table)),
-                )
+                self.forget_cursor(table)
         return done.rowcount == 1
+
+    def not_whole_before(self, row: TableRow, lsn: Lsn) -> None:
+        """Rows of it were read as of ``lsn``: the lake equals the source from there on."""
+        self.connection.execute(
+            "update tables set complete_lsn = greatest(complete_lsn, %s)"
+            " where source = %s and table_name = %s and epoch = %s",
+            (str(lsn), self.source, str(row.table), row.epoch),
+        )
+
+    def forget_cursor(self, table: TableId) -> None:
+        """A copy is complete: a cursor of the epoch before says nothing of it."""
+        self.connection.execute(
+            "delete from mat_cursor where consumer_group = %s and source = %s and table_name = %s",
+            (GROUP, self.source, str(table)),
+        )
 
 
 def _lsn(value: object) -> Lsn | None:

@@ -18,38 +18,54 @@ class Compared:
 
     ``next_share``: where the next part begins, from 0 to 1. ``missed_since``: from when on nothing
     was compared, None if the last attempt did; ``compared_at``: when something last was.
-    ``round_ended``: when the last part of a whole round was compared.
+    ``round_ended``: when the last part of a whole round was compared. ``differed_at``: when rows of
+    the copy ``differed_epoch`` differed, until all of it was found equal since.
     """
 
     next_share: float = 0.0
     compared_at: datetime | None = None
     missed_since: datetime | None = None
     round_ended: datetime | None = None
+    differed_at: datetime | None = None
+    differed_epoch: int | None = None
 
 
 def compared(store: LogStore, table: TableId) -> Compared:
     row = store.connection.execute(
-        "select next_share, compared_at, missed_since, round_ended from verified_samples"
-        " where source = %s and table_name = %s",
+        "select next_share, compared_at, missed_since, round_ended, differed_at, differed_epoch"
+        " from verified_samples where source = %s and table_name = %s",
         (store.source, str(table)),
     ).fetchone()
     return Compared(*row) if row else Compared()
 
 
-def remember_compared(store: LogStore, table: TableId, next_share: float | None = None) -> None:
+def remember_compared(
+    store: LogStore,
+    table: TableId,
+    next_share: float | None = None,
+    *,
+    differs: int | None = None,
+) -> None:
     """A part was compared, and the next one begins at ``next_share``; 0 ends the round.
 
-    None: all of it was compared, beside the rounds.
+    None: all of it was compared, beside the rounds. ``differs``: the copy whose rows differ, if any
+    do. That is over once all of it was compared since, or the round after that one.
     """
     store.connection.execute(
         "insert into verified_samples as v"
-        " (source, table_name, next_share, compared_at, round_ended)"
+        " (source, table_name, next_share, compared_at, round_ended, differed_at, differed_epoch)"
         " values (%(source)s, %(table)s, coalesce(%(share)s::float8, 0), now(),"
-        "  case when %(share)s::float8 = 0 then now() end)"
+        "  case when %(share)s::float8 = 0 then now() end,"
+        "  case when %(differs)s::int is not null then now() end, %(differs)s::int)"
         " on conflict (source, table_name) do update set"
         " next_share = coalesce(%(share)s::float8, v.next_share), compared_at = now(),"
-        " missed_since = null, round_ended = coalesce(excluded.round_ended, v.round_ended)",
-        {"source": store.source, "table": str(table), "share": next_share},
+        " missed_since = null, round_ended = coalesce(excluded.round_ended, v.round_ended),"
+        " differed_at = case when excluded.differed_at is not null then excluded.differed_at"
+        "  when %(share)s::float8 is null then null"
+        "  when %(share)s::float8 = 0 and v.differed_at <= v.round_ended then null"
+        "  else v.differed_at end,"
+        " differed_epoch = coalesce(excluded.differed_epoch, v.differed_epoch)",
+        {"source": store.source, "table": str(table), "share": next_share, "differs": differs},
     )
 
 

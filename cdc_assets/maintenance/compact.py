@@ -33,13 +33,20 @@ from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
 from cdc_assets.maintenance.files import live_files
 from cdc_assets.maintenance.plan import Slice, manifests_rewritten, next_slice
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.catalog import CATALOG
 from cdc_assets.spark.layout import arrange, is_arranged
 from cdc_assets.spark.lineage import count, said
-from cdc_assets.spark.publish import PREFIX, append, drop_abandoned, name_cursor, published
+from cdc_assets.spark.publish import (
+    append,
+    drop_abandoned,
+    name_cursor,
+    published,
+    writers_branches,
+)
 from cdc_assets.spark.tables import LakeState, LakeTable, listed, quoted, ticked
 
 logger = logging.getLogger(__name__)
@@ -72,7 +79,7 @@ NOT_COMPACTED = Compacted()
 
 
 class Busy(Exception):
-    """Somebody else writes the table and doesn't come to an end."""
+    """The table isn't ours to write now; the next run looks again. The message says why."""
 
 
 class _NothingToPublish(Exception):
@@ -80,12 +87,19 @@ class _NothingToPublish(Exception):
 
 
 @contextmanager
-def writing(store: LogStore, table: TableId) -> Iterator[None]:
-    """Hold the table's writer lock. Raises Busy."""
-    lock = f"write:{table}"
+def writing(store: LogStore, row: TableRow) -> Iterator[None]:
+    """Hold the writer lock of the table that ``row`` describes.
+
+    Raises Busy, also if its copy was begun anew since: what is to be written says of which copy it
+    is, and has the columns of that one.
+    """
+    lock = f"write:{row.table}"
     if not store.lock_within(lock, LOCK_SECONDS):
-        raise Busy
+        raise Busy("somebody else writes it")
     try:
+        now = store.copy_state(row.table)
+        if now is None or now.epoch != row.epoch:
+            raise Busy("its copy was begun anew")
         yield
     finally:
         store.unlock(lock)
@@ -112,23 +126,39 @@ def compact(
 ) -> Compacted:
     """Rewrite what needs it, slice by slice, until it is well or ``time.monotonic()`` is ``until``.
 
-    Asks for a session only if there is something to do. Raises Busy, TableProblem (the check
-    failed; nothing was published), or what Spark raises.
+    Asks for a session only if there is something to do. Raises Busy if nothing could be done,
+    TableProblem (the check failed; nothing was published), or what Spark raises.
     """
     done = NOT_COMPACTED
     if (loaded := lake.load()) is not None and not is_arranged(lake, loaded):
-        with writing(store, lake.row.table):
+        with writing(store, lake.row):
             arrange(session(), lake, lake.load())
     while _due(lake) is not None and time.monotonic() < until:
-        with writing(store, lake.row.table):
-            # Merges went on since, and only now they don't.
-            due = _due(lake)
-            found = _slice(session(), lake, due, done) if due is not None else None
+        try:
+            with writing(store, lake.row):
+                # Merges went on since, and only now they don't.
+                due = _due(lake)
+                found = _slice(session(), lake, due, done) if due is not None else None
+        except Busy:
+            if not done.slices:
+                raise
+            break
         if found is None:
             break
         done = found
         step_aside(store, lake.row.table)
     return done
+
+
+def _state(lake: LakeTable) -> LakeState:
+    """The table's state. Raises Busy if it is that of another copy.
+
+    Whose log was another, and the commits to come say that they are of the present one.
+    """
+    state = lake.state()
+    if state.epoch not in (None, lake.row.epoch):
+        raise Busy("it was set back to an earlier copy")
+    return state
 
 
 def _due(lake: LakeTable) -> Slice | None:
@@ -141,7 +171,7 @@ def _due(lake: LakeTable) -> Slice | None:
 
 def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) -> Compacted | None:
     """Rewrite one slice and publish it; None if Iceberg's planner found nothing in it."""
-    state, began = lake.state(), time.monotonic()
+    state, began = _state(lake), time.monotonic()
     loaded = lake.load()
     assert loaded is not None  # the lock is ours, and it was there
     try:
@@ -256,18 +286,19 @@ def tidy_metadata(
     """
     if not _untidy(lake):
         return 0, 0
-    with writing(store, lake.row.table):
+    with writing(store, lake.row):
         loaded = lake.load()
         if loaded is None:
             return 0, 0
         wanted = {key: lake.properties()[key] for key in _LIMITS}
         if any(loaded.properties.get(key) != value for key, value in wanted.items()):
             session().sql(f"alter table {lake.sql_name} set tblproperties ({listed(wanted)})")
-        if any(name.startswith(PREFIX) for name in loaded.metadata.refs):
+        if writers_branches(loaded):
             drop_abandoned(session(), lake)
         before = _manifests(loaded)
         if not manifests_rewritten(before):
             return 0, 0
+        _state(lake)
         session().sql(
             f"call {CATALOG}.system.rewrite_manifests(table => {lake.procedure_name},"
             " use_caching => false)"
@@ -287,7 +318,7 @@ def _untidy(lake: LakeTable) -> bool:
     wanted = lake.properties()
     return (
         any(loaded.properties.get(key) != wanted[key] for key in _LIMITS)
-        or any(name.startswith(PREFIX) for name in loaded.metadata.refs)
+        or bool(writers_branches(loaded))
         or manifests_rewritten(_manifests(loaded))
     )
 

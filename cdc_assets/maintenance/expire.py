@@ -159,7 +159,7 @@ def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed
         if loaded is not None and COPYING not in loaded.properties:
             continue  # somebody's own table, of an unlucky name
         if loaded is not None:
-            with suppress(Busy), writing(store, lake.row.table):
+            with suppress(Busy), writing(store, lake.row):
                 gone += _purge(storage, shadow, loaded)
         if shadow.location is not None:
             gone += _remove_old(storage, shadow.location, oldest)

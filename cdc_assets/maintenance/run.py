@@ -3,7 +3,7 @@
 The order is that of who refers to what: compaction leaves old files to expiry, expiry leaves
 unnamed files to the removal of orphans; the log comes last. Every step can be the last one that a
 run lives to do, and is done again by the next. Work that somebody else's lock keeps from being done
-is left for the next run; an error of one table doesn't stop the others.
+is left for the next run; an error of one table doesn't stop the others, nor the steps after it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.log.files import Storage
-from cdc_assets.maintenance.compact import NOT_COMPACTED, Compacted, compact, tidy_metadata
+from cdc_assets.maintenance.compact import NOT_COMPACTED, Busy, Compacted, compact, tidy_metadata
 from cdc_assets.maintenance.expire import (
     NOTHING,
     SETTLED,
@@ -59,7 +59,8 @@ ORPHANS_EVERY = timedelta(days=1)
 class Maintained:
     """What was done to one table, and how it stands after it.
 
-    ``left_alone`` says why its lake table wasn't touched, ``problem`` what went wrong.
+    ``left_alone`` says why its lake table wasn't touched, or not rewritten; ``problem`` what went
+    wrong.
     """
 
     table: TableId
@@ -152,16 +153,26 @@ class _Table:
         self._done = Maintained(table)
 
     def maintain(self, until: float, *, thorough: bool) -> Maintained:
-        began, table = time.monotonic(), self._done.table
-        try:
+        began = time.monotonic()
+        with self._told():
             self._steps(until, thorough)
-        except TableProblem as problem:
-            self._note(problem=problem)
-        except (PySparkException, psycopg.Error, OSError, CdcError) as error:
-            logger.warning("maintaining %s", table, exc_info=True)
-            self._note(problem=TableProblem(table, f"its maintenance failed: {first_line(error)}"))
         self._note(seconds=time.monotonic() - began)
         return self._done
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Note what goes wrong, so that what comes after it is done all the same."""
+        table = self._done.table
+        try:
+            yield
+        except Busy as busy:
+            self._note(left_alone=str(busy))
+        except TableProblem as problem:
+            self._note(problem=self._done.problem or problem)
+        except Exception as error:  # one table's: the others go on
+            logger.warning("maintaining %s", table, exc_info=True)
+            failed = TableProblem(table, f"its maintenance failed: {first_line(error)}")
+            self._note(problem=self._done.problem or failed)
 
     def _steps(self, until: float, thorough: bool) -> None:
         store, table = self._store, self._done.table
@@ -178,17 +189,25 @@ class _Table:
             if row.state == "streaming":
                 self._look_after_cursor(lake)
             self._annotate(lake)
-            compacted = compact(store, lake, self._session, until=until)
-            self._note(compacted=compacted)
-            before, after = tidy_metadata(store, lake, self._session)
-            self._note(compacted=replace(compacted, manifests_before=before, manifests_after=after))
-            self._note(expired=expire_snapshots(lake, self._session, now))
-            if thorough or self._orphans_due(now):
-                self._note(orphans=remove_orphans(store, lake, self._session, now))
-                store.set_meta(self._orphans_key, now.isoformat())
-        self._note(dead_copies=drop_dead_copies(store, lake, now))
-        self._look(lake)
+            # What grows has to be removed, also from a table that can't be compacted.
+            with self._told():
+                self._rewrite(lake, until)
+            with self._told():
+                self._note(expired=expire_snapshots(lake, self._session, now))
+            with self._told():
+                if thorough or self._orphans_due(now):
+                    self._note(orphans=remove_orphans(store, lake, self._session, now))
+                    store.set_meta(self._orphans_key, now.isoformat())
+        with self._told():
+            self._note(dead_copies=drop_dead_copies(store, lake, now))
+            self._look(lake)
         self._staged(lake, now)
+
+    def _rewrite(self, lake: LakeTable, until: float) -> None:
+        compacted = compact(self._store, lake, self._session, until=until)
+        self._note(compacted=compacted)
+        before, after = tidy_metadata(self._store, lake, self._session)
+        self._note(compacted=replace(compacted, manifests_before=before, manifests_after=after))
 
     def _look_after_cursor(self, lake: LakeTable) -> None:
         """Find what others did to a table that no change comes for; keep its cursor within reach.

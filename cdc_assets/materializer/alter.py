@@ -63,7 +63,7 @@ def current(
     if not described.altering:
         described = _restored(pipeline, session, found, described, loaded.schema())
     if described.fill:
-        _filled(pipeline, session, found, described)
+        _filled(pipeline, session, found, state, described)
     if row != lake.row:
         pipeline.store.set_columns(row)
     return found, described.altering
@@ -84,8 +84,10 @@ def reconfigured(described: TableColumns, rules: ColumnsConfig) -> str | None:
     return None
 
 
-def follow(pipeline: Pipeline, session: SparkSession, lake: LakeTable, told: Told) -> LakeTable:
-    """Alter the table so that it takes rows of the relation ``told``.
+def follow(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, state: LakeState, told: Told
+) -> LakeTable:
+    """Alter the table, whose state is ``state``, so that it takes rows of the relation ``told``.
 
     Parks the table and raises TableProblem where that can't be done in place.
     """
@@ -99,7 +101,7 @@ def follow(pipeline: Pipeline, session: SparkSession, lake: LakeTable, told: Tol
         if not refused.remedy:
             way_out = f"Copy it anew: cdc-assets resync {lake.row.table}."
         problem = TableProblem(lake.row.table, refused.what, f"{refused.remedy} {way_out}".strip())
-        pipeline.store.park(lake.row.table, str(problem))
+        pipeline.store.park(lake.row.table, str(problem), lake.row.epoch)
         raise problem from refused
     if statements or described.fill:
         # A writer that finds the table half-way sees that it is ours. The fields are named now, as
@@ -107,17 +109,17 @@ def follow(pipeline: Pipeline, session: SparkSession, lake: LakeTable, told: Tol
         known = _described(lake, loaded)
         begun = replace(known, fields=described.fields, altering=True)
         if begun != known:
-            _describe(session, lake, begun)
+            _describe(pipeline, session, lake, begun)
     for statement in statements:
-        session.sql(f"alter table {lake.sql_name} {statement}")
+        _alter(pipeline, session, lake, statement)
     loaded = lake.load()
     assert loaded is not None
     ids = {f.name: f.field_id for f in loaded.schema().fields}
     fields = {**described.fields, **{c.source.number: ids[c.name] for c in after.columns}}
-    described = replace(described, fields=fields, since=lake.state().sequence)
-    _describe(session, after, described)
+    described = replace(described, fields=fields, since=state.sequence)
+    _describe(pipeline, session, after, described)
     if described.fill:
-        _filled(pipeline, session, after, described)
+        _filled(pipeline, session, after, state, described)
     pipeline.store.set_columns(after.row)
     return after
 
@@ -138,16 +140,32 @@ def _described(lake: LakeTable, loaded: Table) -> TableColumns:
     return TableColumns.parse(text)
 
 
-def _describe(session: SparkSession, lake: LakeTable, described: TableColumns) -> None:
+def _alter(pipeline: Pipeline, session: SparkSession, lake: LakeTable, statement: str) -> None:
+    """One step. Raises psycopg.OperationalError if the writer lock is lost, with its session.
+
+    Nothing in the table itself would refuse what comes late, of a writer that was taken for dead.
+    """
+    pipeline.store.server_now()
+    session.sql(f"alter table {lake.sql_name} {statement}")
+
+
+def _describe(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, described: TableColumns
+) -> None:
     properties = listed({PROPERTY: described.dump()})
-    session.sql(f"alter table {lake.sql_name} set tblproperties ({properties})")
+    _alter(pipeline, session, lake, f"set tblproperties ({properties})")
 
 
 def _filled(
-    pipeline: Pipeline, session: SparkSession, lake: LakeTable, described: TableColumns
+    pipeline: Pipeline,
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    described: TableColumns,
 ) -> None:
-    fill(pipeline, session, lake, described.fill)
-    _describe(session, lake, replace(described, fill={}, since=lake.state().sequence))
+    fill(pipeline, session, lake, state, described.fill)
+    done = replace(described, fill={}, since=lake.state().sequence)
+    _describe(pipeline, session, lake, done)
 
 
 def _restored(
@@ -169,10 +187,10 @@ def _restored(
         park(pipeline.store, lake, f"{refused.what} (somebody altered it)")
     for statement in statements:
         logger.warning("%s: somebody altered its lake table: %s", lake.row.table, statement)
-        session.sql(f"alter table {lake.sql_name} {statement}")
+        _alter(pipeline, session, lake, statement)
     if fields != described.fields:
         described = replace(described, fields=fields)
-        _describe(session, lake, described)
+        _describe(pipeline, session, lake, described)
     return described
 
 

@@ -51,7 +51,7 @@ class Facts:
     ``end_offset``: the first offset that the batch doesn't hold. ``truncate``: that of the last
     truncate, ``first_truncate`` of the first one, or None. ``unchanged``: the columns that some
     update left out (unchanged TOAST). ``relinked``: both keys, as text, of every key change that
-    left columns out.
+    left columns out. ``first_commit``: the LSN of the first commit, None without rows.
     """
 
     end_offset: int
@@ -60,16 +60,19 @@ class Facts:
     first_truncate: int | None
     unchanged: frozenset[str]
     relinked: frozenset[tuple[str | None, ...]]
+    first_commit: Lsn | None = None
 
 
-def take(entries: Sequence[LogEntry], limit_bytes: int) -> list[LogEntry]:
-    """The leading entries of up to ``limit_bytes`` and BATCH_ROWS, one at least."""
+def take(
+    entries: Sequence[LogEntry], limit_bytes: int, limit_rows: float = BATCH_ROWS
+) -> list[LogEntry]:
+    """The leading entries of up to ``limit_bytes`` and ``limit_rows``, one at least."""
     taken: list[LogEntry] = []
     size = rows = 0
     for entry in entries:
         size += entry.byte_size
         rows += entry.end_offset - entry.start_offset
-        if taken and (size > limit_bytes or rows > BATCH_ROWS):
+        if taken and (size > limit_bytes or rows > limit_rows):
             break
         taken.append(entry)
     return taken
@@ -95,7 +98,7 @@ def facts(
     entries: Sequence[LogEntry], window: Window, storage: Storage, key: Sequence[str]
 ) -> Facts:
     """Look at the small columns of the batch's files. Raises FileNotFoundError if one is gone."""
-    rows, truncate, first, end = 0, None, None, window.offset
+    rows, truncate, first, end, commit = 0, None, None, window.offset, None
     unchanged: set[str] = set()
     relinked: set[tuple[str | None, ...]] = set()
     for entry in entries:
@@ -103,6 +106,8 @@ def facts(
         offsets, mask = _selected(table, entry.start_offset, window)
         chosen, kept = table.filter(mask), offsets.filter(mask)
         rows += len(kept)
+        if commit is None and len(kept):
+            commit = Lsn(chosen["_commit_lsn"][0].as_py())
         truncates = kept.filter(pc.equal(chosen["_op"].cast(pa.string()), "T").combine_chunks())
         if len(truncates):
             truncate = truncates[-1].as_py()
@@ -120,7 +125,7 @@ def facts(
             end = max(end, entry.start_offset + int(below or 0))
     if window.until is not None:
         end = min(end, window.until)
-    return Facts(end, rows, truncate, first, frozenset(unchanged), frozenset(relinked))
+    return Facts(end, rows, truncate, first, frozenset(unchanged), frozenset(relinked), commit)
 
 
 def _relinked(data: pa.ChunkedArray, key: Sequence[str]) -> set[tuple[str | None, ...]]:

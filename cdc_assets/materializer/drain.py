@@ -22,6 +22,7 @@ from cdc_assets.errors import Fenced, TablePaused, TableProblem
 from cdc_assets.log.files import Storage
 from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Claim, Cursor
+from cdc_assets.log.tables import TableRow
 from cdc_assets.materializer.alter import current, follow
 from cdc_assets.materializer.batch import Window, events, facts, take
 from cdc_assets.materializer.lethal import merging
@@ -36,7 +37,7 @@ from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.spark.comments import annotate
 from cdc_assets.spark.layout import arrange
 from cdc_assets.spark.standing import begin, is_begun, pending, standing
-from cdc_assets.spark.tables import LakeTable
+from cdc_assets.spark.tables import LakeState, LakeTable
 
 logger = logging.getLogger(__name__)
 
@@ -161,19 +162,22 @@ def _drain(
             f"its mode is {mode} now, and its lake table was made for {row.mode}",
             f"Copy it anew: cdc-assets resync {table}; or set the mode back, and resync.",
         )
-        store.park(table, str(problem))
+        store.park(table, str(problem), row.epoch)
         raise problem
     begin(store, session, lake)
     # A comparison is there to find what others wrote.
     state, cursor = standing(store, lake, whatever_others_wrote=below is not None)
     lake, altering = current(pipeline, session, lake, state)
-    state = lake.state()
+    state = _unmoved(lake, state)
     if store.cursor(table) is None:
         _annotate(pipeline, session, lake)
-    storage = Storage.of(pipeline.config.s3)
+    storage, whole = Storage.of(pipeline.config.s3), _whole_from(row)
     merges = changes = upserted = deleted = repaired = 0
     while True:
         entries, cursor = pending(store, lake, cursor)
+        # Asked after the entries: they are of before the pin that a later copy's log counts from.
+        if (copy := store.copy_state(table)) is None or copy.epoch != row.epoch:
+            raise Fenced(f"{table}: its copy was begun anew.")
         # However little time there is, a turn gets something done.
         over = limits.reached(cursor, time.monotonic() - began if merges else 0.0)
         if not entries:
@@ -181,8 +185,8 @@ def _drain(
             if ahead is not None and store.entries(table, cursor.offset):
                 continue  # what was registered meanwhile may be of the relation before
             if ahead is not None:
-                lake = follow(pipeline, session, lake, ahead)
-                state = lake.state()
+                lake = follow(pipeline, session, lake, state, ahead)
+                state = _unmoved(lake, state)
             break
         if over:
             break
@@ -198,8 +202,8 @@ def _drain(
         if found.end_offset <= cursor.offset:
             # What comes next committed at or above the cut.
             if limits.look and (ahead := _ahead(pipeline, lake, limits.look)) is not None:
-                lake = follow(pipeline, session, lake, ahead)
-                state = lake.state()
+                lake = follow(pipeline, session, lake, state, ahead)
+                state = _unmoved(lake, state)
             break
         last = batch[-1]
         applied = last.flushable_lsn if below is None else min(below, last.flushable_lsn)
@@ -211,8 +215,8 @@ def _drain(
             if not merges:
                 arrange(session, lake, lake.upgrade(session))
             if altering or not told.same(lake.row):
-                lake, altering = follow(pipeline, session, lake, told), False
-                state = lake.state()
+                lake, altering = follow(pipeline, session, lake, state, told), False
+                state = _unmoved(lake, state)
             frame = events(
                 session,
                 batch,
@@ -221,11 +225,13 @@ def _drain(
                 pipeline.config.spark.cores,
                 whole=row.mode != "mirror",
             )
+            mixed = found.first_commit is not None and found.first_commit < whole
             with merging(store, session, lake, cursor.offset):
-                done = merge(session, lake, state, frame, found, reached, rereader(pipeline, lake))
-            state = lake.state()
-            if state.cursor is None or state.cursor.offset != reached.offset:
-                raise Fenced(f"{table}: another writer moved the lake table meanwhile; try again.")
+                reread = rereader(pipeline, lake)
+                done = merge(session, lake, state, frame, found, reached, reread, mixed=mixed)
+            if done.repaired:
+                whole = _whole_from(store.table(table))
+            state = _unmoved(lake, replace(state, cursor=reached))
             merges, changes = merges + 1, changes + found.rows
             upserted, deleted = upserted + done.upserted, deleted + done.deleted
             repaired += done.repaired
@@ -249,6 +255,21 @@ def _drain(
         state.total_rows,
         time.monotonic() - began,
     )
+
+
+def _whole_from(row: TableRow | None) -> Lsn:
+    """From where on the lake's rows are of one moment; zero if they have been ever since."""
+    if row is None or row.complete_lsn is None or row.complete_lsn == row.snapshot_lsn:
+        return Lsn.ZERO
+    return row.complete_lsn
+
+
+def _unmoved(lake: LakeTable, state: LakeState) -> LakeState:
+    """The table's state now. Raises Fenced unless its log is applied as far as ``state`` has it."""
+    now = lake.state()
+    if state.cursor is None or now.cursor is None or now.cursor.offset != state.cursor.offset:
+        raise Fenced(f"{lake.row.table}: another writer moved the lake table; try again.")
+    return now
 
 
 def look(pipeline: Pipeline, table: TableId) -> Look | None:

@@ -8,6 +8,7 @@ same if it is done again: no row of the new relation is merged before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
@@ -23,20 +24,21 @@ from cdc_assets.postgres.types import text_form
 from cdc_assets.snapshot.reader import TextPlan, read_texts, share
 from cdc_assets.spark.publish import published
 from cdc_assets.spark.session import summary
-from cdc_assets.spark.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.spark.tables import LakeColumn, LakeState, LakeTable, ticked
 
 
 def fill(
     pipeline: Pipeline,
     session: SparkSession,
     lake: LakeTable,
+    state: LakeState,
     values: Mapping[int, str | None],
 ) -> None:
     """Write added columns' values into the rows that are there, all anew, in one commit.
 
     ``values``: by attribute number, a text, or None where each row of the source has its own.
+    ``state`` is the table's before it is altered: Fenced is raised if there are other rows by now.
     """
-    state = lake.state()
     added = [c for c in lake.columns if c.source.number in values]
     if added and lake.has_rows(state):
         assert state.cursor is not None  # or nothing is applied to the table
@@ -44,6 +46,7 @@ def fill(
             naming_refusals(pipeline.store, lake),
             summary(session, lake.reached(state.cursor, state.foreign)),
             published(session, lake, state) as branch,
+            ExitStack() as cleanup,
         ):
             filled = rows = session.table(branch)
             # Of a delete only its key was known, and of a truncate nothing.
@@ -56,7 +59,9 @@ def fill(
                     filled = filled.withColumn(column.name, F.when(has_values, constant))
             again = [c for c in added if values[c.source.number] is None]
             if again:
-                filled = _joined(filled, _read_again(pipeline, session, lake, again), lake, again)
+                read = _read_again(pipeline, session, lake, again)
+                cleanup.callback(read.unpersist)
+                filled = _joined(filled, read, lake, again)
             filled.select(*(ticked(name) for name in rows.columns)).writeTo(branch).overwrite(
                 F.lit(True)
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -28,20 +29,29 @@ _META = ("off", "op", "lsn", "ts", "xid")
 
 
 def history(
-    session: SparkSession, lake: LakeTable, events: DataFrame, facts: Facts, reread: Reread
+    session: SparkSession,
+    lake: LakeTable,
+    events: DataFrame,
+    facts: Facts,
+    reread: Reread,
+    cleanup: ExitStack,
 ) -> tuple[DataFrame, int]:
-    """The rows of ``events`` (WHOLE_SCHEMA) for the lake, and how many were read again."""
+    """The rows of ``events`` (WHOLE_SCHEMA) for the lake, and how many were read again.
+
+    What Spark keeps of them is given back with ``cleanup``: nothing else ever would.
+    """
     texts, key = texts_of(lake), [c.source.name for c in lake.key]
     left_out = [name for name in texts if name in facts.unchanged]
     if not left_out or not key:
         row = F.from_json("data", text_struct(texts), JSON).alias("row")
         return _labelled(as_lake(events.select(row, *_META), lake.columns, "row", *_META), lake), 0
     filled = _from_batch(session, events, facts, key, texts, left_out).persist()
+    cleanup.callback(filled.unpersist)
     whole = as_lake(filled.where("source is null"), lake.columns, "row", *_META)
     partial = filled.where("source is not null")
     if partial.isEmpty():
         return _labelled(whole, lake), 0
-    rows, repaired = _from_lake(session, lake, partial, left_out, reread)
+    rows, repaired = _from_lake(session, lake, partial, left_out, reread, cleanup)
     return _labelled(whole.unionByName(rows), lake), repaired
 
 
@@ -181,6 +191,7 @@ def _from_lake(
     partial: DataFrame,
     left_out: Sequence[str],
     reread: Reread,
+    cleanup: ExitStack,
 ) -> tuple[DataFrame, int]:
     """The rows of ``partial`` with the lake's values in the columns ``unknown``."""
     keys = [f"s{i}" for i in range(len(lake.key))]
@@ -213,6 +224,7 @@ def _from_lake(
         .agg(F.max_by(F.struct(*old), "age").alias("old"))
         .select("of", "old.*")
     ).persist()
+    cleanup.callback(newest.unpersist)
     rows = as_lake(partial, lake.columns, "row", *_META, "source", "unknown")
     lacking = [
         tuple(row[0]) for row in by_source.select("of").join(newest, "of", "left_anti").collect()

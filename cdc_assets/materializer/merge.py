@@ -49,20 +49,24 @@ def merge(
     facts: Facts,
     cursor: Cursor,
     reread: Reread,
+    *,
+    mixed: bool = False,
 ) -> Merged:
     """Apply ``events`` to the table so that its cursor becomes ``cursor``, in one step.
 
-    ``state`` is the table's state that the batch was cut for. Raises whatever Spark or Iceberg
-    raises, having changed nothing that a reader sees.
+    ``state`` is the table's state that the batch was cut for. ``mixed``: its rows may be of several
+    moments, the last of which is ``complete_lsn``. Raises whatever Spark or Iceberg raises, having
+    changed nothing that a reader sees.
     """
     if lake.row.mode == "append":
-        rows, repaired = history(session, lake, events, facts, reread)
-        _commit(session, lake, state, cursor, truncate=False, delete=None, new=rows)
+        with ExitStack() as cleanup:
+            rows, repaired = history(session, lake, events, facts, reread, cleanup)
+            _commit(session, lake, state, cursor, truncate=False, delete=None, new=rows)
         return Merged(facts.rows, 0, repaired)
     if lake.row.mode == "soft_delete" and facts.truncate is not None:
         return _mark_all(session, lake, state, events, cursor)
     if lake.row.key_columns:
-        return _merge_keyed(session, lake, state, events, facts, cursor, reread)
+        return _merge_keyed(session, lake, state, events, facts, cursor, reread, mixed=mixed)
     return _merge_counted(session, lake, state, events, facts, cursor)
 
 
@@ -74,6 +78,8 @@ def _merge_keyed(
     facts: Facts,
     cursor: Cursor,
     reread: Reread,
+    *,
+    mixed: bool = False,
 ) -> Merged:
     texts, key = texts_of(lake), [c.source.name for c in lake.key]
     keeps = lake.row.mode == "soft_delete"
@@ -92,7 +98,7 @@ def _merge_keyed(
         if partial:
             left_out = [n for n in texts if n in facts.unchanged or (keeps and n not in key)]
             rows = folded.where("unknown is not null")
-            filled, repaired = _filled(session, lake, rows, left_out, reread, cleanup)
+            filled, repaired = _filled(session, lake, rows, left_out, reread, cleanup, mixed=mixed)
             new = new.unionByName(filled)
         marked = F.timestamp_micros("gone").alias(DELETED_AT)
         new = new.select(*named(lake.columns), *([marked] if keeps else []))
@@ -225,14 +231,18 @@ def _filled(
     left_out: Sequence[str],
     reread: Reread,
     cleanup: ExitStack,
+    *,
+    mixed: bool = False,
 ) -> tuple[DataFrame, int]:
     """Complete rows that lack columns: from the table's row under the source key, else reread.
 
+    Where the rows are ``mixed``, another row may have the old key of one that got a new key.
     Returns the typed rows, and how many had to be read again from the source.
     """
     typed = as_lake(partial, lake.columns, "row", "unknown", "source", "key", "gone")
+    sure = partial.where("source = key") if mixed else partial
     by_source = as_lake(
-        partial.select("source", F.col("key").alias("of")), lake.key, "source", "of"
+        sure.select("source", F.col("key").alias("of")), lake.key, "source", "of"
     ).toDF(*(f"s{i}" for i in range(len(lake.key))), "of")
     target = session.table(lake.sql_name).select(
         *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),

@@ -1,9 +1,11 @@
 """Reading rows again from the source, where neither the log nor the lake has a column's value.
 
 That is the case only where a copy was resumed on another snapshot: a row moved into a chunk that
-was copied already, and its update left a TOAST column out (invariant 8). The row is read as it is
-*now*, which may be later than the log's position; the changes in between are still to come and end
-with the same row. A row that is gone needs nothing: its delete is still to come.
+was copied already, and its update left a TOAST column out; or a row got another key before that
+snapshot, under which the lake may hold whose key it is by now (invariant 8). The row is read as it
+is *now*, which may be later than the log's position; the changes in between are still to come and
+end with the same row. A row that is gone needs nothing: its delete is still to come. Until the log
+is applied to where the rows were read the table isn't whole: its ``complete_lsn`` says so.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from psycopg import sql
 
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes
+from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.postgres.types import text_form
 from cdc_assets.spark.tables import LakeColumn, LakeTable
 
@@ -48,7 +51,10 @@ def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
 
 
 def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
-    """A function from keys to rows, both in text form; rows are JSON as in ``_data``."""
+    """A function from keys to rows, both in text form; rows are JSON as in ``_data``.
+
+    The table is remembered as not whole before the moment that they were read at.
+    """
 
     def reread(keys: Sequence[Key]) -> list[str]:
         found: list[str] = []
@@ -59,6 +65,7 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
             for key in keys:
                 cursor.execute(select, key)
                 found.extend(json.dumps(dict(zip(names, row, strict=True))) for row in cursor)
+            pipeline.store.not_whole_before(lake.row, current_lsn(source))
         return found
 
     return reread

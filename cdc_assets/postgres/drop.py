@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import SlotBusy, SourceMismatch
+from cdc_assets.errors import PreflightError, SlotBusy, SourceMismatch
 from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
@@ -64,8 +64,8 @@ def take_up_again(store: LogStore) -> bool:
 def drop_source(pipeline: Pipeline) -> Dropped:
     """Remove slot and publication. Done half, it is done by doing it again.
 
-    Raises SlotBusy when somebody keeps the slot, and psycopg.errors.InsufficientPrivilege for a
-    publication that somebody else owns.
+    Raises SlotBusy when somebody keeps the slot, and PreflightError, all else being done, with the
+    SQL for a publication that somebody else owns.
     """
     store, config = pipeline.store, pipeline.config
     store.connection.execute(
@@ -86,8 +86,19 @@ def drop_source(pipeline: Pipeline) -> Dropped:
         publication = None
         if publication_oid(source, config.publication) is not None:
             publication = config.publication
+        kept = []
         for name in (config.publication, inserts_publication(config.publication)):
-            source.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(name)))
+            statement = sql.SQL("drop publication if exists {}").format(sql.Identifier(name))
+            try:
+                source.execute(statement)
+            except psycopg.errors.InsufficientPrivilege:
+                kept.append(statement.as_string(source))
+        if kept:
+            raise PreflightError(
+                f"the slot {config.slot} is removed, so no WAL is kept any more; the publication"
+                f" {config.publication} is somebody else's.",
+                f"{'; '.join(kept)}; -- as its owner",
+            )
     return Dropped(slot, publication)
 
 

@@ -9,7 +9,7 @@ it goes into the publication of inserts, in any other mode it is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,16 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable, describe, heaps
-from cdc_assets.postgres.identity import children, remedy, sentence, troubles
+from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, troubles
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.partitions import sent_as_root, unlogged
 from cdc_assets.postgres.publications import (
     Publishing,
     inserts_publication,
     publication_oid,
     publish,
+    published_in_bulk,
     published_tables,
     refuse_partial_publication,
     sent_columns,
@@ -67,6 +69,7 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
     """
     found = describe(source, table)
     refuse_mode(found, config.table(table))
+    refuse_excluded_key(found, config.table(table))
     heaps(source, table, found.oid)
     for missing in missing_rights(source, found.oid):
         raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
@@ -75,8 +78,11 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
     mode = config.table(table).mode or "mirror"
     if (inherit := children(source, [found.oid])) and not config.table(table).only:
         raise inherited(table, inherit[found.oid])
-    inserts_only = follows and _without_identity(source, found, sent, mode)
+    inserts_only = follows and bool(without_identity(source, config, found, sent))
     if follows:
+        problem = sent_as_root(source, config, found) or unlogged(source, found)
+        if problem is not None:
+            raise problem
         name = config.publication
         refuse_partial_publication(
             source,
@@ -99,18 +105,25 @@ def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
     )
 
 
-def _without_identity(
-    source: Connection, found: SourceTable, sent: frozenset[str], mode: str
-) -> bool:
-    """Whether only its inserts can be published; raises TableProblem where that isn't meant."""
-    wrong = troubles(source, [found.oid], sent).get(found.oid)
+def without_identity(
+    source: Connection, config: SourceConfig, found: SourceTable, sent: Collection[str]
+) -> Sequence[Trouble]:
+    """Why only its inserts can be published, if so; raises TableProblem where that isn't meant."""
+    wrong = troubles(source, [found.oid], sent).get(found.oid, ())
     if not wrong:
-        return False
-    refused = any(trouble.refused for trouble in wrong)
-    if refused and mode == "append":
-        return True
-    way_out = f"{remedy(wrong)} {OR_INSERTS}" if refused else remedy(wrong)
-    raise TableProblem(found.id, sentence(found.id, wrong), way_out)
+        return ()
+    what, way_out = sentence(found.id, wrong), remedy(wrong)
+    if any(trouble.refused for trouble in wrong):
+        if config.table(found.id).mode != "append":
+            way_out = f"{way_out} {OR_INSERTS}"
+        elif not published_in_bulk(source, config.publication, found.oid):
+            return wrong
+        else:
+            what += (
+                f"; and the publication {config.publication} has it with all tables, or its"
+                " schema, so that it can't be withdrawn alone"
+            )
+    raise TableProblem(found.id, what, way_out)
 
 
 def refuse_mode(found: SourceTable, table: TableConfig) -> None:
@@ -127,6 +140,16 @@ def refuse_mode(found: SourceTable, table: TableConfig) -> None:
             found.id,
             "without a key no row can be marked as deleted",
             "Add a primary key, or choose mode append or mirror.",
+        )
+
+
+def refuse_excluded_key(found: SourceTable, table: TableConfig) -> None:
+    """Raise TableProblem if a column of its key shall stay in the source."""
+    if hidden := set(table.columns.exclude) & set(found.key_columns):
+        raise TableProblem(
+            found.id,
+            f"columns.exclude names a column of its key ({min(hidden)})",
+            "Keep the key: rows can't be told apart without it.",
         )
 
 
@@ -200,7 +223,7 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     # Made together before there is a slot, the stream can ask for both from its beginning on.
     if first or alone:
         try:
-            beside = publish(source, inserts, alone, inserts_only=True)
+            beside = publish(source, inserts, alone, beside=config.publication)
         except PreflightError as error:
             beside = Publishing(dict.fromkeys(alone, str(error)))
         refused |= beside.refused

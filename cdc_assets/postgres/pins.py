@@ -143,7 +143,10 @@ class Pins:
                 if row.state == "copying" and unread(self._store, row):
                     with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
                         self._keep(row)
-            if any(row.state == "waiting" for row in self._store.tables()):
+            # One that was taken out of the configuration waits for ever.
+            configured = {table.id for table in self._config.tables}
+            rows = self._store.tables()
+            if any(row.state == "waiting" and row.table in configured for row in rows):
                 with self._pipeline.connect_source("pins") as source:
                     self._pin_waiting(source)
             self._release()

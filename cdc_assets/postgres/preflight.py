@@ -19,7 +19,8 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.connect import pools_transactions
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.drop import dropped_since
-from cdc_assets.postgres.findings import Finding
+from cdc_assets.postgres.findings import Finding, Severity
+from cdc_assets.postgres.left_findings import left_findings
 from cdc_assets.postgres.publication_findings import publication_findings
 from cdc_assets.postgres.replication import FAILOVER_SLOTS, slot_status
 from cdc_assets.postgres.restart_record import Recorded, compare_slot
@@ -192,21 +193,28 @@ select 'the prepared transaction ' || quote_literal(gid),
 """
 
 
-def _before_a_slot(connection: Connection) -> Iterator[Finding]:
-    """What would keep a slot from being made, or from being read."""
+def _free_slots(
+    connection: Connection, needed: int, severity: Severity = "error"
+) -> Iterator[Finding]:
     free = _one(
         connection,
         "select current_setting('max_replication_slots')::int - count(*)"
         " from pg_catalog.pg_replication_slots",
     )
-    if free < 2:  # the slot itself, and a temporary one for a table that is added later
+    if free < needed:
         yield Finding(
             "slots_exhausted",
-            "error",
-            f"{free} replication slots are free; two are needed.",
+            severity,
+            f"{free} replication slots are free; {needed} needed: each pin of a table takes one"
+            " while it is made.",
             "alter system set max_replication_slots = 20; -- then restart the server; or drop slots"
             " that nobody needs",
         )
+
+
+def _before_a_slot(connection: Connection) -> Iterator[Finding]:
+    """What would keep a slot from being made, or from being read."""
+    yield from _free_slots(connection, 2)  # the slot, and a temporary one for what is added later
     old = {"old": LONG_TRANSACTION_SECONDS}
     rows = connection.execute(_LONG_TRANSACTIONS, old).fetchall()
     if not _one(connection, "select pg_has_role('pg_read_all_stats', 'usage')"):
@@ -216,7 +224,7 @@ def _before_a_slot(connection: Connection) -> Iterator[Finding]:
             "warning",
             f"the role {role} can't see for how long other roles' transactions have been running,"
             " which hold up the making of a slot.",
-            f'grant pg_read_all_stats to "{role}";',
+            f"grant pg_read_all_stats to {sql.Identifier(str(role)).as_string(connection)};",
         )
     if rows:
         listed = ", ".join(f"{who} for {seconds:.0f} s" for who, seconds in rows[:5])
@@ -291,6 +299,12 @@ def _objects(
     yield from publication_findings(connection, config)
     if not record:
         return
+    if slot is not None:
+        rows = () if store is None else store.tables()
+        pinned = {row.table for row in rows if row.state != "waiting"}
+        waits = any(table.id not in pinned for table in config.tables)
+        yield from _free_slots(connection, 1, "error" if waits else "warning")
+    yield from left_findings(connection, config, store)
     if store is not None:
         if (since := dropped_since(store)) is not None:
             yield Finding(

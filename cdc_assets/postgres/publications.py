@@ -37,7 +37,7 @@ def publication_oid(connection: Connection, publication: str) -> str | None:
 
 
 # What a publication has, by its own entries: pg_publication_tables would lock each table. Of a
-# partitioned table that is the root alone.
+# partitioned table that is sent by its root's name, that is the root alone.
 _PUBLISHED: LiteralString = """
 select c.oid::bigint, n.nspname::text, c.relname::text
   from (select r.prrelid as oid
@@ -46,7 +46,8 @@ select c.oid::bigint, n.nspname::text, c.relname::text
         union
         select c.oid from pg_catalog.pg_publication p, pg_catalog.pg_class c
          where p.pubname = %(name)s and p.puballtables and c.oid >= 16384
-           and c.relpersistence = 'p' and c.relkind in ('r', 'p') and not c.relispartition
+           and c.relpersistence = 'p' and c.relkind in ('r', 'p')
+           and not (c.relispartition and p.pubviaroot)
         {schemas}) t
   join pg_catalog.pg_class c on c.oid = t.oid
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -57,7 +58,8 @@ _BY_SCHEMA: LiteralString = """
           join pg_catalog.pg_publication_namespace s on s.pnpubid = p.oid
           join pg_catalog.pg_class c on c.relnamespace = s.pnnspid
          where p.pubname = %(name)s
-           and c.relpersistence = 'p' and c.relkind in ('r', 'p') and not c.relispartition
+           and c.relpersistence = 'p' and c.relkind in ('r', 'p')
+           and not (c.relispartition and p.pubviaroot)
 """
 
 
@@ -72,6 +74,21 @@ def published_tables(connection: Connection, publication: str) -> dict[TableId, 
     query = sql.SQL(_PUBLISHED).format(schemas=sql.SQL(_BY_SCHEMA if schemas else ""))
     rows = connection.execute(query, {"name": publication}).fetchall()
     return {TableId(schema, name): int(oid) for oid, schema, name in rows}
+
+
+def published_in_bulk(connection: Connection, publication: str, oid: int) -> bool:
+    """Whether it has the table with all others, or its schema: it can't be taken out alone."""
+    schemas = " or exists (select from pg_catalog.pg_publication_namespace s where"
+    schemas += " s.pnpubid = p.oid and s.pnnspid = c.relnamespace)"
+    query = "select p.puballtables" + (
+        schemas if connection.info.server_version >= COLUMN_LISTS else ""
+    )
+    row = connection.execute(
+        f"{query} from pg_catalog.pg_publication p, pg_catalog.pg_class c"
+        " where p.pubname = %s and c.oid = %s".encode(),
+        (publication, oid),
+    ).fetchone()
+    return bool(row and row[0])
 
 
 def sends_generated_columns(connection: Connection, publication: str) -> bool:
@@ -146,13 +163,13 @@ class PublishedShape:
             return Missing(
                 "publication_operations",
                 f"the publication {publication} doesn't publish every kind of change",
-                f"alter publication {name} set (publish = '{_operations(inserts_only)}').",
+                f"alter publication {name} set (publish = '{_operations(inserts_only)}');",
             )
         if kind == "p" and not self.via_root:
             return Missing(
                 "publication_via_partitions",
                 f"the publication {publication} sends changes as those of the partitions",
-                f"alter publication {name} set (publish_via_partition_root = true).",
+                f"alter publication {name} set (publish_via_partition_root = true);",
             )
         if self.row_filter or self.column_list:
             part = "a row filter" if self.row_filter else "a column list"
@@ -160,7 +177,8 @@ class PublishedShape:
                 "publication_row_filter" if self.row_filter else "publication_column_list",
                 f"the publication {publication} has {part} for it: what it leaves out would"
                 " silently be missing",
-                f"alter publication {name} drop table only {table}; it is added again as a whole.",
+                f"alter publication {name} drop table only {table};"
+                " -- it is added again as a whole",
             )
         return None
 
@@ -187,23 +205,24 @@ def publish(
     publication: str,
     tables: Iterable[TableId],
     *,
-    inserts_only: bool = False,
+    beside: str | None = None,
 ) -> Publishing:
     """Create the publication if it is missing, and add the tables that it lacks.
 
-    ``inserts_only``: it publishes neither UPDATE nor DELETE, so Postgres refuses none. Otherwise a
-    table is refused here if Postgres would refuse its changes. Raises PreflightError if the
-    publication is missing and can't be made.
+    ``beside``: it is the one of inserts beside that publication, and publishes neither UPDATE nor
+    DELETE, so Postgres refuses none. Otherwise a table is refused here if Postgres would refuse its
+    changes. Raises PreflightError if the publication is missing and can't be made.
     """
+    inserts_only = beside is not None
     present = published_tables(connection, publication)
     missing = sorted(set(tables) - (present or {}).keys())
     if present is None:
-        _create(connection, publication, missing, inserts_only=inserts_only)
+        _create(connection, publication, missing, beside=beside)
     if not missing:
         return Publishing({})
     try:
         _add(connection, publication, missing, inserts_only=inserts_only)
-    except (TableProblem, psycopg.errors.LockNotAvailable, *_REFUSALS):
+    except (TableProblem, *_IN_THE_WAY, *_REFUSALS):
         pass  # by one of them: each for itself, then
     else:
         return Publishing({})
@@ -211,7 +230,7 @@ def publish(
     for table in missing:
         try:
             _add(connection, publication, [table], inserts_only=inserts_only)
-        except psycopg.errors.LockNotAvailable:
+        except _IN_THE_WAY:
             busy.add(table)
         except TableProblem as problem:
             refused[table] = f"{problem.what}. {problem.remedy}"
@@ -229,9 +248,9 @@ def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]
     for table in tables:
         statement = _alteration(publication, "drop", [table])
         try:
-            with _briefly(connection):
+            with _briefly(connection, _LOCK_TIMEOUT):
                 connection.execute(statement)
-        except psycopg.errors.LockNotAvailable:
+        except _IN_THE_WAY:
             busy.add(table)
         except _REFUSALS as error:
             refused[table] = (
@@ -241,19 +260,29 @@ def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]
     return Publishing(refused, frozenset(busy))
 
 
-# What Postgres says of one table, or of the role's rights: another try changes nothing.
-_REFUSALS = (psycopg.ProgrammingError, psycopg.DataError)
+# What Postgres says of one table, of the role's rights, or of a publication of all tables, which
+# can't be altered table by table: another try changes nothing.
+_REFUSALS = (
+    psycopg.ProgrammingError,
+    psycopg.DataError,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+)
+_IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 # ALTER PUBLICATION waits for VACUUM and DDL of the table, and for the time that it waits, other DDL
-# waits behind it (nobody's reading or writing does).
-_LOCK_TIMEOUT = "1s"
+# waits behind it (nobody's reading or writing does). After a second of that (deadlock_timeout) the
+# server ends an autovacuum that is in the way, which else may take hours; so a little longer.
+_LOCK_TIMEOUT = "1500ms"
+# Somebody's DDL that waits for a table that we have locked, and has the one that we wait for, fails
+# by a deadlock after that second: who has many locked waits for much less.
+_LOCK_TIMEOUT_OF_MANY = "100ms"
 
 
 @contextmanager
-def _briefly(connection: Connection) -> Iterator[None]:
-    """A transaction that gives up (psycopg.errors.LockNotAvailable) rather than wait for a lock."""
+def _briefly(connection: Connection, lock_timeout: str) -> Iterator[None]:
+    """A transaction that gives up (one of _IN_THE_WAY) rather than wait for a lock."""
     with connection.transaction():
         connection.execute(
-            "select pg_catalog.set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,)
+            "select pg_catalog.set_config('lock_timeout', %s, true)", (lock_timeout,)
         )
         yield
 
@@ -262,14 +291,18 @@ def _operations(inserts_only: bool) -> str:
     return "insert, truncate" if inserts_only else "insert, update, delete, truncate"
 
 
-def creation(connection: Connection, publication: str, *, inserts_only: bool = False) -> str:
-    """The statement that makes the publication, without a table."""
-    generated = connection.info.server_version >= GENERATED_COLUMNS
+def creation(connection: Connection, publication: str, *, beside: str | None = None) -> str:
+    """The statement that makes the publication, without a table.
+
+    ``beside``: the one of inserts beside that publication. Both send the same columns of a table:
+    the server ends a stream that is told otherwise of one.
+    """
+    generated = sends_generated_columns(connection, beside or publication)
     return (
         sql.SQL("create publication {} with (publish = {}, publish_via_partition_root = true{})")
         .format(
             sql.Identifier(publication),
-            sql.Literal(_operations(inserts_only)),
+            sql.Literal(_operations(inserts_only=beside is not None)),
             sql.SQL(", publish_generated_columns = stored" if generated else ""),
         )
         .as_string(connection)
@@ -281,10 +314,15 @@ def addition(connection: Connection, publication: str, tables: Sequence[TableId]
     return _alteration(publication, "add", tables).as_string(connection)
 
 
+def removal(connection: Connection, publication: str, tables: Sequence[TableId]) -> str:
+    """The statement that takes tables out of the publication."""
+    return _alteration(publication, "drop", tables).as_string(connection)
+
+
 def _create(
-    connection: Connection, publication: str, tables: Sequence[TableId], *, inserts_only: bool
+    connection: Connection, publication: str, tables: Sequence[TableId], *, beside: str | None
 ) -> None:
-    statement = creation(connection, publication, inserts_only=inserts_only)
+    statement = creation(connection, publication, beside=beside)
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege as error:
@@ -304,7 +342,7 @@ def _add(
     ALTER PUBLICATION locks the table against being altered, and counts from its commit on: what is
     judged under that lock is what is published.
     """
-    with _briefly(connection):
+    with _briefly(connection, _LOCK_TIMEOUT if len(tables) == 1 else _LOCK_TIMEOUT_OF_MANY):
         connection.execute(_alteration(publication, "add", tables))
         if inserts_only:
             return

@@ -24,6 +24,7 @@ from cdc_assets.errors import SourceMismatch
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.partitions import sent_as
 from cdc_assets.postgres.publications import PublishedShape, inserts_publication
 from cdc_assets.postgres.replication import SlotStatus
 
@@ -117,11 +118,14 @@ class TableNow:
     """A followed table as the source has it now.
 
     ``oid``: of the table of that name; ``name_of_oid``: what the recorded oid is called now.
+    ``unlogged``: it, or a partition of it, that isn't in the WAL. ``sent_as``: the root as whose
+    part its changes are sent.
     """
 
     oid: int | None
     kind: str
-    logged: bool
+    unlogged: str | None
+    sent_as: str | None
     name_of_oid: str | None
     published: bool
     published_as: PublishedAs | None
@@ -353,11 +357,18 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
             " created again, or swapped",
             resync,
         )
-    elif not now.logged:
+    elif now.unlogged is not None:
         yield found(
             "table_unlogged",
-            "it is unlogged now: its changes aren't in the WAL",
-            f"alter table {row.table} set logged; then {resync}",
+            f"{now.unlogged} is unlogged now: its changes aren't in the WAL",
+            f"alter table {now.unlogged} set logged; -- then {resync}",
+        )
+    elif now.sent_as is not None:
+        yield found(
+            "table_under_root",
+            sent_as(now.sent_as),
+            f"Take {row.table} out of the configuration; or take {now.sent_as} out of it and of the"
+            f" publication, then {resync}",
         )
     elif not now.published:
         yield found(
@@ -373,7 +384,7 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
             resync,
         )
     elif missing := now.shape.missing(name, row.table, now.kind, inserts_only=row.inserts_only):
-        yield found(missing.code, missing.what, f"{missing.remedy.rstrip('.')}; then {resync}")
+        yield found(missing.code, missing.what, f"{missing.remedy} -- then {resync}")
     elif before is not None and now.published_as and before.was_put_back(now.published_as):
         yield found(
             "publication_altered",

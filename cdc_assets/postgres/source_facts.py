@@ -17,6 +17,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.partitions import UNLOGGED
 from cdc_assets.postgres.publications import COLUMN_LISTS, PublishedShape, inserts_publication
 from cdc_assets.postgres.replication import SlotStatus, slot_status, switch_point, system_identifier
 from cdc_assets.postgres.restart_record import (
@@ -101,7 +102,7 @@ publication as (
     select p.*, p.xmin::text as version from pg_catalog.pg_publication p
      where p.pubname = any(%(publications)s::text[]))
 select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
-       coalesce(c.relpersistence = 'p', true),
+       {unlogged}, above.root,
        (select format('%%I.%%I', o_n.nspname, o.relname) from pg_catalog.pg_class o
           join pg_catalog.pg_namespace o_n on o_n.oid = o.relnamespace where o.oid = w.old),
        present.entry is not null,
@@ -116,6 +117,15 @@ select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
   left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
   left join lateral ({of_c}) present on true
   left join lateral ({of_old}) former on true
+  left join lateral (
+       select format('%%I.%%I', a_n.nspname, a_c.relname) as root
+         from pg_catalog.pg_partition_ancestors(c.oid::regclass) a (relid)
+         join pg_catalog.pg_class a_c on a_c.oid = a.relid
+         join pg_catalog.pg_namespace a_n on a_n.oid = a_c.relnamespace,
+              pg_catalog.pg_publication p, lateral ({of_root}) e
+        where c.relispartition and a.relid <> c.oid
+          and p.pubname = any(%(both)s::text[]) and p.pubviaroot
+        limit 1) above on true
 """
 # A partition that isn't named itself is sent as its root, if anything is.
 _ENTRY: LiteralString = """
@@ -157,7 +167,10 @@ def look_at_tables(
     """
     lists = connection.info.server_version >= COLUMN_LISTS
     query = sql.SQL(_TABLES).format(
-        of_c=_entry("c.oid", lists=lists), of_old=_entry("w.old", lists=lists)
+        of_c=_entry("c.oid", lists=lists),
+        of_old=_entry("w.old", lists=lists),
+        of_root=_entry("a.relid", lists=lists),
+        unlogged=sql.SQL(UNLOGGED),
     )
     found = connection.execute(
         query,
@@ -170,16 +183,18 @@ def look_at_tables(
                 for row in rows
             ],
             "inserts_only": [row.inserts_only for row in rows],
+            "both": [publication, inserts_publication(publication)],
         },
     ).fetchall()
     tables = {}
-    for schema, name, oid, kind, logged, renamed, published, entry, *publication_now in found:
-        pub_oid, owner, version, *shape = publication_now
+    for schema, name, oid, kind, unlogged, root, renamed, published, entry, *rest in found:
+        pub_oid, owner, version, *shape = rest
         now = PublishedShape(*shape)
         tables[TableId(schema, name)] = TableNow(
             int(oid) if oid is not None else None,
             kind,
-            logged,
+            unlogged,
+            root,
             renamed,
             published,
             PublishedAs(entry, f"{pub_oid} {owner} {now.letters}", version) if entry else None,

@@ -14,15 +14,23 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.config_sections import TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.catalog import SourceTable, describe, heaps
-from cdc_assets.postgres.enrol import OR_INSERTS, inherited, refuse_mode
+from cdc_assets.postgres.enrol import (
+    inherited,
+    refuse_excluded_key,
+    refuse_mode,
+    without_identity,
+)
 from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.identity import children, remedy, sentence, troubles
-from cdc_assets.postgres.names import lake_column
+from cdc_assets.postgres.identity import children, remedy, sentence
+from cdc_assets.postgres.names import TableId, lake_column
+from cdc_assets.postgres.partitions import sent_as_root, unlogged
 from cdc_assets.postgres.publications import (
     addition,
+    creation,
     inserts_publication,
     published_tables,
     refuse_partial_publication,
+    removal,
     sent_columns,
 )
 from cdc_assets.postgres.rights import missing_rights
@@ -40,7 +48,7 @@ def table_findings(
     except TableProblem as problem:
         yield Finding("table_missing", "error", f"{problem.what}.", problem.remedy)
         return
-    identity = [*_identity(connection, table, found, sent)] if follows else []
+    identity = [*_identity(connection, config, table, found, sent)] if follows else []
     yield from identity
     try:
         refuse_mode(found, table)
@@ -54,30 +62,14 @@ def table_findings(
         yield Finding("table_inherited", "error", f"{why.what}.", why.remedy)
     if follows and not identity and found.replica_identity != "f":
         yield from _toast(connection, found, table)
-    unlogged, owner, role = connection.execute(
-        "select c.relpersistence <> 'p', pg_has_role(c.relowner, 'USAGE')"
-        " and not exists (select from pg_catalog.pg_publication p where p.pubname = %s"
-        " and not pg_has_role(p.pubowner, 'USAGE')), quote_ident(current_user)"
-        " from pg_catalog.pg_class c where c.oid = %s",
-        (publication, found.oid),
-    ).fetchone() or (False, True, "")
-    if unlogged and follows:
-        yield Finding(
-            "table_unlogged",
-            "error",
-            f"{table.name} is unlogged or temporary: its changes aren't in the WAL.",
-            f"alter table {table.name} set logged;",
-        )
+    if follows:
+        if (unsent := sent_as_root(connection, config, found)) is not None:
+            yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
+        if (unsent := unlogged(connection, found)) is not None:
+            yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
     yield from missing_rights(connection, found.oid)
-    present = published_tables(connection, publication)
-    if not owner and follows and present is not None and table.id not in present:
-        yield Finding(
-            "table_owner",
-            "error",
-            f"the role {role} can't publish {table.name}: it doesn't own the table, or the"
-            f" publication {publication}.",
-            f"{addition(connection, publication, [table.id])}; -- as an owner of both",
-        )
+    if follows:
+        yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
     try:
         heaps(connection, found.id, found.oid)
         if follows:
@@ -114,32 +106,67 @@ def table_findings(
             f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
             "Correct columns.exclude or columns.types.",
         )
-    if set(table.columns.exclude) & set(found.key_columns):
+    try:
+        refuse_excluded_key(found, table)
+    except TableProblem as problem:
+        yield Finding("key_excluded", "error", f"{problem.what}.", problem.remedy)
+
+
+def _publishable(
+    connection: Connection, config: SourceConfig, table: TableId, oid: int, *, inserts_only: bool
+) -> Iterator[Finding]:
+    """Whether this role can publish the table as what it is, if nobody has."""
+    name = inserts_publication(config.publication) if inserts_only else config.publication
+    present = published_tables(connection, name)
+    if present is None and not inserts_only:
+        return  # a finding of its own
+    needed, involved = list[str](), [name]
+    if present is None:
+        needed.append(creation(connection, name, beside=config.publication))
+    if present is None or table not in present:
+        needed.append(addition(connection, name, [table]))
+    if inserts_only and table in (published_tables(connection, config.publication) or {}):
+        needed.append(removal(connection, config.publication, [table]))
+        involved.append(config.publication)
+    able, role = connection.execute(
+        "select pg_has_role(c.relowner, 'USAGE')"
+        " and (%s or has_database_privilege(current_database(), 'CREATE'))"
+        " and not exists (select from pg_catalog.pg_publication p where p.pubname = any(%s)"
+        " and not pg_has_role(p.pubowner, 'USAGE')), quote_ident(current_user)"
+        " from pg_catalog.pg_class c where c.oid = %s",
+        (present is not None, involved, oid),
+    ).fetchone() or (True, "")
+    if needed and not able:
         yield Finding(
-            "key_excluded",
+            "table_owner",
             "error",
-            f"columns.exclude of {table.name} names a column of its key.",
-            "Keep the key: rows can't be told apart without it.",
+            f"the role {role} can't publish {table}: it doesn't own the table, or the publication"
+            f" {name}, or may make none.",
+            "; ".join(needed) + "; -- as an owner of the table and of the publication",
         )
 
 
 def _identity(
-    connection: Connection, table: TableConfig, found: SourceTable, sent: Collection[str]
+    connection: Connection,
+    config: SourceConfig,
+    table: TableConfig,
+    found: SourceTable,
+    sent: Collection[str],
 ) -> Iterator[Finding]:
     """Whether Postgres would let changes through once they are published."""
-    wrong = troubles(connection, [found.oid], sent).get(found.oid, ())
-    refused = any(trouble.refused for trouble in wrong)
-    said = f"{table.name}: {sentence(found.id, wrong)}"
-    if refused and table.mode == "append":
+    try:
+        wrong = without_identity(connection, config, found, sent)
+    except TableProblem as problem:
+        yield Finding("replica_identity", "error", f"{problem.what}.", problem.remedy)
+        return
+    if wrong:
         yield Finding(
             "inserts_only",
             "warning",
-            f"{said}. Only its inserts and truncates are published, and get into the lake.",
+            f"{table.name}: {sentence(found.id, wrong)}. Only its inserts and truncates are"
+            " published, and get into the lake.",
             f"{remedy(wrong)} -- if its other changes are wanted",
         )
-    elif wrong:
-        way_out = f"{remedy(wrong)} {OR_INSERTS}" if refused else remedy(wrong)
-        yield Finding("replica_identity", "error", f"{said}.", way_out)
     elif (
         found.kind == "p"
         and not connection.execute(
@@ -179,7 +206,7 @@ def _toast(connection: Connection, found: SourceTable, table: TableConfig) -> It
             if append
             else " they are completed from the lake's own row."
         ),
-        f"alter table {table.name} replica identity full; sends them all, at more WAL."
+        f"alter table {table.name} replica identity full; -- sends them all, at more WAL"
         if append
         else "",
     )

@@ -82,6 +82,32 @@ def _end_runs(told: threading.Event) -> None:
         deadline = time.monotonic() + ORDERLY_SECONDS
         for run in runs:
             run.join(max(0.0, deadline - time.monotonic()))
+    _end_left_tails()
+
+
+def _end_left_tails() -> None:
+    """End each ``tail`` of a step's output that has outlived its run.
+
+    Dagster starts two for a step, and forgets one that it is starting while it is interrupted. It
+    would run for ever, and keep open whatever the code server's own output is piped to.
+    """
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended while we looked, or isn't ours to look at
+            if _is_left_tail(process):
+                logger.info("ending a tail (pid %s) that was left by a run", process.pid)
+                process.terminate()
+
+
+def _is_left_tail(process: psutil.Process) -> bool:
+    command = process.cmdline()
+    if command[:4] != ["tail", "-F", "-c", "+0"] or "/compute_logs/" not in command[-1]:
+        return False
+    home = "DAGSTER_HOME"
+    if process.environ().get(home) != os.environ.get(home):  # another platform's
+        return False
+    parent = process.parent()
+    # Init, or whoever else adopts orphans: a run is a Python process, and none of this server's.
+    return parent is None or parent.pid in {1, os.getpid()} or "python" not in parent.name()
 
 
 def end_with_owner() -> None:

@@ -14,20 +14,42 @@ from itertools import groupby
 
 import dagster as dg
 from dagster._core.definitions.freshness import FreshnessState
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.asset_check_execution_record import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+)
 
-from cdc_assets.alerts.conditions import conditions
-from cdc_assets.alerts.facts import FailedCheck, FailedRun, Stale, facts, unreachable
+from cdc_assets.alerts.conditions import conditions, unknown
+from cdc_assets.alerts.facts import (
+    FailedCheck,
+    FailedRun,
+    Stale,
+    Unchecked,
+    facts,
+    unreachable,
+)
 from cdc_assets.alerts.memory import Memory, due, observe
 from cdc_assets.alerts.sinks import deliver
-from cdc_assets.assets.names import SOURCE_TAG, TABLE_TAG, WORK_TAG, TableAssets, all_tables
-from cdc_assets.checks import lag, values
+from cdc_assets.assets.names import (
+    TABLE_TAG,
+    WORK_TAG,
+    WORKS,
+    TableAssets,
+    all_tables,
+    run_tags,
+)
+from cdc_assets.checks import lag, sample, values
 from cdc_assets.config import SourceConfig
-from cdc_assets.sensors.sessions import NOT_REACHABLE, session
+from cdc_assets.sensors.sessions import session
+from cdc_assets.status import SourceStatus
 
 TICK_SECONDS = 15
-# Enough to find the last two runs of every kind and table between two ticks.
+# Of a kind: enough for the last runs of each table that is copied.
 _RUNS = 200
+_EVALUATED = {
+    AssetCheckExecutionRecordStatus.SUCCEEDED,
+    AssetCheckExecutionRecordStatus.FAILED,
+}
 _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 
@@ -46,16 +68,21 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
         try:
             with session(config, "alerts sensor") as pipeline:
                 found = facts(pipeline)
-        except NOT_REACHABLE as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
             found = unreachable(config, error)
+        keys = _checks(context, tables)
+        known = evaluations(context.instance, keys)
         found = replace(
             found,
             stale=stale(context.instance, tables),
             failed_runs=failed_runs(context.instance, config),
-            failed_checks=failed_checks(context.instance, _checks(context, tables)),
+            failed_checks=failed_checks(known),
+            unchecked=unchecked(known, _due(config, keys, found.status)),
         )
         wrong = conditions(found, config)
-        memory = observe(Memory.load(context.cursor), wrong, found.now)
+        memory = observe(
+            Memory.load(context.cursor), wrong, found.now, lambda key: unknown(key, found)
+        )
         memory, notices = due(memory, config.alerts, found.now)
         memory, problems = deliver(config, memory)
         context.update_cursor(memory.dump())
@@ -98,9 +125,13 @@ def failed_runs(instance: dg.DagsterInstance, config: SourceConfig) -> tuple[Fai
 
     Only what sensors and schedules ask for: who starts a run by hand looks at it.
     """
-    records = instance.get_run_records(
-        dg.RunsFilter(tags={SOURCE_TAG: config.name}, statuses=_FINISHED), limit=_RUNS
-    )
+    records = [
+        record
+        for work in WORKS
+        for record in instance.get_run_records(
+            dg.RunsFilter(tags=run_tags(config, work), statuses=_FINISHED), limit=_RUNS
+        )
+    ]
 
     def name(record: dg.RunRecord) -> str:
         tags: Mapping[str, str] = record.dagster_run.tags
@@ -122,15 +153,28 @@ def failed_runs(instance: dg.DagsterInstance, config: SourceConfig) -> tuple[Fai
     return tuple(found)
 
 
-def failed_checks(
+def evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
+) -> dict[dg.AssetCheckKey, AssetCheckExecutionRecord]:
+    """The last evaluation of each check that has one; a run that is planned, or died, is none."""
+    storage, found = instance.event_log_storage, {}
+    last = storage.get_latest_asset_check_execution_by_key(list(keys)) if keys else {}
+    for key, newest in last.items():
+        record: AssetCheckExecutionRecord | None = newest
+        if newest.status not in _EVALUATED:
+            before = storage.get_asset_check_execution_history(key, limit=1, status=_EVALUATED)
+            record = next(iter(before), None)
+        if record is not None and record.evaluation is not None:
+            found[key] = record
+    return found
+
+
+def failed_checks(
+    known: Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord],
 ) -> tuple[FailedCheck, ...]:
-    """The checks among ``keys`` whose last evaluation failed."""
-    if not keys:
-        return ()
-    last = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+    """The checks whose last evaluation failed."""
     found = []
-    for key, record in last.items():
+    for key, record in known.items():
         evaluation = record.evaluation
         if record.status != AssetCheckExecutionRecordStatus.FAILED or evaluation is None:
             continue
@@ -144,6 +188,34 @@ def failed_checks(
                 values.REMEDY if key.name == values.NAME else None,
             )
         )
+    return tuple(found)
+
+
+def _due(
+    config: SourceConfig, keys: Sequence[dg.AssetCheckKey], status: SourceStatus | None
+) -> list[dg.AssetCheckKey]:
+    """The checks that have to be run again and again: of tables that stream."""
+    states = {table.name: table.state for table in status.tables} if status is not None else {}
+    streaming = {n.lake for n in all_tables(config) if states.get(str(n.table)) == "streaming"}
+    return [
+        key
+        for key in keys
+        if key.asset_key in streaming and (key.name != sample.NAME or config.verify.every)
+    ]
+
+
+def unchecked(
+    known: Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord], keys: Sequence[dg.AssetCheckKey]
+) -> tuple[Unchecked, ...]:
+    """By check, how many tables were last checked when, the oldest; and how many never were."""
+    found = []
+    for name in sorted({key.name for key in keys}):
+        mine = [key for key in keys if key.name == name]
+        at = [known[key].create_timestamp for key in mine if key in known]
+        if at:
+            found.append(Unchecked(name, len(at), datetime.fromtimestamp(min(at), UTC)))
+        if len(at) < len(mine):
+            found.append(Unchecked(name, len(mine) - len(at), None))
     return tuple(found)
 
 

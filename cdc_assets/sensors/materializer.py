@@ -17,7 +17,7 @@ from typing import Any
 
 import dagster as dg
 
-from cdc_assets.assets.lake import RELIEF_SECONDS, report_seconds
+from cdc_assets.assets.lake import RELIEF_SECONDS, heartbeat_seconds
 from cdc_assets.assets.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
 from cdc_assets.assets.names import TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
@@ -95,7 +95,7 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
         and not look.status.pending_rows
         and not look.status.altered
         and look.reported_seconds is not None
-        and look.reported_seconds >= report_seconds(look.names.config.table(look.names.table))
+        and look.reported_seconds >= heartbeat_seconds(look.names.config.table(look.names.table))
     ]
     run = tuple(look.names for look in able) if wanted and not active else ()
     return Decision(run, tuple(quiet))

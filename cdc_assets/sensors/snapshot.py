@@ -17,6 +17,8 @@ from cdc_assets.assets.metadata import chunk_metadata
 from cdc_assets.assets.names import TABLE_TAG, TableAssets, all_tables, run_tags
 from cdc_assets.config import SourceConfig
 from cdc_assets.log.progress import ChunkProgress, chunks
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 from cdc_assets.sensors.runs import active_runs, past_runs, wait_seconds
 from cdc_assets.sensors.sessions import (
     EVERY_LOOK_SECONDS,
@@ -32,6 +34,9 @@ _RANGE_START, _RANGE_END = (
 )
 # Some 44 ms an event on SQLite: a tick stays below its 2 seconds.
 MARKS_A_TICK = 20
+# By source and table, the copy that is over and known to Dagster in full (its snapshot's LSN): with
+# hundreds of tables it can't be asked of each at every tick. A new code server asks once more.
+_settled: dict[tuple[str, TableId], Lsn | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Copy:
     marked: frozenset[str]
     active: bool
     wait_seconds: float
+    snapshot_lsn: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,9 @@ class Decision:
     delete: tuple[str, ...]
     mark: tuple[ChunkProgress, ...]
     run: tuple[str, str] | None
+
+
+NOTHING = Decision((), (), (), None)
 
 
 def decide(copy: Copy, *, may_run: bool) -> Decision:
@@ -106,32 +115,41 @@ def _look(
         runs = active_runs(instance, pipeline.store, run_tags(config, "snapshot"))
         rows = {row.table: row for row in pipeline.store.tables()}
         plans = [
-            (names, row.state, tuple(chunks(pipeline.store, names.table, row.epoch)))
+            (names, row, tuple(chunks(pipeline.store, names.table, row.epoch)))
             for names in tables
             if (row := rows.get(names.table)) is not None
             and row.state in ("copying", "streaming", "copied")
+            and (row.state == "copying" or not _is_settled(names, row.snapshot_lsn))
         ]
     active = {run.tags.get(TABLE_TAG) for run in runs}
     copies = []
-    for names, state, plan in plans:
+    for names, row, plan in plans:
         known = frozenset(instance.get_dynamic_partitions(names.partitions_name))
         past = past_runs(instance, run_tags(config, "snapshot", names.table))
         copies.append(
             Copy(
                 names,
-                state,
+                row.state,
                 plan,
                 known,
                 frozenset(instance.get_materialized_partitions(names.snapshot)),
                 str(names.table) in active,
                 wait_seconds(past, now),
+                row.snapshot_lsn,
             )
         )
     return copies
 
 
+def _is_settled(names: TableAssets, snapshot_lsn: Lsn | None) -> bool:
+    key = names.config.name, names.table
+    return key in _settled and _settled[key] == snapshot_lsn
+
+
 def _result(config: SourceConfig, copies: Sequence[Copy]) -> dg.SensorResult | dg.SkipReason:
-    if not copies:
+    pinned = {copy.names.table for copy in copies}
+    pinned |= {table for source, table in _settled if source == config.name}
+    if not pinned:
         return dg.SkipReason(
             "Waiting for the flusher to pin the tables: nothing can be copied before that."
         )
@@ -142,6 +160,8 @@ def _result(config: SourceConfig, copies: Sequence[Copy]) -> dg.SensorResult | d
     events: list[dg.AssetMaterialization] = []
     for copy in copies:
         names, decision = copy.names, decide(copy, may_run=places > 0)
+        if copy.state != "copying" and decision == NOTHING and not copy.active:
+            _settled[config.name, names.table] = copy.snapshot_lsn
         if decision.delete:
             partitions.append(names.partitions.build_delete_request(list(decision.delete)))
         if decision.add:
@@ -158,7 +178,7 @@ def _result(config: SourceConfig, copies: Sequence[Copy]) -> dg.SensorResult | d
             requests.append(_request(config, names, decision.run))
     return dg.SensorResult(
         run_requests=requests,
-        skip_reason=None if requests else _sentence(copies),
+        skip_reason=None if requests else _sentence(copies, len(pinned)),
         dynamic_partitions_requests=partitions,
         asset_events=events,
     )
@@ -175,10 +195,10 @@ def _request(config: SourceConfig, names: TableAssets, run: tuple[str, str]) -> 
     )
 
 
-def _sentence(copies: Sequence[Copy]) -> str:
+def _sentence(copies: Sequence[Copy], pinned: int) -> str:
     copying = [copy for copy in copies if copy.state == "copying"]
     if not copying:
-        return f"All {len(copies)} pinned tables are copied."
+        return f"All {pinned} pinned tables are copied."
     parts = []
     for copy in copying:
         landed = sum(chunk.state == "landed" for chunk in copy.plan)

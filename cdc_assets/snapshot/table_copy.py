@@ -159,7 +159,7 @@ class TableCopy:
                 try:
                     describe(source, self.table)
                 except TableProblem as problem:
-                    self._store.park(self.table, str(problem))
+                    self._store.park(self.table, str(problem), self._row.epoch)
                     raise
             restart_copy(self._store, self._row, of_pin=self.pin)
             raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")

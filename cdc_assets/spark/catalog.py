@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -197,6 +198,22 @@ def open_catalog(config: SourceConfig) -> Catalog:
             schema or "",
             tuple(sorted(pyiceberg_properties(config).items())),
         )
+
+
+def forgetting(config: SourceConfig, table: str) -> str:
+    """How a person has the catalog forget a table whose files are gone."""
+    if config.lake.catalog.type != "sql":
+        return f"drop {config.namespace}.{table} in the catalog, without purging it"
+    where = sql.Identifier(catalog_place.TABLES[0])
+    if (schema := catalog_schema(config)) is not None:
+        where = sql.Identifier(schema, catalog_place.TABLES[0])
+    return (
+        sql.SQL(
+            "delete from {} where catalog_name = {} and table_namespace = {} and table_name = {}"
+        )
+        .format(where, CATALOG, config.namespace, table)
+        .as_string(None)
+    )
 
 
 @contextmanager

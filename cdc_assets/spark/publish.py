@@ -17,11 +17,13 @@ and only a marked one is published.
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -34,6 +36,7 @@ from cdc_assets.spark.tables import LakeState, LakeTable
 logger = logging.getLogger(__name__)
 
 PREFIX = "cdc_"
+_OURS = re.compile(PREFIX + "[0-9a-f]{32}")
 # The mark: how long the branch may be kept. Long enough for any merge; it is of no other use.
 _MARK_DAYS = 3_650
 # What Iceberg says if somebody else's commit came first.
@@ -50,7 +53,7 @@ def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Itera
     """
     drop_abandoned(session, lake)
     branch = f"{PREFIX}{uuid.uuid4().hex}"
-    _patiently(
+    patiently(
         session,
         f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
         f" retain {_MARK_DAYS} days",
@@ -61,7 +64,7 @@ def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Itera
     if made is None or made.max_ref_age_ms is None or made.snapshot_id == state.snapshot_id:
         raise _fenced(lake)
     try:
-        _patiently(
+        patiently(
             session,
             f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{branch}')",
         )
@@ -73,7 +76,7 @@ def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Itera
         if now != made.snapshot_id:
             raise _fenced(lake) from error
     try:
-        _patiently(session, f"alter table {lake.sql_name} drop branch {branch}")
+        patiently(session, f"alter table {lake.sql_name} drop branch {branch}")
     except PySparkException as error:  # it is published: the next writer drops the branch
         logger.warning("%s: branch %s stays: %s", lake.row.table, branch, first_line(error))
 
@@ -106,8 +109,8 @@ def name_cursor(session: SparkSession, lake: LakeTable, state: LakeState, cursor
         append(session, lake, state, branch, cursor)
 
 
-def _patiently(session: SparkSession, statement: str) -> None:
-    """Carry out a statement on a branch, which fails if anybody commits at that moment.
+def patiently(session: SparkSession, statement: str) -> None:
+    """Carry out a statement on a branch or a tag, which fails if anybody commits at that moment.
 
     Expiry may, and whoever sets a property, whatever lock is held. Iceberg tries all other changes
     of a table again by itself; this one changed nothing.
@@ -135,6 +138,10 @@ def drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
     loaded = lake.load()
     if loaded is None:
         return
-    for name in loaded.metadata.refs:
-        if name.startswith(PREFIX):
-            _patiently(session, f"alter table {lake.sql_name} drop branch if exists {name}")
+    for name in writers_branches(loaded):
+        patiently(session, f"alter table {lake.sql_name} drop branch if exists {name}")
+
+
+def writers_branches(loaded: Table) -> list[str]:
+    """The branches that writers made; any other branch or tag is somebody else's."""
+    return [name for name in loaded.metadata.refs if _OURS.fullmatch(name)]

@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.progress import chunks
 from cdc_assets.log.store import Cursor, LogEntry, LogStore
+from cdc_assets.log.tables import TableRow
 from cdc_assets.spark.publish import append, published
 from cdc_assets.spark.tables import LakeState, LakeTable, lake_state, listed
 
 # The copy that a table began with which had nothing to be copied.
 BEGUN = "cdc.begun"
+_BEGINNING = " beginning"
 
 
 def park(store: LogStore, lake: LakeTable, what: str) -> NoReturn:
@@ -33,12 +36,15 @@ def park(store: LogStore, lake: LakeTable, what: str) -> NoReturn:
 
 def is_begun(store: LogStore, lake: LakeTable) -> bool:
     """Whether the lake table was made. Raises TableProblem if it was, and is gone."""
-    row, loaded = lake.row, lake.load()
-    state = lake_state(loaded)
+    return _is_begun(store, lake, lake.load())
+
+
+def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
+    row, state = lake.row, lake_state(loaded)
     if state.epoch == row.epoch:
         return True
     copies = lake.config.snapshot.mode != "never"
-    if copies and chunks(store, row.table, row.epoch):
+    if (copies and chunks(store, row.table, row.epoch)) or _was_applied(store, row):
         if loaded is None:
             raise TableProblem(
                 row.table,
@@ -52,22 +58,39 @@ def is_begun(store: LogStore, lake: LakeTable) -> bool:
     return older or loaded.properties.get(BEGUN) == str(row.epoch)
 
 
+def _was_applied(store: LogStore, row: TableRow) -> bool:
+    """Whether the log was applied to this copy before, by what is remembered of it.
+
+    What was applied is removed from the log: without the table it can't be begun once more.
+    """
+    known, since = store.cursor(row.table), row.snapshot_lsn
+    return known is not None and since is not None and known.applied_lsn >= since
+
+
 def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
     """Make a table of which there is nothing to copy, and name its first cursor, once.
 
     In mode ``never`` it keeps the rows that it has; a table without a heap is empty.
     """
-    if is_begun(store, lake):
-        return
-    lake.create(session)
-    # Before the cursor: one that is lost later isn't named a second time.
-    mark = listed({BEGUN: str(lake.row.epoch)})
-    session.sql(f"alter table {lake.sql_name} set tblproperties ({mark})")
-    state = replace(lake.state(), foreign=None)
-    with published(session, lake, state) as branch:
-        if lake.config.snapshot.mode != "never" and lake.has_rows(state):
-            session.sql(f"delete from {branch}")
-        append(session, lake, state, branch, store.first_cursor(lake.row))
+    loaded, begun = lake.load(), str(lake.row.epoch)
+    marked = loaded is not None and loaded.properties.get(BEGUN) == begun + _BEGINNING
+    if not _is_begun(store, lake, loaded):
+        lake.create(session)
+        if not marked:
+            _mark(session, lake, begun + _BEGINNING)
+            marked = True
+        state = replace(lake.state(), foreign=None)
+        with published(session, lake, state) as branch:
+            if lake.config.snapshot.mode != "never" and lake.has_rows(state):
+                session.sql(f"delete from {branch}")
+            append(session, lake, state, branch, store.first_cursor(lake.row))
+    if marked:
+        # From here on a cursor that isn't there was lost: it isn't named a second time.
+        _mark(session, lake, begun)
+
+
+def _mark(session: SparkSession, lake: LakeTable, begun: str) -> None:
+    session.sql(f"alter table {lake.sql_name} set tblproperties ({listed({BEGUN: begun})})")
 
 
 def standing(

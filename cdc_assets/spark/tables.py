@@ -18,12 +18,13 @@ from pyspark.sql import SparkSession
 from cdc_assets import layout
 from cdc_assets.config import SourceConfig
 from cdc_assets.config_sections import EXTRA_COLUMNS, TableConfig
+from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.log.store import Cursor
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.names import lake_column, safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
-from cdc_assets.spark.catalog import CATALOG, open_catalog
+from cdc_assets.spark.catalog import CATALOG, forgetting, open_catalog
 from cdc_assets.spark.columns import PROPERTY, TableColumns
 from cdc_assets.spark.lineage import count, cursor_properties, may_have_rows, position, said
 
@@ -209,7 +210,8 @@ class LakeTable:
 
     def clauses(self, partition_by: Sequence[str], properties: Mapping[str, str]) -> str:
         """What follows the columns in CREATE TABLE."""
-        parts = f" partitioned by ({', '.join(partition_by)})" if partition_by else ""
+        fields = ", ".join(layout.parse_part(text).sql for text in partition_by)
+        parts = f" partitioned by ({fields})" if fields else ""
         place = f" location {quoted(self.location)}" if self.location is not None else ""
         return f"using iceberg{parts}{place} tblproperties ({listed(properties)})"
 
@@ -251,11 +253,22 @@ class LakeTable:
         )
 
     def load(self) -> Table | None:
-        """The table through pyiceberg, None if it doesn't exist."""
+        """The table through pyiceberg, None if it doesn't exist.
+
+        Raises TableProblem if the catalog leads to a metadata file that isn't there.
+        """
         try:
             return open_catalog(self.config).load_table(self.identifier)
         except NoSuchTableError:
             return None
+        except FileNotFoundError as error:
+            raise TableProblem(
+                self.row.table,
+                f"the catalog leads its lake table {self.sql_name} to a file that isn't there (it"
+                f" was restored from a backup, or somebody removed the file): {first_line(error)}",
+                f"See that the warehouse can be reached. If the file is gone for good:"
+                f" {forgetting(self.config, self.name)}; then cdc-assets resync '{self.row.table}'",
+            ) from error
 
     def state(self) -> LakeState:
         """Read copy, landed chunks and cursor from the ancestors of the current snapshot."""

@@ -15,29 +15,30 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-import psycopg
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.foreign_errors import explained
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.verified import remember_compared, remember_missed
 from cdc_assets.materializer.drain import Look, drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import create_slot, current_lsn, export_snapshot
+from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.spark.publish import patiently
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.verify.balance import balance
 from cdc_assets.verify.others import other_columns
-from cdc_assets.verify.point import offset_of, passed
+from cdc_assets.verify.point import READ_AGAIN, moment, offset_of, passed, whole_at
 from cdc_assets.verify.rows import Shape, as_of, comparable, lake_side, shapes, source_side
 from cdc_assets.verify.source import LOST, REWRITTEN, count_source, read_source
 
@@ -129,14 +130,17 @@ def _verified(
             if rounds:
                 continue
             done = Comparison(table, None, problem=str(again))
-        except (CdcError, psycopg.errors.LockNotAvailable) as problem:
-            done = Comparison(table, None, problem=first_line(problem))
+        except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
+            said = first_line(explained(problem, pipeline.config))
+            done = Comparison(table, None, problem=said)
         break
     done = replace(done, seconds=time.monotonic() - began)
     if done.problem is not None:
         done = replace(done, since=remember_missed(pipeline.store, table))
     else:
-        remember_compared(pipeline.store, table)
+        row = pipeline.store.copy_state(table)
+        epoch = row.epoch if row is not None and done.differing else None
+        remember_compared(pipeline.store, table, differs=epoch)
     on_progress(
         f"{table}: {done.source_rows:,} rows, {done.differing:,} differ"
         f" ({done.seconds:.1f} s) {done.problem or ''}".rstrip()
@@ -160,26 +164,21 @@ def _compare(
     before = shapes(pipeline, [table])[table]
     follows = pipeline.config.snapshot.mode != "snapshot_only"
     with ExitStack() as cleanup:
-        name = f"{pipeline.config.slot[:48]}_verify_{uuid.uuid4().hex[:8]}"
-        slot = (
-            create_slot(pipeline.source_dsn, name, temporary=True)
-            if follows
-            else export_snapshot(pipeline.source_dsn)
-        )
-        cleanup.callback(slot.connection.finish)
-        point = slot.consistent_point
-        if follows:
-            lake, snapshot_id = _applied(pipeline, session, table, before, point, offset, flush_to)
-        else:
-            lake = comparable(pipeline, table)
-            snapshot_id = lake.state().snapshot_id
-        beside = as_of(session, lake, snapshot_id)
-        on_progress(f"{table}: comparing at {point}")
-        texts = read_source(pipeline, session, beside, slot.snapshot_name).persist()
-        cleanup.callback(texts.unpersist)
-        read = texts.count()
-        counted = count_source(pipeline, beside, slot.snapshot_name)
-        slot.connection.finish()  # the source keeps nothing for us any longer
+        with moment(pipeline, "verify") as (point, snapshot_name):
+            if follows:
+                lake, snapshot_id = _applied(
+                    pipeline, session, table, before, point, offset, flush_to
+                )
+            else:
+                lake = comparable(pipeline, table)
+                snapshot_id = lake.state().snapshot_id
+            cleanup.enter_context(_kept(session, lake, snapshot_id))
+            beside = as_of(session, lake, snapshot_id)
+            on_progress(f"{table}: comparing at {point}")
+            texts = read_source(pipeline, session, beside, snapshot_name).persist()
+            cleanup.callback(texts.unpersist)
+            read, lost = counted_texts(texts, beside.lake)
+            counted = count_source(pipeline, beside, snapshot_name)
         if shapes(pipeline, [table])[table] != before:
             # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
             raise _Again(table, REWRITTEN)
@@ -196,7 +195,7 @@ def _compare(
             found.differing,
             found.keys,
             columns=found.columns,
-            lost=lost_values(texts, lake),
+            lost=lost,
             others=other_columns(beside),
         )
 
@@ -218,7 +217,27 @@ def _applied(
         flush_to(point)
         drain(pipeline, session, table, below=point, look=Look(before.told, point))
         lake = comparable(pipeline, table)
+        if not whole_at(pipeline, table, point):
+            raise _Again(table, READ_AGAIN)
         return lake, lake.state().snapshot_id
+
+
+@contextmanager
+def _kept(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Iterator[None]:
+    """Have expiry leave the snapshot alone: a large table is read for longer than those stay."""
+    if snapshot_id is None:
+        yield
+        return
+    tag = f"verify_{uuid.uuid4().hex[:8]}"
+    patiently(
+        session,
+        f"alter table {lake.sql_name} create tag {tag} as of version {snapshot_id} retain 7 days",
+    )
+    try:
+        yield
+    finally:
+        with suppress(PySparkException):  # expiry removes it then
+            patiently(session, f"alter table {lake.sql_name} drop tag if exists {tag}")
 
 
 @contextmanager
@@ -231,10 +250,12 @@ def _writing(store: LogStore, table: TableId) -> Iterator[None]:
         store.unlock(lock)
 
 
-def lost_values(texts: DataFrame, lake: LakeTable) -> dict[str, int]:
-    """By column, how many of the values that were read have no form in the lake."""
-    numbers = texts.where(F.col(LOST).isNotNull()).select(F.explode(F.split(LOST, ",")).alias("n"))
-    counted = Counter({row.n: row["count"] for row in numbers.groupBy("n").count().collect()})
-    return {
-        c.name: counted[str(c.source.number)] for c in lake.columns if counted[str(c.source.number)]
-    }
+def counted_texts(texts: DataFrame, lake: LakeTable) -> tuple[int, dict[str, int]]:
+    """The rows that were read and, by column, how many values have no form in the lake."""
+    numbers = F.split(F.col(LOST), ",")
+    counted = texts.agg(
+        F.count(F.lit(1)),
+        *(F.count_if(F.array_contains(numbers, str(c.source.number))) for c in lake.columns),
+    ).collect()[0]
+    lost = {c.name: counted[number] for number, c in enumerate(lake.columns, 1) if counted[number]}
+    return counted[0], lost

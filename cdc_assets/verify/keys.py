@@ -11,16 +11,17 @@ merge, no lock, and about a second, however large the table is. Where all files 
 (random ones, in a large table) a budget doesn't reach for every pair; a pass then takes some at
 random, and says how many of how many.
 
-A pass that finds duplicates doesn't move on, so that the next one finds them again.
+A pass that finds duplicates doesn't move on, and the next one reads the same files, so that it
+finds them again.
 """
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from typing import Any
 
 import pyarrow as pa
@@ -135,7 +136,7 @@ def look(
         done = replace(done, round_ended=now) if ended else done
     elif seen.round_ended is None and not done.behind:
         done = replace(done, round_ended=now)  # all files were new, and each was looked at
-    found = _count(table, schema, [*looked, *turned], files, budget)
+    found = _count(table, schema, [*looked, *turned], files, budget, by=repr(seen))
     total, behind = sum(file.rows for file in files), done.round or new
     share = sum(file.rows for file in files if file.place <= behind) / max(1, total)
     return KeysLooked(
@@ -174,9 +175,18 @@ class _Counted:
 
 
 def _count(
-    table: Table, schema: Schema, probes: Sequence[_File], files: Sequence[_File], budget: int
+    table: Table,
+    schema: Schema,
+    probes: Sequence[_File],
+    files: Sequence[_File],
+    budget: int,
+    *,
+    by: str,
 ) -> _Counted:
-    """Count the keys of ``probes`` that stand more than once in ``files``."""
+    """Count the keys of ``probes`` that stand more than once in ``files``.
+
+    Where the budget isn't enough for all of these, ``by`` decides at random which are read.
+    """
     if not probes:
         return _Counted()
     names = [field.name for field in schema.fields]
@@ -188,7 +198,7 @@ def _count(
     left = budget - len(mine)
     met = others
     if sum(file.rows for file in others) > left:
-        random.shuffle(others)
+        others.sort(key=lambda file: blake2b(f"{by} {file.place}".encode()).digest())
         met = _take(others, left)
     parts, read = [mine], len(mine)
     for file in met:  # one at a time: what isn't a probed key is let go

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,9 +27,11 @@ from cdc_assets.materializer.workers import workers
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.tables import LakeState, LakeTable
-from cdc_assets.verify.canonical import comparable_text
-from cdc_assets.verify.rows import Beside, comparable
+from cdc_assets.postgres.pins import under
+from cdc_assets.postgres.replication import create_slot, export_snapshot
+from cdc_assets.spark.tables import LakeColumn, LakeState, LakeTable
+from cdc_assets.verify.canonical import comparable_text, lake_text
+from cdc_assets.verify.rows import Beside, comparable, loses
 
 _LOOK_SECONDS = 0.2
 # Changes between the two snapshots, of which only the keys are kept.
@@ -35,10 +39,39 @@ _MOST_MOVED = 200_000
 
 Texts = tuple[str | None, ...]
 
+READ_AGAIN = "rows that only the source has whole were read from it meanwhile"
+
+
+@contextmanager
+def moment(
+    pipeline: Pipeline, purpose: str, patience_seconds: int | None = None
+) -> Iterator[tuple[Lsn, str]]:
+    """A point of the source, and while it lasts the name of a snapshot of what is below.
+
+    A session holds the snapshot: the slot that it comes from would keep all WAL that is written
+    meanwhile. Where nothing is streamed there is no slot, and nothing relies on the point.
+    """
+    if pipeline.config.snapshot.mode == "snapshot_only":
+        made = export_snapshot(pipeline.source_dsn)
+    else:
+        name = f"{pipeline.config.slot[:48]}_{purpose}_{uuid.uuid4().hex[:8]}"
+        made = create_slot(
+            pipeline.source_dsn, name, temporary=True, patience_seconds=patience_seconds
+        )
+    with ExitStack() as stack:
+        stack.callback(made.connection.finish)
+        source = stack.enter_context(pipeline.connect_source(purpose))
+        stack.enter_context(under(source, made.snapshot_name))
+        made.connection.finish()
+        held = source.execute("select pg_export_snapshot()").fetchone()
+        assert held is not None  # a function's result
+        yield made.consistent_point, str(held[0])
+
 
 def await_log(pipeline: Pipeline, table: TableId, point: Lsn, seconds: float) -> None:
     """Wait until everything that committed below ``point`` is registered."""
     deadline = time.monotonic() + seconds
+    pipeline.store.await_flushed(point)
     while (flushed := pipeline.store.flushed_lsn()) is None or flushed < point:
         if time.monotonic() > deadline:
             raise TableProblem(
@@ -67,6 +100,15 @@ def await_lake(
         if not any(known.alive and table in known.tables for known in workers(pipeline.store)):
             drain(pipeline, session, table, until_offset=pipeline.store.log_end(table))
         time.sleep(_LOOK_SECONDS)
+
+
+def whole_at(pipeline: Pipeline, table: TableId, point: Lsn) -> bool:
+    """Whether the lake, as it was before this is asked, has no rows of after ``point``.
+
+    A merge reads rows as they are now where only the source has a value (``materializer.repair``).
+    """
+    row = pipeline.store.table(table)
+    return row is not None and (row.complete_lsn or Lsn.ZERO) <= point
 
 
 def offset_of(state: LakeState) -> int:
@@ -99,7 +141,7 @@ def moved(
     names = [beside.columns[i][0].source.name for i in beside.told_apart]
     for rows in _changes(pipeline, table, point, offset, state):
         changes += len(rows)
-        if changes > _MOST_MOVED or not names:
+        if changes > _MOST_MOVED:
             raise TableProblem(table, "it changes too fast", "It is compared the next time.")
         for operation, data in zip(rows["_op"].to_pylist(), rows["_data"].to_pylist(), strict=True):
             if operation == "T":
@@ -135,10 +177,17 @@ def still(side: DataFrame, beside: Beside, keys: Collection[Texts]) -> DataFrame
     places = beside.told_apart
     schema = T.StructType([T.StructField(f"m{i}", T.StringType()) for i in places])
     there = side.sparkSession.createDataFrame([tuple(key) for key in keys], schema)
-    texts = [F.expr(comparable_text(f"m{i}", beside.columns[i][1])) for i in places]
+    texts = [F.expr(_of_log(f"m{i}", *beside.columns[i])) for i in places]
     marked = side.withColumn("mark", _mark([F.col("cells")[i] for i in places]))
     gone = F.broadcast(there.select(_mark(texts).alias("mark")).distinct())
     return marked.join(gone, "mark", "left_anti").drop("mark")
+
+
+def _of_log(text: str, column: LakeColumn, kind: T.DataType) -> str:
+    """How a value that the log tells is compared: where the lake loses some, as it has them."""
+    if loses(column, kind):
+        return lake_text(column.mapping.cast(text, column.policy), kind)
+    return comparable_text(text, kind)
 
 
 def _mark(texts: Sequence[Column]) -> Column:

@@ -71,10 +71,9 @@ class Beside:
 
     @property
     def told_apart(self) -> tuple[int, ...]:
-        """The places of columns that tell rows apart: the key's; else all that lose nothing."""
-        if self.lake.key:
-            return tuple(i for i, (column, _) in enumerate(self.columns) if column.is_key)
-        return tuple(i for i, (column, kind) in enumerate(self.columns) if not loses(column, kind))
+        """The places of columns that tell rows apart: the key's; else all."""
+        keyless = not self.lake.key
+        return tuple(i for i, (column, _) in enumerate(self.columns) if keyless or column.is_key)
 
 
 def loses(column: LakeColumn, kind: T.DataType) -> bool:

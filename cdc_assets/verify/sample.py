@@ -26,29 +26,37 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.foreign_errors import explained
 from cdc_assets.log.verified import compared, remember_compared, remember_missed
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import under
-from cdc_assets.postgres.replication import create_slot
 from cdc_assets.spark.tables import LakeTable, ticked
 from cdc_assets.verify.balance import SHOWN_KEYS, balance
-from cdc_assets.verify.point import Texts, await_lake, await_log, moved, offset_of, still
+from cdc_assets.verify.point import (
+    READ_AGAIN,
+    Texts,
+    await_lake,
+    await_log,
+    moment,
+    moved,
+    offset_of,
+    still,
+    whole_at,
+)
 from cdc_assets.verify.rows import (
     Beside,
     as_key,
@@ -92,6 +100,7 @@ class Sampled:
     and ``looked_up`` keys of the lake looked up. ``keys`` and ``columns`` are some that differ.
     ``moved`` keys changed meanwhile and weren't compared. ``skipped`` says why nothing was, and
     ``since`` when that is so. ``round_ended``: when all of the table had been compared in turn.
+    ``differed_at``: when rows of it differed last, if not all of it was found equal since.
     """
 
     table: TableId
@@ -108,26 +117,31 @@ class Sampled:
     since: datetime | None = None
     round_ended: datetime | None = None
     seconds: float = 0.0
+    differed_at: datetime | None = None
 
 
 def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_rows: int) -> Sampled:
     """Compare the next part of ``table``, about ``sample_rows`` rows from either side."""
     began, store = time.monotonic(), pipeline.store
-    begin = compared(store, table).next_share
+    begin, copy = compared(store, table).next_share, store.copy_state(table)
+    epoch = copy.epoch if copy is not None else None
     try:
         found = _compare(pipeline, session, table, sample_rows, begin)
-    except (
-        CdcError,
-        psycopg.errors.LockNotAvailable,
-        psycopg.errors.SyntaxErrorOrAccessRuleViolation,
-    ) as problem:
+    except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
         since = remember_missed(store, table)
-        found = Sampled(table, None, begin, skipped=first_line(problem), since=since)
+        said = first_line(explained(problem, pipeline.config))
+        found = Sampled(table, None, begin, skipped=said, since=since)
     else:
         end = found.begin + found.share
-        remember_compared(store, table, 0.0 if end >= 1 else end)
-    ended = compared(store, table).round_ended
-    return replace(found, round_ended=ended, seconds=time.monotonic() - began)
+        differs = epoch if found.differing else None
+        remember_compared(store, table, 0.0 if end >= 1 else end, differs=differs)
+    now = compared(store, table)
+    return replace(
+        found,
+        round_ended=now.round_ended,
+        seconds=time.monotonic() - began,
+        differed_at=now.differed_at if now.differed_epoch == epoch else None,
+    )
 
 
 def _compare(
@@ -140,25 +154,18 @@ def _compare(
         raise TableProblem(table, "its log is far behind", "It is compared once that is applied.")
     before = shapes(pipeline, [table])[table]
     with ExitStack() as cleanup:
-        slot = create_slot(
-            pipeline.source_dsn,
-            f"{pipeline.config.slot[:48]}_sample_{uuid.uuid4().hex[:8]}",
-            temporary=True,
-            patience_seconds=round(PATIENCE_SECONDS),
+        point, snapshot_name = cleanup.enter_context(
+            moment(pipeline, "sample", round(PATIENCE_SECONDS))
         )
-        cleanup.callback(slot.connection.finish)
-        point = slot.consistent_point
         await_log(pipeline, table, point, PATIENCE_SECONDS)
         lake, state = await_lake(pipeline, session, table, point, PATIENCE_SECONDS)
+        if not whole_at(pipeline, table, point):
+            raise TableProblem(table, READ_AGAIN, "It is compared the next time.")
         beside = as_of(session, lake, state.snapshot_id)
         gone = moved(pipeline, beside, point, offset, state)
         share = min(1.0, sample_rows / max(1, state.total_rows))
         texts = read_source(
-            pipeline,
-            session,
-            beside,
-            slot.snapshot_name,
-            lambda found: _pages(found, begin, share),
+            pipeline, session, beside, snapshot_name, lambda found: _pages(found, begin, share)
         ).persist()
         cleanup.callback(texts.unpersist)
         texts.count()
@@ -170,7 +177,7 @@ def _compare(
         theirs = still(lake_side(beside, some), beside, gone)
         found = balance(read, theirs, lake, at_least=not lake.key and not whole)
         keys = _window(beside, begin, share, sample_rows, gone) if lake.key else {}
-        surplus = _surplus(pipeline, slot.snapshot_name, lake, keys)
+        surplus = _surplus(pipeline, snapshot_name, lake, keys)
         return Sampled(
             table,
             point,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -9,11 +10,13 @@ import time
 from pathlib import Path
 
 import dagster as dg
+import psutil
 from dagster._core.test_utils import create_run_for_test
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import GrpcServerTarget
 
 DEFINITIONS = """
+import subprocess
 import time
 from pathlib import Path
 import dagster as dg
@@ -23,12 +26,16 @@ end_runs_with_code_server()
 
 @dg.op
 def goes_on():
-    (Path(__file__).parent / "begun").touch()
+    # What is left where Dagster is interrupted while it starts the tail of a step's output.
+    home = Path(__file__).parent
+    tail = f"tail -F -c +0 {home}/compute_logs/left.err & echo $! > {home}/left"
+    subprocess.run(["sh", "-c", tail])
+    (home / "begun").touch()
     try:
         for _ in range(3000):
             time.sleep(0.1)
     finally:
-        (Path(__file__).parent / "ended in order").touch()
+        (home / "ended in order").touch()
 
 @dg.job(executor_def=dg.in_process_executor)
 def long():
@@ -48,6 +55,9 @@ def test_sigterm_ends_its_runs_first_and_then_itself(tmp_path: Path) -> None:
     socket = tmp_path / "socket"
     arguments = ["api", "grpc", "-f", str(tmp_path / "definitions.py"), "--socket", str(socket)]
     server = subprocess.Popen([sys.executable, "-m", "dagster", *arguments])
+    tail = ["tail", "-F", "-c", "+0", str(tmp_path / "compute_logs" / "others.err")]
+    running = f"import subprocess; subprocess.run({tail!r})"
+    other = subprocess.Popen([sys.executable, "-c", running])
     try:
         _wait_for(socket)
         with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
@@ -66,10 +76,17 @@ def test_sigterm_ends_its_runs_first_and_then_itself(tmp_path: Path) -> None:
                 _wait_for(tmp_path / "begun")
                 server.send_signal(signal.SIGTERM)
                 server.wait(60)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(int((tmp_path / "left").read_text())).wait(10)
+            others = psutil.Process(other.pid).children()
+            assert [found.cmdline() for found in others] == [tail], "another run's goes on"
             assert (tmp_path / "ended in order").exists()
             ended = instance.get_run_by_id(run.run_id)
             assert ended is not None
             assert ended.is_finished
     finally:
+        for found in psutil.Process(other.pid).children():
+            found.terminate()
+        other.wait()
         server.kill()
         server.wait()

@@ -74,8 +74,8 @@ class _Socket:
 def _unsent(passed: Callable[[], None]) -> None:
     real = Stream.__init__
 
-    def init(self: Stream, connection: Any) -> None:
-        real(self, cast(Any, _Socket(connection, passed)))
+    def init(self: Stream, connection: Any, *others: Any) -> None:
+        real(self, cast(Any, _Socket(connection, passed)), *others)
 
     setattr(Stream, "__init__", init)  # noqa: B010 - mypy knows what a method is
 

@@ -16,6 +16,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.flusher import receiver
+from cdc_assets.flusher.reach import reach
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
 
@@ -127,6 +130,29 @@ def test_an_open_transaction_elsewhere_holds_up_restart_but_not_the_flusher(sour
             assert _retained(source) >= WRITTEN_BYTES / 4
             long.rollback()
         wait_for(lambda: _settled(source))
+
+
+def test_an_idle_flusher_moves_for_who_waits_for_it(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "IDLE_STEP_SECONDS", 3600)
+    config = source.config("public.t")
+    source.flush(config)
+    with (
+        flushing(config) as progress,
+        psycopg.connect(source.dsn, autocommit=True) as client,
+        Pipeline.open(config) as pipeline,
+    ):
+        wait_for(lambda: progress.state == "streaming")
+        client.execute("create table quiet as select 1")
+        wanted, stop = _end(source), threading.Event()
+        waiting = threading.Thread(target=reach, args=(pipeline, wanted, stop))
+        waiting.start()
+        try:
+            wait_for(lambda: source.flushed() >= wanted)
+        finally:
+            stop.set()
+            waiting.join()
 
 
 def test_an_idle_server_is_left_in_peace(source: Bench) -> None:

@@ -28,6 +28,7 @@ from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.postgres.slot_facts import SlotFacts
 from cdc_assets.sensors import sessions
+from cdc_assets.status import collect
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.sink_support import Inbox, webhook
 
@@ -141,6 +142,50 @@ def test_flusher_slot_and_spark_are_told_and_told_to_be_well(world: World) -> No
     assert world.tick() == []  # it waits for its next try, without the lock
 
 
+def test_a_log_that_catches_up_is_as_old_as_its_flusher_says(world: World) -> None:
+    execute = world.pipeline.store.connection.execute
+    world.flush()
+    execute("update tables set state = 'streaming', complete_lsn = null")
+    world.client.execute("insert into t values (2)")  # nobody has staged it yet
+    with Pipeline.open(world.config) as flusher:
+        assert flusher.store.try_lock("flusher:world")
+        execute(
+            "insert into flusher_reports (source, report)"
+            """ values ('world', '{"state": "streaming", "lag_seconds": 7200.0}')"""
+            " on conflict (source) do update set report = excluded.report, reported_at = now()"
+        )
+        [table] = collect(world.pipeline).tables
+        assert table.pending_rows == 0
+        assert table.lag_seconds == 7200.0
+        assert "FAIL: world.t is behind public.t" in world.tick()
+
+
+def test_what_waits_is_asked_without_reading_the_log_of_a_day(world: World) -> None:
+    store = world.pipeline.store
+    store.connection.execute(
+        "insert into log_index (source, table_name, start_offset, end_offset, path, row_count,"
+        " byte_size, flushable_lsn, commit_time) select 'world', 'public.t', i, i + 1, 'f' || i, 1,"
+        " 9, 'FFFFFFFF/0', now() from generate_series(0, 19999) i"
+    )
+    store.connection.execute(
+        'insert into mat_cursor (consumer_group, source, table_name, "offset", applied_lsn)'
+        " values ('lake', 'world', 'public.t', 19990, '0/1')"
+    )
+    store.connection.execute("update tables set state = 'streaming'")
+    store.connection.execute("analyze log_index")
+    with store.connection.transaction():
+        [table] = collect(world.pipeline).tables
+        [backlog] = store.backlogs()
+        entries = store.entries(all_tables(world.config)[0].table, 19990)
+        assert (table.pending_rows, backlog.rows, len(entries)) == (10, 10, 10)
+        read = store.connection.execute(
+            "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables"
+            " where relname = 'log_index'"
+        ).fetchone()
+    assert read is not None
+    assert read[0] < 100
+
+
 def test_tables_are_told_by_name(world: World) -> None:
     execute = world.pipeline.store.connection.execute
     world.flush()
@@ -164,6 +209,10 @@ def test_tables_are_told_by_name(world: World) -> None:
     [body] = world.inbox.received
     assert "resync 'public.t'" in body["attachments"][0]["text"]
     assert "it has no key any more" in body["attachments"][0]["text"]
+    execute("delete from tables")
+    assert "WARN: public.t isn't followed yet" in world.tick()
+    execute("alter table flusher_reports rename to gone")
+    assert world.tick() == ["WARN: how the source is can't be asked"]
 
 
 def test_what_dagster_knows_is_told(world: World) -> None:
@@ -289,8 +338,11 @@ def test_a_source_that_cannot_be_reached_is_told(
                 *_titles(world),
             ]
         sessions.close_all()
-    assert "WARN: the source database can't be reached" in world.tick()
-    assert "source" in Memory.load(world.cursor).known
+    before = {title for title in _titles(world) if not title.startswith("OK")}
+    assert world.tick() == ["WARN: the source database can't be reached"]
+    assert set(_titles(world)) == before | {"WARN: the source database can't be reached"}, (
+        "what can't be asked isn't well"
+    )
 
 
 def _titles(world: World) -> list[str]:

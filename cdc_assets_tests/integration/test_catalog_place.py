@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
+from pyspark.sql import SparkSession
 from sqlalchemy.engine import make_url
 
+from cdc_assets.commands import mark_for_copy
 from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.pins import Pins
 from cdc_assets.readiness import review
+from cdc_assets.snapshot.copy import copy_tables
+from cdc_assets.snapshot.landing import Landing
 from cdc_assets.spark import catalog_place
 from cdc_assets.spark.catalog import open_catalog, shown
 from cdc_assets.spark.server import SparkServer
@@ -131,3 +138,29 @@ def test_spark_finds_ours_beside_anothers(
         source.drain(TableId("public", "t"))
         assert source.rows(TableId("public", "t")) == [(2, "b")]
     assert (_rows(dsn, "_pg2iceberg"), _rows(dsn, "public")) == ({"t"}, set())
+
+
+def test_a_table_that_a_restored_catalog_leads_nowhere_is_named_and_copied_anew(
+    postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    config, no_spark = _config(dsn := postgres_dsn()), cast(SparkSession, None)
+    with psycopg.connect(dsn, autocommit=True) as source, Pipeline.open(config) as pipeline:
+        source.execute("create table t (id int primary key); insert into t values (1)")
+        pins, [table] = Pins(pipeline), [config.tables[0].id]
+
+        def opened() -> Landing:
+            pins.prepare()
+            pins.tick()
+            row = pipeline.store.table(table)
+            assert row is not None
+            landing = Landing(config, pipeline.store, row)
+            landing.open()
+            return landing
+
+        shutil.rmtree(tmp_home / "src" / "warehouse" / "src" / opened().lake.name / "metadata")
+        problem = copy_tables(pipeline, no_spark, [table])[table]
+        assert "metadata.json" in problem.what
+        source.execute(problem.remedy.partition("for good: ")[2].partition(";")[0].encode())
+        mark_for_copy(pipeline, [table])
+        assert opened().lake.load() is not None
+        pins.close()

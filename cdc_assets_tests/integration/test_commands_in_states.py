@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from cdc_assets.cli import cli
 from cdc_assets.config import parse_config
 from cdc_assets.flusher.report import Probe, Progress, report
+from cdc_assets.log.pauses import paused
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.spark import catalog
@@ -153,3 +154,24 @@ def test_no_command_ends_in_a_trace(
             told.append(f"{said}\ntells a password")
     catalog._open.cache_clear()
     assert not told, "\n\n".join(told)
+
+
+def test_a_table_is_paused_before_it_is_registered(
+    postgres_dsn: NewDatabase, tmp_home: Path, tmp_path: Path
+) -> None:
+    dsn = postgres_dsn()
+    settings = {"name": "s", "postgres": {"dsn": dsn}, "tables": [{"name": "public.t"}]}
+    config = parse_config(settings, "test")
+    file = tmp_path / "s.json"
+    file.write_text(config.dump())
+    done = CliRunner().invoke(cli, ["--config", str(file), "pause", "public.t"])
+    assert (done.exit_code, done.output[:22]) == (0, "public.t: paused since")
+    with psycopg.connect(dsn, autocommit=True) as source:
+        source.execute("create table t (id int primary key)")
+    with Pipeline.open(config) as pipeline:
+        pins = Pins(pipeline)
+        pins.prepare()
+        pins.close()
+        [row] = pipeline.store.tables()
+        assert row.oid
+        assert list(paused(pipeline.store)) == [row.table]

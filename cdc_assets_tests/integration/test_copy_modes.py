@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cdc_assets import commands
 from cdc_assets.config import SourceConfig
-from cdc_assets.errors import SourceMismatch, TableProblem
+from cdc_assets.errors import Fenced, SourceMismatch, TableProblem, TablesFailed
 from cdc_assets.flusher.main import run
 from cdc_assets.log.progress import chunks, restart_copy
+from cdc_assets.materializer import drain as draining
+from cdc_assets.materializer.drain import Drained
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import slot_status
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.server import SparkServer
+from cdc_assets.spark.standing import pending
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.test_embedded_postgres import eventually
 from cdc_assets_tests.lake_support import Lake, lake
@@ -79,6 +84,81 @@ def test_never_starts_with_an_empty_table_and_follows(
         source.flush()
         source.drain_all()
         assert source.rows(T) == [(1, "changed"), (9001, "new")]
+
+
+def test_what_never_was_copied_is_not_begun_twice(
+    postgres_dsn: NewDatabase,
+    spark_server: SparkServer,
+    tmp_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the log of before removed, it would be a table that lacks rows, or has them twice."""
+    tables = {"name": "t", "mode": "append"}
+    with lake(
+        postgres_dsn(), spark_server.ensure(), SETUP, tables, snapshot={"mode": "never"}
+    ) as source:
+
+        def insert(number: int) -> None:
+            source.execute(f"insert into t values ({number}, 'new')")
+            source.flush()
+
+        def resync_first(*arguments: Any) -> Any:
+            monkeypatch.setattr(draining, "pending", pending)
+            row = source.pipeline.store.table(T)
+            assert row is not None
+            restart_copy(source.pipeline.store, row)
+            source.pin()
+            insert(9002)
+            return pending(*arguments)
+
+        source.pin()
+        insert(9001)
+        source.drain(T)
+        monkeypatch.setattr(draining, "pending", resync_first)
+        with suppress(Fenced):
+            source.drain(T)
+        source.drain(T)
+        assert [row[0] for row in source.rows(T)] == [9001, 9002]
+
+        source.execute("delete from _pg2iceberg.log_index")  # as maintenance does, a day later
+        open_catalog(source.config).drop_table(("src", "t"))
+        insert(9003)
+        with pytest.raises(TableProblem, match="is gone from the catalog"):
+            source.drain(T)
+        row = source.pipeline.store.table(T)
+        assert row is not None
+        restart_copy(source.pipeline.store, row)
+        source.pin()
+        insert(9004)
+        source.drain(T)
+        assert [row[0] for row in source.rows(T)] == [9004]
+
+
+def test_a_command_does_not_wait_for_a_copy_that_nobody_makes(
+    postgres_dsn: NewDatabase,
+    spark_server: SparkServer,
+    tmp_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = list[Drained | None]()
+
+    def resync_first(pipeline: Pipeline, *arguments: Any, **options: Any) -> Drained | None:
+        if not calls:
+            row = pipeline.store.table(T)
+            assert row is not None
+            restart_copy(pipeline.store, row)
+        assert len(calls) < 3, "it waits"
+        calls.append(draining.drain(pipeline, *arguments, **options))
+        return calls[-1]
+
+    with lake(postgres_dsn(), spark_server.ensure(), SETUP, "t") as source:
+        source.pin()
+        source.copy()
+        source.execute("delete from t where id > 4000")
+        source.flush()
+        monkeypatch.setattr(commands, "drain", resync_first)
+        with commands.Spark(source.config) as spark, pytest.raises(TablesFailed, match="anew"):
+            commands.materialize(source.pipeline, spark, [T])
 
 
 def test_a_resync_shows_the_old_rows_until_the_new_copy_is_complete(

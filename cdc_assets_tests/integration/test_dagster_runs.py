@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import psycopg
@@ -177,7 +179,7 @@ def _materialized(world: World) -> bool:
     return found.skip_message == "All 3 copied tables equal the source."
 
 
-def test_from_the_first_tick_to_level_tables(world: World) -> None:
+def test_from_the_first_tick_to_level_tables(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     big, mixed, nokey = (world.names(n) for n in ("big", "Mixed Case.Table", "nokey"))
 
     # Whether the source is ready is looked at before anything is copied.
@@ -198,6 +200,10 @@ def test_from_the_first_tick_to_level_tables(world: World) -> None:
         assert result.success
     assert copied == ["big", "Mixed_Case_Table", "nokey"]
     assert world.said("snapshot") == "All 3 pinned tables are copied."
+    with monkeypatch.context() as patched:  # Dagster isn't asked of each at every tick
+        patched.setattr(world.instance, "get_materialized_partitions", asked := Mock())
+        assert world.said("snapshot") == "All 3 pinned tables are copied."
+        assert not asked.called
 
     chunks = world.instance.get_dynamic_partitions("ctid/world.public.big")
     assert len(chunks) > 2
@@ -273,13 +279,17 @@ def test_what_the_command_line_copied_is_marked_without_a_run(world: World) -> N
     assert len(world.materializations(world.names("big").snapshot)) == before
 
 
+@pytest.mark.parametrize("lost", ["the table", "its metadata"])
 def test_one_bad_table_fails_by_name_and_the_others_flow_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_home: Path, lost: str
 ) -> None:
     monkeypatch.setattr(runs, "FIRST_DELAY_SECONDS", 600.0)
     _copy_by_command(world)
     big, nokey = world.names("big"), world.names("nokey")
-    open_catalog(world.config).drop_table(("world", "nokey"))
+    if lost == "the table":
+        open_catalog(world.config).drop_table(("world", "nokey"))
+    else:
+        shutil.rmtree(tmp_home / "world" / "warehouse" / "world" / "nokey" / "metadata")
     world.client.execute("delete from big where id <= 5; insert into nokey values ('lost')")
     world.until("the changes in the log", lambda: world.pending() >= 6)
     [request] = world.until("a merge", lambda: world.runs("materializer"))
@@ -306,7 +316,7 @@ def test_a_quiet_table_gets_heartbeats_with_what_still_stands(
     world.until("level tables", lambda: _materialized(world))
     big = world.names("big")
     before = len(world.materializations(big.lake))
-    monkeypatch.setattr(materializer, "report_seconds", lambda _: 0.0)
+    monkeypatch.setattr(materializer, "heartbeat_seconds", lambda _: 0.0)
     world.until("a heartbeat", lambda: world.tick("materializer").asset_events)
     events = world.materializations(big.lake)
     assert len(events) == before + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,6 +165,30 @@ def test_a_lost_stream_is_told_while_it_is_lost(
         assert "terminating connection" in told(config)["last_error"]
 
 
+def test_who_ends_while_it_waits_says_nothing_of_the_stream(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby that is stopped isn't the flusher that streams."""
+    monkeypatch.setattr(health, "PROBE_SECONDS", 0.1)
+    tell, states = health.Health._tell, set[str]()
+
+    def telling(told: health.Health) -> None:
+        states.add(told._progress.state)
+        tell(told)
+
+    monkeypatch.setattr(health.Health, "_tell", telling)
+    source.execute("create table t (id int primary key)")
+    config = with_metrics(source, "public.t")
+    with flushing(config) as active:
+        wait_for(lambda: active.state == "streaming" and states)
+        with flushing(config) as standby:
+            wait_for(lambda: standby.state == "waiting")
+            time.sleep(0.5)  # its thread has seen that
+        assert standby.state == "stopped"
+        assert states == {"streaming"}
+    assert states == {"streaming", "stopped"}
+
+
 def test_json_status_has_all_of_it(source: Bench) -> None:
     source.execute("create table t (id int primary key)")
     config = source.config("public.t")
@@ -189,3 +214,6 @@ def test_the_lag_in_seconds_is_the_age_of_what_is_not_flushed() -> None:
     probe.saw(14.0, Lsn(2040))  # a page's header: no reader ever gets there
     assert probe.lag_seconds(20.0, Lsn(2000)) == 0
     assert probe.lag_bytes(Lsn(2000)) == 0
+    for second in range(20, 20_000):  # behind for hours
+        probe.saw(second, Lsn(second * 1000))
+    assert probe.lag_seconds(20_000, Lsn(2000)) == 19_980

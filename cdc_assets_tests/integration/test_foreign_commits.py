@@ -109,7 +109,12 @@ def test_a_table_that_others_compact_and_expire_is_continued(source: Lake) -> No
     rewrite(source, name)
     call(source, "rewrite_manifests", name)
     expire(source, name)
+    refs = {"branch": "cdc_audit", "tag": "cdc_2026"}  # which stay, whatever they are called
+    for kind, ref in refs.items():
+        source.session.sql(f"alter table lake.src.{name} create {kind} {ref}")
     goes_on(source, name)
+    loaded = source.lake_table(TableId("public", name)).load()
+    assert loaded is not None and set(loaded.metadata.refs) == {"main", *refs.values()}
 
 
 def test_a_table_that_has_forgotten_its_cursor_is_parked(source: Lake) -> None:

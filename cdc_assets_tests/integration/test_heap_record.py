@@ -18,9 +18,9 @@ from cdc_assets_tests.flusher_support import Bench, bench
 
 PARTITIONED = (
     *("truncated", "dropped", "detached", "attached", "moved"),
-    *("unlogged", "emptied", "history", "fine", "copied"),
+    *("unlogged", "emptied", "history", "fine", "copied", "lost"),
 )
-PLAIN = ("plain",)
+PLAIN = ("plain", "joined")
 NAMES = [f"public.{name}" for name in (*PARTITIONED, *PLAIN)]
 
 
@@ -72,6 +72,8 @@ alter table detached detach partition detached_1
 create table attached_3 (like attached including all); insert into attached_3 values (21)
 alter table attached attach partition attached_3 for values from (20) to (30)
 drop table history_1
+create unlogged table lost_3 partition of lost for values from (20) to (30)
+delete from joined; alter table attached attach partition joined for values from (50) to (60)
 alter table unlogged_1 set unlogged; insert into unlogged values (2)
 alter table unlogged_1 set logged
 delete from emptied
@@ -118,6 +120,8 @@ def test_what_no_stream_tells_parks_its_table_and_nothing_else_does(source: Benc
         "detached": "partition_left",
         "attached": "partition_attached",
         "moved": "partition_attached",
+        "lost": "table_unlogged",
+        "joined": "table_under_root",
     } | {name: code for name, code in early.items() if code == "rows_replaced"}
     source.flush(config)  # … the others once the log is where the source was
     assert codes(source) == early | {

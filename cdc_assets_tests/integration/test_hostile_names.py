@@ -100,7 +100,7 @@ def test_they_are_replicated_end_to_end(
                 found = sample(source.pipeline, source.session, table, 1000)
                 assert (found.skipped, found.rows, found.looked_up) == (None, 50, 50)
                 assert (found.differing, found.columns) == (1, ("a.b",))
-        _by_commands_and_dagster(source.config.dump(), tmp_home)
+            _by_commands_and_dagster(source.config.dump(), tmp_home)
         assert source.execute("select count(*) from y") == [(1,)]
         names = source.execute("select tablename from pg_publication_tables order by 1")
         assert names == [(X.name,), (Z.name,)]

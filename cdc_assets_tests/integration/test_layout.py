@@ -130,6 +130,32 @@ def test_the_partition_spec_follows_the_configuration_beside_older_files(source:
     assert equal(source)
 
 
+def test_a_table_is_made_with_every_spelling_of_its_partitions(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """Also where Spark would want a name quoted."""
+    spelt = [
+        "years(a)",
+        "month(b)",
+        "date(c)",
+        "date_hour(d)",
+        "bucket(2, ümlaut)",
+        "truncate(e, 1)",
+    ]
+    setup = (
+        "create table p (ümlaut int primary key, a timestamp, b timestamp, c timestamp,"
+        " d timestamp, e text, f text);"
+        " insert into p values (1, now(), now(), now(), now(), 'e', 'f')"
+    )
+    table = {"name": "p", "partition_by": [*spelt, "f"]}
+    with lake(postgres_dsn(), spark_server.ensure(), setup, table) as source:
+        source.pin()
+        source.copy()
+        expected = ["year", "month", "day", "hour", "bucket[2]", "truncate[1]", "identity"]
+        assert fields(source) == expected
+        assert equal(source)
+
+
 @pytest.mark.parametrize("source", [3], indirect=True)
 def test_the_order_follows_the_configuration(source: Lake) -> None:
     configure(source, sort_by=("region desc", "id"))

@@ -6,12 +6,14 @@ The tests share one source; each makes the changes that it needs, and ends with 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ from cdc_assets.build import build_defs
 from cdc_assets.cli import cli
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import TableProblem
+from cdc_assets.log.progress import restart_copy
 from cdc_assets.maintenance import plan
-from cdc_assets.maintenance.compact import compact
+from cdc_assets.maintenance.compact import Busy, compact
 from cdc_assets.maintenance.run import Maintained, maintain
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.snapshot.landing import SUFFIX
 from cdc_assets.spark.lineage import OFFSET
 from cdc_assets.spark.publish import PREFIX
 from cdc_assets.spark.server import SparkServer
@@ -142,6 +147,30 @@ def test_invariants_7_and_9_compaction_keeps_rows_keys_and_the_cursor(source: La
         assert {table: main(source, table) for table in source.tables} == heads
     cycle(source, 3)
     equals_the_source(source)
+
+
+def test_invariant_7_an_earlier_copy_stays_one_whatever_is_compacted(source: Lake) -> None:
+    """It was set back while a merge kept maintenance from looking at its cursor."""
+
+    def copied_anew() -> None:
+        row = source.pipeline.store.table(M)
+        assert row is not None
+        restart_copy(source.pipeline.store, row)
+        source.pin()
+        copy_table(source.pipeline, source.session, M)
+
+    for i in range(2):
+        cycle(source, i, M)
+    earlier, _ = main(source, M)
+    copied_anew()
+    source.session.sql(f"call lake.system.rollback_to_snapshot('lake.src.m', {earlier})")
+    with settings(source) as pipeline, suppress(Busy):
+        again = replace(source.lake_table(M), config=pipeline.config)
+        compact(pipeline.store, again, lambda: source.session, until=math.inf)
+    with pytest.raises(TableProblem, match="set back to an earlier copy"):
+        source.drain(M)
+    copied_anew()
+    equals_the_source(source, M)
 
 
 @pytest.mark.parametrize("broken", ["a row comes back", "a row becomes another"])
@@ -289,8 +318,11 @@ def test_orphans_go_when_they_are_old_and_no_copy_runs(source: Lake) -> None:
     for path in (old, young):
         path.write_bytes(b"left behind")
     age([*live, old])
+    row = source.pipeline.store.table(M)
+    assert row is not None
+    suffix = f"{SUFFIX}{row.epoch}"
     shadow = LakeTable(
-        source.config, source.config.table(M), source.lake_table(M).row, suffix="__copy_1"
+        source.config, source.config.table(M), source.lake_table(M).row, suffix=suffix
     )
     shadow.create_for_copy()
     assert shadow.location is not None

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.errors import SparkProblem
 from cdc_assets.flusher.staging import SHARED_FOLDER, folder_name
 from cdc_assets.log.files import Storage
 from cdc_assets.log.store import Cursor, StagedFile
-from cdc_assets.maintenance import staged
+from cdc_assets.maintenance import compact, staged
 from cdc_assets.maintenance.compact import step_aside
+from cdc_assets.maintenance.run import maintain
 from cdc_assets.maintenance.staged import (
     mark_passed,
     passed_offset,
@@ -31,6 +34,7 @@ from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.spark.tables import LakeTable
 from cdc_assets_tests.flusher_support import Bench, bench
 
 T = TableId("public", "t")
@@ -130,6 +134,26 @@ def test_invariant_11_while_a_table_waits_or_is_copied_its_old_cursor_says_nothi
     )[0][0]
     source.execute(f"update _pg2iceberg.tables set state = 'copying', snapshot_lsn = '{lsn}'")
     assert passes(pipeline, 30) == 1  # it is in the copy
+
+
+def test_invariant_7_the_first_cursor_passes_nothing_that_is_registered_meanwhile(
+    source: Bench, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = current_lsn(source.connection)
+    source.execute("update _pg2iceberg.tables set snapshot_lsn = %s", str(point))
+    row = pipeline.store.table(T)
+    assert row is not None
+    assert pipeline.store.first_cursor(row) == Cursor(30, point)  # the copy holds all of it
+    log_end = pipeline.store.log_end
+
+    def flushed_just_before(table: TableId) -> int:
+        above = Lsn(point.value + 1)
+        late = StagedFile(T, "file:///late", 5, 6, above, pipeline.store.server_now())
+        pipeline.store.register([late], above, None)
+        return log_end(table)
+
+    monkeypatch.setattr(pipeline.store, "log_end", flushed_just_before)
+    assert pipeline.store.first_cursor(row) == Cursor(30, point)
 
 
 def test_a_crash_between_entry_and_file_leaves_an_orphan_that_goes_later(
@@ -295,6 +319,57 @@ def test_a_lock_is_waited_for_in_turn_and_not_for_ever(pipeline: Pipeline) -> No
             assert not merge.store.try_lock(lock)
     assert pipeline.store.is_locked(lock)
     pipeline.store.unlock(lock)
+
+
+@pytest.fixture
+def untidy(pipeline: Pipeline) -> LakeTable:
+    """The lake table, by whose cursor two of the files are passed, with something to be done."""
+    row = pipeline.store.table(T)
+    assert row is not None
+    lake = LakeTable(pipeline.config, pipeline.config.table(T), row)
+    made = lake.create_for_copy().transaction()
+    made.remove_properties("write.metadata.previous-versions-max")
+    with made.update_snapshot(lake.reached(cursor(20))).fast_append():
+        pass
+    made.commit_transaction()
+    now = pipeline.store.server_now().isoformat()
+    pipeline.store.set_meta(f"maintenance.orphans:{T}", now)  # none are due
+    return lake
+
+
+def test_a_table_that_somebody_writes_or_that_is_another_copy_is_left_to_the_next_run(
+    pipeline: Pipeline, untidy: LakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compact, "LOCK_SECONDS", 0.1)
+
+    def no_session() -> SparkSession:
+        raise AssertionError("it is left alone")
+
+    with Pipeline.open(pipeline.config) as other:
+        other.store.lock(f"write:{T}")
+        (found,) = maintain(pipeline, no_session, [T], thorough=False)
+    assert (found.problem, found.left_alone) == (None, "somebody else writes it")
+    # Its copy was begun anew since the run has read of it.
+    pipeline.store.connection.execute("update tables set epoch = epoch + 1")
+    with pytest.raises(compact.Busy, match="anew"):
+        compact.tidy_metadata(pipeline.store, untidy, no_session)
+    assert not pipeline.store.is_locked(f"write:{T}")
+
+
+@pytest.mark.parametrize("error", [SparkProblem("no"), ValueError("no")], ids=["ours", "others"])
+def test_a_step_that_fails_keeps_no_other_from_being_done(
+    source: Bench, pipeline: Pipeline, untidy: LakeTable, error: Exception
+) -> None:
+    """Others' errors are of any kind: pyiceberg's of a table that it can't read, for one."""
+
+    def no_session() -> SparkSession:
+        raise error
+
+    for removed in (0, 2):
+        (found,) = maintain(pipeline, no_session, [T], thorough=False)
+        assert "its maintenance failed: no" in str(found.problem)
+        assert found.staged.files == removed
+        source.execute("update _pg2iceberg.log_index set passed_at = passed_at - interval '2 days'")
 
 
 def test_after_a_slice_a_merge_that_waits_has_its_turn(source: Bench, pipeline: Pipeline) -> None:

@@ -149,7 +149,7 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
     source.flush()
     expected = source.rows(M)
 
-    def die_before_publishing(session, lake_table, *rest):  # type: ignore[no-untyped-def]
+    def die_before_publishing(session, lake_table, *rest, **options):  # type: ignore[no-untyped-def]
         class WithoutFastForward:
             def __getattr__(self, name: str) -> object:
                 return getattr(session, name)
@@ -159,7 +159,7 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
                     raise KeyboardInterrupt
                 return session.sql(statement)
 
-        return merge(WithoutFastForward(), lake_table, *rest)  # type: ignore[arg-type]
+        return merge(WithoutFastForward(), lake_table, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(drain_module, "merge", die_before_publishing)
     with pytest.raises(KeyboardInterrupt):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.connect.dataframe import DataFrame
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.names import TableId
@@ -52,10 +54,34 @@ def source(
     tmp_home: Path,
 ) -> Iterator[Lake]:
     settings = {"lake": {"format_version": request.param}}
-    with lake(postgres_dsn(), spark_server.ensure(), SETUP, *TABLES, **settings) as opened:
+    with (
+        lake(postgres_dsn(), spark_server.ensure(), SETUP, *TABLES, **settings) as opened,
+        nothing_kept(),
+    ):
         opened.pin()
         opened.copy()
         yield opened
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """What Spark is told to keep it keeps until it is told otherwise, or ends."""
+    kept = list[DataFrame]()
+    persist, unpersist = DataFrame.persist, DataFrame.unpersist
+
+    def keep(frame: DataFrame) -> object:
+        kept.append(frame)
+        return persist(frame)
+
+    def give_back(frame: DataFrame) -> object:
+        kept.remove(frame)
+        return unpersist(frame)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataFrame, "persist", keep)
+        patch.setattr(DataFrame, "unpersist", give_back)
+        yield
+    assert kept == []
 
 
 def _dicts(source: Lake, table: TableId, order: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -43,6 +44,18 @@ spec = ChildSpec("a_child", log=Path(sys.argv[1]), environment={"PYTHONPATH": sy
 child, other = Child.start(spec), Child.start(spec)
 print(child.pid, other.pid, flush=True)
 time.sleep(600)
+"""
+
+# The command that streams for ever, where a database doesn't answer: SIGTERM doesn't get through.
+HANGING_FLUSH = """
+import functools, sys, time
+from cdc_assets import cli
+from cdc_assets.flusher import main
+def hang(config, stop):
+    print("ready", flush=True)
+    time.sleep(600)
+main.run, cli.end_within = hang, functools.partial(cli.end_within, 0.2)
+cli.cli(["--config", sys.argv[1], "flush"])
 """
 
 
@@ -130,6 +143,19 @@ def test_a_child_that_cannot_finish_exits_after_its_grace(spec: ChildSpec) -> No
     assert ready(spec)
     child.close_stdin()
     assert child.wait(5.0) == 70
+
+
+def test_flush_ends_soon_whatever_it_waits_for(tmp_path: Path) -> None:
+    config = tmp_path / "source.json"
+    settings = {"name": "s", "postgres": {"dsn": "host=nowhere"}, "tables": [{"name": "a.b"}]}
+    config.write_text(json.dumps(settings))
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING_FLUSH, str(config)], stdout=subprocess.PIPE
+    ) as flush:
+        assert flush.stdout is not None
+        assert flush.stdout.readline() == b"ready\n"
+        flush.terminate()
+        assert flush.wait(30) == 70
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

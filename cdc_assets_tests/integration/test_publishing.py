@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,10 +16,10 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import guard as guarding
 from cdc_assets.flusher import pin_keeper, receiver
 from cdc_assets.materializer.repair import rereader
-from cdc_assets.pipeline import Pipeline
+from cdc_assets.pipeline import Pipeline, source_dsn
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.preflight import preflight
-from cdc_assets.postgres.publications import published_tables
+from cdc_assets.postgres.publications import Publishing, published_tables
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.status import collect
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
@@ -37,9 +39,18 @@ create table other_leaf partition of other for values from (0) to (10);
 create unique index by_v on other_leaf (v);
 alter table other_leaf replica identity using index by_v;
 create table made (id int primary key, v int, g int generated always as (id * 2) stored);
+create table whole (id int primary key, v int) partition by range (id);
+create table part partition of whole for values from (0) to (10);
+create table lost (id int primary key, v int) partition by range (id);
+create unlogged table lost_leaf partition of lost for values from (0) to (10);
+create table hidden (id int primary key, v int);
 """
-NAMES = ("keyed", "keyless", "nothing", "root", "parent", "events", "own", "other", "made")
-REFUSED = {f"public.{name}" for name in ("keyless", "nothing", "root", "parent", "other")}
+NAMES = (
+    *("keyed", "keyless", "nothing", "root", "parent", "events", "own", "other", "made"),
+    *("part", "whole", "lost", "hidden"),
+)
+NOT_PUBLISHED = ("keyless", "nothing", "root", "parent", "other", "part", "lost", "hidden")
+REFUSED = {f"public.{name}" for name in NOT_PUBLISHED}
 
 
 @pytest.fixture
@@ -62,7 +73,11 @@ def source(
 
 
 def _config(source: Bench, *names: str) -> SourceConfig:
-    extra: dict[str, dict[str, object]] = {"events": {"mode": "append"}, "own": {"only": True}}
+    extra: dict[str, dict[str, object]] = {
+        "events": {"mode": "append"},
+        "own": {"only": True},
+        "hidden": {"columns": {"exclude": ["id"]}},
+    }
     tables = [{"name": name, **extra.get(name, {})} for name in names]
     return parse_config({**source.settings(), "tables": tables}, "test")
 
@@ -93,12 +108,16 @@ def test_a_table_that_postgres_would_refuse_to_update_is_not_published(any_sourc
     _write(source, *NAMES, "child", "heir")
     source.flush(config)
 
-    assert _published(source) == {"keyed", "own", "made"}
+    assert _published(source) == {"keyed", "own", "made", "whole"}
     assert _published(source, "_inserts") == {"events"}
     parked = source.parked()
     assert parked.keys() == REFUSED
     assert "alter table public.leaf replica identity full;" in parked["public.root"]
     assert "public.child" in parked["public.parent"]
+    assert "a partition of public.whole" in parked["public.part"]
+    assert "alter table public.lost_leaf set logged;" in parked["public.lost"]
+    # Both writers' changes, as the root's.
+    assert [row.op for row in source.log("public.whole")] == ["I", "U", "D"] * 2
     assert [row.op for row in source.log("public.events")] == ["I"]
     assert [row.op for row in source.log("public.keyed")] == ["I", "U", "D"]
     assert [row.op for row in source.log("public.own")] == ["I", "U", "D"]
@@ -120,6 +139,9 @@ def test_a_table_that_postgres_would_refuse_to_update_is_not_published(any_sourc
 
     for name in ("keyless", "nothing", "root", "other"):
         source.execute(found[f"public.{name}", "replica_identity"].remedy)
+    source.execute(found["public.lost", "table_unlogged"].remedy)
+    followed = [name for name in NAMES if name not in ("part", "hidden")]
+    config = _config(source, *followed)
     source.execute("drop table child; create table heir_too () inherits (own)")
     codes = {(f.table, f.code) for f in preflight(source.connection, config)}
     assert ("public.root", "partitions_to_come") in codes
@@ -130,11 +152,11 @@ def test_a_table_that_postgres_would_refuse_to_update_is_not_published(any_sourc
         f for f in preflight(source.connection, config) if f.severity == "error" and f.table
     ]
     with flushing(config):  # as a re-sync does, it describes what it doesn't know
-        wait_for(lambda: set(_states(source).values()) == {"streaming"})
+        wait_for(lambda: {_states(source)[f"public.{name}"] for name in followed} == {"streaming"})
         _write(source, *NAMES)
     source.flush(config)
     assert [row.op for row in source.log("public.root")] == ["I", "U", "D"]
-    assert _published(source) == {*NAMES} - {"events"}
+    assert _published(source) == {*followed} - {"events"}
 
 
 def test_a_table_that_loses_its_identity_is_withdrawn_and_parked(
@@ -169,6 +191,25 @@ def test_a_table_that_loses_its_identity_is_withdrawn_and_parked(
         assert "resync" in reason
     source.flush(config)
     assert [row.op for row in source.log("public.well")] == ["I", "U", "D"]
+
+
+def test_a_publication_of_all_tables_stops_nobody(source: Bench) -> None:
+    """Nothing can be added to it or taken out: who isn't published as configured is named."""
+    source.execute(f"""
+        create table t (id int primary key, v int); create table events (id int, v int);
+        create table whole (id int primary key, v int) partition by range (id);
+        create table part partition of whole for values from (0) to (10);
+        create publication cdc_{source.name} for all tables with (publish_via_partition_root = true)
+    """)
+    config = _config(source, "t", "events", "part")
+    found = preflight(source.connection, config)
+    errors = {(f.table, f.code) for f in found if f.severity == "error"}
+    assert errors == {("public.events", "replica_identity"), ("public.part", "table_under_root")}
+    source.flush(config)
+    assert source.parked().keys() == {"public.events", "public.part"}
+    _write(source, "t")
+    source.flush(config)
+    assert [row.op for row in source.log("public.t")] == ["I", "U", "D"]
 
 
 def test_what_others_have_in_a_publication_is_theirs(source: Bench) -> None:
@@ -216,19 +257,64 @@ def test_a_withdrawal_never_waits_for_a_lock(source: Bench) -> None:
     _write(source, "t")
 
 
+def test_a_lock_that_a_withdrawal_waits_for_delays_no_look(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look costs the source nothing while it waits: another table's changes fail for seconds."""
+    waits = "select 1 from pg_locks where relation = 't'::regclass and not granted"
+    source.execute("create table t (id int primary key, v int); create table u (like t)")
+    source.execute("alter table u add primary key (id)")
+    config = _config(source, "t", "u")
+    source.flush(config)
+    with psycopg.connect(source.dsn) as vacuuming, flushing(config) as progress:
+        wait_for(lambda: progress.state == "streaming")
+        with monkeypatch.context() as paused:
+            paused.setattr(guarding, "withdraw", lambda *_: Publishing({}))
+            source.execute("alter table t replica identity nothing")
+            wait_for(lambda: source.parked().keys() == {"public.t"})
+            vacuuming.execute("lock table t in share update exclusive mode")
+        wait_for(lambda: source.execute(waits))
+        wait_for(lambda: not source.execute(waits))
+        source.execute("alter table u replica identity nothing")
+        wait_for(lambda: _published(source) == {"t"}, 3 * guarding.GUARD_SECONDS + 2)
+        _write(source, "u")
+
+
+def test_a_renamed_table_is_withdrawn_too(source: Bench) -> None:
+    """It was published by its former name; Postgres refuses its changes all the same."""
+    source.execute("create table t (id int primary key, v int); create table u (like t)")
+    source.execute("alter table u add primary key (id); create schema s")
+    config = _config(source, "t", "u")
+    source.flush(config)
+    source.execute("alter table t rename to former_t; alter table u set schema s")
+    source.execute("alter table former_t replica identity nothing")
+    source.execute("alter table s.u drop constraint u_pkey")
+    with Pipeline.open(config) as pipeline, pipeline.connect_source("guard") as own:
+        guarding.guard(pipeline, own)
+    assert _published(source) == set()
+    _write(source, "former_t", "s.u")
+
+
 def test_a_publication_of_somebody_else_is_named_with_the_sql(source: Bench) -> None:
     """Neither completed nor withdrawn from by a role that owns nothing: said, each time anew."""
     role = f"reader_{source.name}"[:63]
     source.execute(f"""
         create table t (id int primary key, v int); create table missing (id int primary key);
+        create table events (id int, v int);
         create publication cdc_{source.name} for table t with (publish_via_partition_root = true);
         create role {role} login replication password 'p';
         grant create on database {source.name} to {role};
         grant select on all tables in schema public to {role}
     """)
     try:
-        config = _config(source, "t", "missing").model_copy(update={"postgres": _as(source, role)})
+        config = _config(source, "t", "missing", "events")
+        config = config.model_copy(update={"postgres": _as(source, role)})
+        with psycopg.connect(source_dsn(config), autocommit=True) as asking:
+            found = {f.table: f for f in preflight(asking, config) if f.code == "table_owner"}
+            assert found.keys() == {"public.missing", "public.events"}
+            source.execute(found["public.events"].remedy)  # makes the other publication, too
         source.flush(config)
+        assert source.parked().keys() == {"public.missing"}
         assert "alter publication" in source.parked()["public.missing"]
         source.execute("alter table t drop constraint t_pkey")
         said: dict[object, str] = {}
@@ -294,3 +380,65 @@ def test_a_table_that_gains_an_identity_moves_to_the_other_publication(source: B
     _write(source, "events")
     source.flush(config)
     assert "D" in [row.op for row in source.log("public.events")]
+
+
+def test_a_dropped_publication_of_inserts_stops_only_who_is_in_it(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once its tables are parked, the source isn't asked for it any more."""
+    source.execute("create table t (id int primary key, v int); create table events (id int)")
+    config = _config(source, "t", "events")
+    source.flush(config)
+    asked = list[object]()
+    connect = Pipeline.connect_source
+
+    def counting(pipeline: Pipeline, purpose: str, **how: bool) -> psycopg.Connection[Any]:
+        asked.extend([purpose] * (purpose == "publications"))
+        return connect(pipeline, purpose, **how)
+
+    monkeypatch.setattr(Pipeline, "connect_source", counting)
+    with flushing(config) as progress:
+        wait_for(lambda: progress.state == "streaming")
+        source.execute(f"drop publication cdc_{source.name}_inserts")
+        _write(source, "t")
+        wait_for(lambda: [row.op for row in source.log("public.t")] == ["I", "U", "D"])
+        wait_for(lambda: source.parked().keys() == {"public.events"})
+        wait_for(lambda: progress.state == "streaming" and progress.sessions > 1)
+        time.sleep(receiver.HEARTBEAT_SECONDS + 0.5)  # it has heard of what is parked
+        asked.clear()
+        time.sleep(2 * receiver.HEARTBEAT_SECONDS)
+    assert not asked
+    assert "table_unpublished" in source.parked()["public.events"]
+
+
+def test_a_table_that_nobody_asks_for_any_more_costs_a_tick_nothing(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for ever for its copy: taken out of the configuration, and nothing removes it."""
+    source.execute("create table t (id int primary key); create table u (id int primary key)")
+    both = _config(source, "t", "u")
+    source.flush(both)
+    with Pipeline.open(both) as pipeline:
+        mark_for_copy(pipeline, [both.tables[1].id])
+    monkeypatch.setattr(Pins, "_pin_waiting", lambda *_: pytest.fail("the source was asked"))
+    with Pipeline.open(_config(source, "t")) as pipeline:
+        pins = Pins(pipeline)
+        pins.tick()
+        pins.close()
+    assert _states(source)["public.u"] == "waiting"
+
+
+def test_a_publication_of_inserts_sends_the_columns_that_the_other_one_does(
+    postgres_servers: Callable[[int], EmbeddedPostgres], tmp_path: Path
+) -> None:
+    """Since 18 one sends generated columns or doesn't: one made as the README says doesn't."""
+    with bench(postgres_servers(18).start(), "pb_generated", tmp_path) as source:
+        source.execute("""
+            create table events (id int, g int generated always as (id * 2) stored);
+            create publication cdc_pb_generated with (publish_via_partition_root = true);
+        """)
+        config = _config(source, "events")
+        source.flush(config)
+        source.execute("insert into events values (1)")
+        source.flush(config)
+        assert [row.data for row in source.log("public.events")] == [{"id": "1"}]

@@ -22,8 +22,10 @@ from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CoordinationError
 from cdc_assets.log.store import LogStore
-from cdc_assets.postgres import preflight
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres import left_findings, preflight
 from cdc_assets.postgres.findings import Finding
+from cdc_assets.postgres.pins import Pins
 from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
 from cdc_assets_tests.conftest import NewDatabase
@@ -89,19 +91,43 @@ def test_a_server_that_is_not_prepared(public_directory: Path, tmp_home: Path) -
 
 
 def test_a_slot_that_is_about_to_lose_its_wal(public_directory: Path, tmp_home: Path) -> None:
-    settings = {"max_slot_wal_keep_size": "64MB", "fsync": "off"}
+    settings = {"max_slot_wal_keep_size": "64MB", "max_replication_slots": "1", "fsync": "off"}
     with EmbeddedPostgres(public_directory / "headroom", settings=settings) as server:
         dsn = server.dsn()
         assert dsn is not None
         with psycopg.connect(dsn, autocommit=True) as source:
             source.execute("create table t (id int primary key)")
             source.execute("select pg_create_logical_replication_slot('cdc_src', 'pgoutput')")
-            assert "slot_headroom" not in found(config_of(dsn))
+            named = found(config_of(dsn))
+            assert "slot_headroom" not in named
+            assert named["slots_exhausted"].severity == "error"  # no table has its pin yet
             for number in range(3):
                 source.execute("select pg_logical_emit_message(false, 'x', %s::text)", ("y",))
                 source.execute("select pg_switch_wal()")
                 source.execute("insert into t values (%s)", (number,))
             assert "max_slot_wal_keep_size" in found(config_of(dsn))["slot_headroom"].remedy
+
+
+def test_what_a_table_and_a_source_have_left_is_named(
+    ready: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "_spark", lambda _: [])
+    with psycopg.connect(ready, autocommit=True) as source:
+        source.execute("create table u (id int primary key)")
+        with Pipeline.open(config_of(ready, "t", "u")) as pipeline:
+            pins = Pins(pipeline)
+            pins.prepare()
+            pins.close()
+        fewer, renamed = config_of(ready, "t"), config_of(ready, "t", "u", name="renamed")
+        assert "public.u isn't in the configuration" in found(fewer)["table_left"].message
+        source.execute(found(fewer)["table_left"].remedy.split(";")[0].encode())
+        assert {"table_left", "slot_unread"}.isdisjoint(found(fewer))
+
+        assert found(renamed)["slot_unread"].severity == "info"
+        monkeypatch.setattr(left_findings, "UNREAD_BYTES", 0)
+        assert found(renamed)["slot_unread"].severity == "warning"
+        source.execute(found(renamed)["slot_unread"].remedy.encode())
+        assert "slot_unread" not in found(renamed)
 
 
 def test_transactions_that_hold_up_a_slot(ready: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 from cdc_assets import readiness
+from cdc_assets.cli import cli
 from cdc_assets.commands import mark_for_copy
 from cdc_assets.config import SourceConfig, load_config
-from cdc_assets.config_sections import TableConfig
+from cdc_assets.config_sections import SnapshotConfig, TableConfig
 from cdc_assets.embedded.demo_schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import NotReady
@@ -27,6 +30,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.refusal import refuse_to_flush
+from cdc_assets.spark.server import SparkServer
 
 README = Path(__file__).parents[2] / "README.md"
 TABLES = """
@@ -125,6 +129,54 @@ def _follow_the_readme(newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch) -> N
         owner.execute(CHANGES.encode())
         done = run(config, until=current_lsn(owner))
     assert done.rows == 100 + 60 + 1
+    _give_it_up(newcomer)
+
+
+@pytest.mark.spark
+def test_the_command_line_of_the_readme_copies_and_compares(
+    newcomer: Newcomer, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomer.paste(block("sql"))
+    newcomer.config(monkeypatch)
+    spark_server.ensure()
+    monkeypatch.setenv("CDC_ASSETS_HOME", str(spark_server.home))  # whose Spark server runs
+
+    def command(verb: str) -> str:
+        assert f"    cdc-assets --config FILE {verb} " in README.read_text()
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc_assets", "--config", newcomer.folder / "defs.yaml", verb],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        return done.stdout
+
+    command("sync")
+    with psycopg.connect(newcomer.owner, autocommit=True) as owner:
+        owner.execute(CHANGES.encode())
+    said = [line.partition(" at ")[0] for line in command("verify").splitlines()]
+    assert said == ["public.orders: equal, 301 rows", 'public."My.Table": equal, 240 rows']
+
+
+def _give_it_up(newcomer: Newcomer) -> None:
+    """The administrator's publication is named with the SQL for it; then nothing is left."""
+
+    def drop() -> tuple[int, str]:
+        file = newcomer.folder / "defs.yaml"
+        done = CliRunner().invoke(cli, ["--config", str(file), "drop-source", "--yes", "app"])
+        return done.exit_code, done.output
+
+    code, said = drop()
+    assert (code, "the slot cdc_app is removed" in said) == (1, True), said
+    newcomer.paste(said.partition("somebody else's. ")[2].replace("\n", " "))
+    assert drop() == (0, "slot cdc_app: there was none\npublication cdc_app: there was none\n")
+    with psycopg.connect(newcomer.owner) as owner:
+        left = owner.execute(
+            "select slot_name::text from pg_replication_slots where database = 'app'"
+            " union all select pubname from pg_publication"
+        )
+        assert left.fetchall() == []
 
 
 BEFORE = """
@@ -157,7 +209,8 @@ def test_check_says_ready_exactly_when_a_start_succeeds(
     monkeypatch.setattr(readiness, "_spark", lambda _: [])
     config = newcomer.config(monkeypatch)
     tables = [*config.tables, TableConfig(name="public.parted")]
-    config = config.model_copy(update={"tables": tuple(tables)})
+    nothing_to_copy = SnapshotConfig(mode="never")  # so no other table waits with the parked one
+    config = config.model_copy(update={"tables": tuple(tables), "snapshot": nothing_to_copy})
 
     def errors() -> list[Finding]:
         return [f for f in readiness.review(config) if f.severity == "error"]
@@ -172,6 +225,10 @@ def test_check_says_ready_exactly_when_a_start_succeeds(
     assert errors() == []
     with Pipeline.open(config) as pipeline:
         mark_for_copy(pipeline, [TableId.parse(name) for name in parked])  # as resync does
+        pins = Pins(pipeline)
+        pins.tick()  # a flusher that runs does no more
+        pins.close()
+        assert "parked" not in {row.state for row in pipeline.store.tables()}
     assert _start(config) == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,12 @@ import pytest
 from cdc_assets.assets.names import all_tables
 from cdc_assets.build import build_defs
 from cdc_assets.config import SourceConfig
+from cdc_assets.health import representable
 from cdc_assets.health.representable import unrepresentable
+from cdc_assets.log.store import LogEntry, StagedFile
+from cdc_assets.materializer.batch import BATCH_ROWS
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
@@ -81,3 +86,42 @@ def test_the_check_warns_and_names_the_columns(source: Lake) -> None:
     assert good.passed
     assert (bad.passed, bad.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "a b: 2, d: 2, da: 1, n: 1, z: 2, z3: 1" in (bad.description or "")
+
+
+def test_what_one_table_has_keeps_no_other_from_being_looked_at(
+    source: Lake, tmp_home: Path
+) -> None:
+    names = {n.table: n for n in all_tables(source.config)}
+    job = build_defs(source.config).resolve_job_def("check_src_tables")
+    shutil.rmtree(tmp_home / "src" / "warehouse" / "src" / "t" / "metadata")
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = job.execute_in_process(instance=instance)
+        assert done.success
+        found = {(e.asset_key, e.check_name): e for e in done.get_asset_check_evaluations()}
+    for check in ("primary_key_unique", "values_representable"):
+        bad, good = found[names[T].lake, check], found[names[PLAIN].lake, check]
+        assert (bad.passed, bad.severity, good.passed) == (False, dg.AssetCheckSeverity.WARN, True)
+        assert "leads its lake table" in str(bad.description)
+
+
+def test_a_look_is_bounded_by_bytes_and_not_by_what_one_merge_takes(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a table with many changes would never be caught up with, and its log goes after a day."""
+    store, table = source.pipeline.store, source.lake_table(T)
+    unrepresentable(source.pipeline, source.session, table)
+    lsn = current_lsn(source.source)
+    files = [
+        StagedFile(T, f"file:///{n}.parquet", BATCH_ROWS, 1000, lsn, store.server_now())
+        for n in range(3)
+    ]
+    store.register(files, lsn, None)
+    looked = list[LogEntry]()
+
+    def look(_: object, entries: list[LogEntry], *__: object) -> dict[str, int]:
+        looked.extend(entries)
+        return {}
+
+    monkeypatch.setattr(representable, "_in_log", look)
+    unrepresentable(source.pipeline, source.session, table)
+    assert len(looked) == len(files)

@@ -7,6 +7,7 @@ What concerns one table parks that table only. The log is looked at, not the lak
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,16 +16,20 @@ import pytest
 from click.testing import CliRunner
 
 from cdc_assets.cli import cli
+from cdc_assets.commands import mark_for_copy
 from cdc_assets.config import SourceConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.flusher import reviewer
+from cdc_assets.flusher import receiver, reviewer
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
+from cdc_assets.postgres.replication import current_lsn
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
 
 TABLES = ("public.t", "public.u")
+STATES = "select table_name, state from _pg2iceberg.tables"
 SETUP = "create table t (id int primary key, v text); create table u (id int primary key, v text)"
 
 
@@ -252,6 +257,53 @@ def test_a_mismatch_of_one_table(source: Bench, code: str, provoke: str, remedy:
     for statement in provoke.format(**words).split(";"):
         source.execute(statement)
     alone(source, config, code, remedy.format(**words))
+
+
+def _streams(source: Bench, table: str) -> None:
+    wait_for(lambda: (table, "streaming") in source.ask_log(STATES))
+
+
+def _staged(source: Bench) -> None:
+    """What is committed now."""
+    written = current_lsn(source.connection)
+    wait_for(lambda: source.flushed() >= written)
+
+
+def test_a_parked_table_s_changes_fill_no_staging_place(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A re-sync, which alone ends it, copies them; from its pin on they are in the log."""
+    monkeypatch.setattr(receiver, "HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(receiver, "IDLE_STEP_SECONDS", 0.3)  # nothing of it is registered
+    config = started(source)
+    source.flush(config)
+    t = TableId("public", "t")
+    with flushing(config) as progress, Pipeline.open(config) as pipeline:
+        wait_for(lambda: progress.state == "streaming")
+        for number in (10, 20):
+            pipeline.store.park(t, "resync it")
+            time.sleep(2 * receiver.HEARTBEAT_SECONDS)
+            source.execute(f"insert into t values ({number})")
+            _staged(source)
+            mark_for_copy(pipeline, [t])
+            _streams(source, "public.t")
+            source.execute(f"insert into t values ({number + 1})")
+            _staged(source)
+    assert ids(source, "public.t") == ["1", "2", "11", "21"]
+
+
+def test_a_table_s_new_name_gets_its_changes(source: Bench) -> None:
+    """Whichever name comes first in the alphabet, and when the old one comes back."""
+    started(source)
+    for number, (old, new) in enumerate((("t", "a"), ("a", "t")), 10):
+        source.execute(f"alter table {old} rename to {new}")
+        config = source.config(f"public.{new}", "public.u")
+        with flushing(config):
+            _streams(source, f"public.{new}")
+            source.execute(f"insert into {new} values ({number})")
+            _staged(source)
+        assert ids(source, f"public.{new}")[-1:] == [str(number)]
+        assert list(source.parked()) == [f"public.{old}"]
 
 
 def test_a_partial_publication_that_was_there_before_it_was_written_down(source: Bench) -> None:

@@ -5,18 +5,25 @@ Every kind has a table of its own, and all of them go through one flush: a drain
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from cdc_assets import commands
 from cdc_assets.errors import TableProblem
+from cdc_assets.log.progress import restart_copy
 from cdc_assets.materializer import drain
+from cdc_assets.materializer.alter import follow
+from cdc_assets.materializer.relation import told_by_catalog
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.server import SparkServer
+from cdc_assets.spark.session import open_session
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 
@@ -134,6 +141,13 @@ KINDS = [
         " create table {t}_high partition of {t} for values from (4) to (99)",
     ),
     Kind(
+        "heapless",  # there was nothing to be copied: the first merge makes the lake's table
+        "create table {t}_all partition of {t} default;; insert into {t} values (1, 'x', 1);;"
+        " alter table {t} add c int default 5; insert into {t} values (2, 'y', 2, 6)",
+        "create table {t} (id int primary key, v text, n int) partition by range (id)",
+        "select",
+    ),
+    Kind(
         "several",  # one after the other in one batch
         "update {t} set v = 'a' where id = 1;; alter table {t} add c int default 1;;"
         " update {t} set v = 'b' where id = 2;; alter table {t} rename c to d;"
@@ -145,7 +159,7 @@ KINDS = [
     ),
 ]
 ALL = [kind.name for kind in KINDS]
-HARD = ["added", "renamed", "again", "several"]
+HARD = ["added", "renamed", "again", "heapless", "several"]
 
 
 @pytest.fixture
@@ -251,6 +265,52 @@ def test_a_writer_that_dies_between_any_two_steps_costs_nothing(
     _check(source)
 
 
+@pytest.mark.parametrize("source", [["quoted"]], ids=["late"], indirect=True)
+def test_a_writer_that_was_taken_for_dead_alters_nothing_any_more(source: Lake) -> None:
+    (table,) = source.tables
+    source.execute(
+        "alter table quoted add c int default 5; insert into quoted values (10, 'x', 1, 6)"
+    )
+    source.flush()
+    session = open_session(source.config)
+    added, goes_on = threading.Event(), threading.Event()
+
+    class Late:
+        """A session whose client sleeps after the column was added."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(session, name)
+
+        def sql(self, statement: str) -> object:
+            done = session.sql(statement)
+            if "add column" in statement:
+                added.set()
+                assert goes_on.wait(120)
+            return done
+
+    errors: list[BaseException] = []
+
+    def work(own: Pipeline) -> None:
+        try:
+            drain.drain(own, Late(), table)  # type: ignore[arg-type]
+        except psycopg.OperationalError as error:
+            errors.append(error)
+
+    with Pipeline.open(source.config) as own:
+        thread = threading.Thread(target=work, args=(own,))
+        thread.start()
+        assert added.wait(120)
+        pid = own.store.connection.info.backend_pid
+        source.execute(f"select pg_terminate_backend({pid}, 5000)")  # and its locks are free
+        source.drain(table)
+        goes_on.set()
+        thread.join(120)
+    session.stop()
+    assert len(errors) == 1
+    source.drain(table)
+    assert source.rows(table) == sorted(source.execute("select * from quoted"), key=repr)
+
+
 def test_what_cant_be_done_in_place_parks_this_table_only(
     postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
 ) -> None:
@@ -277,13 +337,18 @@ def test_what_cant_be_done_in_place_parks_this_table_only(
         source.execute("alter table full_ drop constraint full__pkey")
         full = next(c for c in source.verify() if str(c.table) == "public.full_")
         assert "its key changed, which the stream doesn't tell" in (full.problem or "")
+        stale = source.lake_table(hidden)
+        told = told_by_catalog(source.source, stale.row, source.config.publication)
+        restart_copy(source.pipeline.store, stale.row)
+        with pytest.raises(TableProblem, match=r"column v, which columns\.exclude names"):
+            follow(source.pipeline, source.session, stale, stale.state(), told)
+        row = source.pipeline.store.table(hidden)
+        assert row is not None and row.state == "waiting"  # the new copy is not concerned
         row = source.pipeline.store.table(odd)
         assert row is not None
         assert (row.state, "resync" in (row.reason or "")) == ("parked", True)
         assert (1, "seen", 1) in source.rows(odd)
         assert len(source.rows(fine)) == 5
-        from cdc_assets.log.progress import restart_copy
-
         restart_copy(source.pipeline.store, row)
         source.pin()
         source.tables = [odd, fine]

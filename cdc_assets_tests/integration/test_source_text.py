@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 from psycopg import sql
 from pyspark.sql import types as T
 
+from cdc_assets.config import parse_config
+from cdc_assets.config_sections import TableConfig
+from cdc_assets.health.representable import _at_source
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.pins import under
+from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.types import mapping
 from cdc_assets.verify.canonical import source_text
+from cdc_assets.verify.point import moment
 from cdc_assets.verify.source import parts, whole
 from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.flusher_support import wait_for
 
 DATE, TIMESTAMP, NTZ = T.DateType(), T.TimestampType(), T.TimestampNTZType()
 TEXT, LAST = T.StringType(), "9999-12-31 23:59:59.999999"
@@ -83,3 +96,48 @@ def test_every_row_of_a_tree_is_in_one_range(any_postgres_dsn: NewDatabase) -> N
         source.execute("create table q (id int); create table below () inherits (q)")
         [(oid,)] = source.execute("select 'q'::regclass::oid::bigint").fetchall()
         assert [len(parts(source, oid, only=only)) for only in (False, True)] == [2, 1]
+
+
+def test_a_snapshot_is_held_without_the_slot_that_would_keep_wal(
+    any_postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    dsn = any_postgres_dsn()
+    config = parse_config(
+        {"name": "held", "postgres": {"dsn": dsn}, "tables": [{"name": "public.t"}]}, "test"
+    )
+    slots = "select count(*) from pg_replication_slots where database = current_database()"
+    with connect(dsn) as source, Pipeline.open(config) as pipeline:
+        source.execute("create table t (id int); insert into t values (1)")
+        with moment(pipeline, "verify") as (point, snapshot_name):
+            source.execute("insert into t values (2)")
+            wait_for(lambda: source.execute(slots).fetchone() == (0,))
+            with connect(dsn) as other, under(other, snapshot_name):
+                assert other.execute("select id from t").fetchall() == [(1,)]
+            assert point < current_lsn(source)
+
+
+def test_values_without_a_form_are_counted_range_by_range(any_postgres_dsn: NewDatabase) -> None:
+    """A statement over all of a large table would keep its lock, and vacuum waiting, for hours."""
+    with connect(any_postgres_dsn()) as source:
+        source.execute("create table t (id int, d date) with (fillfactor = 10)")
+        source.execute(
+            "insert into t select i, case when i % 100 = 0 then 'infinity' else '2024-01-01' end"
+            "::date from generate_series(1, 2000) i"
+        )
+        [(oid,)] = source.execute("select 't'::regclass::oid::bigint").fetchall()
+        asked = list[str]()
+
+        class Asked:
+            def execute(self, query: Any, parameters: Any = None) -> Any:
+                asked.append(query if isinstance(query, str) else query.as_string(source))
+                return source.execute(query, parameters)
+
+        column = SimpleNamespace(
+            name="d", source=SimpleNamespace(name="d", type="date"), mapping=mapping("date")
+        )
+        table = TableConfig(name="public.t", chunk_pages=16)
+        lake: Any = SimpleNamespace(row=SimpleNamespace(oid=oid), table=table)
+        counting: Any = Asked()
+        columns: Any = [column]
+        assert _at_source(counting, lake, columns) == {"d": 20}
+        assert len([query for query in asked if "ctid" in query]) > 3

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
+from cdc_assets.commands import Spark, materialize
+from cdc_assets.errors import TablesFailed
 from cdc_assets.postgres import catalog
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.replication import create_slot
 from cdc_assets.postgres.types import TypeMapping, mapping
 from cdc_assets.spark import tables
 from cdc_assets.spark.server import SparkServer
-from cdc_assets.verify import compare
+from cdc_assets.verify import compare, point
+from cdc_assets.verify.sample import sample
 from cdc_assets.verify.source import read_source
 from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.flusher_support import flushing, wait_for
 from cdc_assets_tests.lake_support import Lake, lake
 
 pytestmark = pytest.mark.spark
@@ -84,7 +93,7 @@ def test_a_table_that_is_truncated_while_it_is_read_is_compared_again(
         calls.append(made)
         return made
 
-    monkeypatch.setattr(compare, "create_slot", truncate_after_the_pin)
+    monkeypatch.setattr(point, "create_slot", truncate_after_the_pin)
     t, h = source.verify()
     assert (t.equal, h.equal, h.source_rows) == (True, True, 1)
     assert len(calls) == 3, "it compared one table twice"
@@ -115,6 +124,92 @@ def test_a_table_that_cannot_be_compared_says_so_and_since_when(source: Lake) ->
     assert (t.outcome, h.outcome, h.equal) == ("equal", "not compared", False)
     assert "a reason" in str(h.problem)
     assert h.since == again.since is not None
+
+
+def test_what_is_compared_outlives_its_snapshots_expiry(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(pipeline: Any, session: Any, beside: Any, *more: Any) -> object:
+        if beside.lake.row.table.name == "t":  # meanwhile the table is rewritten and cared for
+            source.session.sql("insert overwrite lake.src.t select * from lake.src.t")
+            source.session.sql(
+                "call lake.system.expire_snapshots(table => 'lake.src.t', retain_last => 1,"
+                " older_than => timestamp '2100-01-01 00:00:00')"
+            )
+        return read_source(pipeline, session, beside, *more)
+
+    monkeypatch.setattr(compare, "read_source", read)
+    t, _ = source.verify()
+    assert (t.outcome, t.problem, t.lake_rows) == ("equal", None, 50)
+    tags = source.session.sql("select name from lake.src.t.refs where type = 'TAG'")
+    assert tags.collect() == []
+
+
+def test_a_table_that_others_commit_to_is_compared_and_keeps_no_tag(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg refuses a tag while anybody commits: a merge, or whoever sets a property."""
+    sql, refused = source.session.sql, Counter[str]()
+
+    def beside_a_commit(statement: str, *arguments: Any, **options: Any) -> DataFrame:
+        made = re.search("(create|drop) tag", statement)
+        if made is not None and refused[made[1]] < 2:
+            refused[made[1]] += 1
+            raise PySparkException("CommitFailedException: Table metadata refresh is required")
+        return sql(statement, *arguments, **options)
+
+    monkeypatch.setattr(source.session, "sql", beside_a_commit)
+    assert [(c.outcome, c.problem) for c in source.verify()] == [("equal", None)] * 2
+    assert refused == {"create": 2, "drop": 2}
+    for table in source.tables:
+        loaded = source.lake_table(table).load()
+        assert loaded is not None and set(loaded.metadata.refs) == {"main"}
+
+
+def test_what_one_table_has_keeps_no_other_from_being_compared(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right that is taken away shows in Spark's tasks, or in a query of our own."""
+    errors: list[Exception] = [
+        PySparkException("permission denied for table t"),
+        psycopg.errors.InsufficientPrivilege("permission denied for table t"),
+    ]
+
+    def read(pipeline: Any, session: Any, beside: Any, *more: Any) -> object:
+        if beside.lake.row.table.name == "t":
+            raise errors.pop()
+        return read_source(pipeline, session, beside, *more)
+
+    monkeypatch.setattr(compare, "read_source", read)
+    for _ in range(len(errors)):
+        t, h = source.verify()
+        assert (t.outcome, h.outcome) == ("not compared", "equal")
+        assert "permission denied for table t" in str(t.problem)
+        assert t.since is not None
+
+
+def test_a_staged_file_that_is_gone_is_one_tables_problem(source: Lake) -> None:
+    [t, h] = source.tables
+    source.execute("update t set v = 'x' where id = 1")
+    source.flush()
+    source.execute("insert into h values (7, 'x')")
+    source.flush()
+    [entry] = source.pipeline.store.entries(t, 0)
+    Path(entry.path.removeprefix("file://")).unlink()
+    with flushing(source.config) as progress:
+        wait_for(lambda: progress.state == "streaming")
+        skipped = [sample(source.pipeline, source.session, table, 100).skipped for table in (t, h)]
+    assert "a file can't be used" in str(skipped[0])
+    assert skipped[1] is None
+    compared = source.verify()
+    assert [c.outcome for c in compared] == ["not compared", "equal"]
+    assert "a file can't be used" in str(compared[0].problem)
+    source.execute("insert into h values (8, 'x')")
+    source.flush()
+    with Spark(source.config) as spark, pytest.raises(TablesFailed) as failed:
+        materialize(source.pipeline, spark, [t, h])
+    assert [problem.table for problem in failed.value.problems] == [t]
+    assert len(source.rows(h)) == 11
 
 
 def test_what_only_the_lake_has_and_what_it_cannot_hold_is_said(source: Lake) -> None:

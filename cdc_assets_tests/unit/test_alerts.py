@@ -258,6 +258,40 @@ def test_a_sink_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) ->
     assert (list(memory.outbox), len(inbox.received)) == (["0:webhook"], 1)
 
 
+def test_a_reply_that_is_none_and_a_message_that_cannot_be_made_hold_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with webhook() as inbox, socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    with client:
+                        client.recv(10_000)
+                        client.sendall(b"garbage\r\n\r\n")
+
+        threading.Thread(target=talk, daemon=True).start()
+        odd = Inbox(port=server.getsockname()[1])
+        config = _config(_webhook(odd), _webhook(inbox))
+        memory, [problem] = _send(config, _condition())
+        assert problem == "0:webhook took no message: BadStatusLine; 1 wait"
+        assert (list(memory.outbox), len(inbox.received)) == (["0:webhook"], 1)
+        post, bodies = sinks._post, list[Any]()
+
+        def choosy(sink: Any, body: Any) -> None:
+            bodies.append(body)
+            if len(bodies) == 1:
+                raise ValueError("not a header")
+            post(sink, body)
+
+        monkeypatch.setattr(sinks, "_post", choosy)
+        waiting = {"0:webhook": memory.outbox["0:webhook"] * 2}
+        memory, [problem] = sinks.deliver(_config(_webhook(inbox)), Memory(outbox=waiting))
+        assert problem == "0:webhook can't be given a message, which is left out: ValueError"
+        assert (memory.outbox, len(inbox.received)) == ({}, 2)
+
+
 def test_a_sink_that_is_down_for_long_gets_the_newest() -> None:
     config = _config({"type": "log"}, min_interval=0)
     memory, now = Memory(), START
@@ -293,14 +327,15 @@ def test_mail_arrives_by_smtp() -> None:
             "from": "cdc@example.com",
             "to": ["ops@example.com", "dba@example.com"],
         }
-        _, problems = _send(_config(sink), _condition("größe"))
+        _, problems = _send(_config(sink), _condition("größe\r\nBcc: x"))
     assert problems == []
     mail = email.message_from_string(inbox.received[0], policy=email.policy.default)
-    assert mail["Subject"] == "[cdc shop] FAIL: größe is wrong"
+    assert mail["Subject"] == "[cdc shop] FAIL: größe Bcc: x is wrong"
     assert mail["To"] == "ops@example.com, dba@example.com"
     assert mail.get_content().replace("\r", "").splitlines() == [
         "Source shop:",
-        "FAIL: größe is wrong",
+        "FAIL: größe",
+        "Bcc: x is wrong",
         "  since 2026-01-01 00:00:00 UTC, 0 s: very",
         "  do: do something",
     ]

@@ -45,6 +45,8 @@ def test_everything_has_a_default_but_the_tables() -> None:
         ({"tables": [{"name": '"A"'}, {"name": "a"}]}, ["would both become", "lake.namespace"]),
         ({"postgres": {}}, ["postgres", "dsn", "embedded"]),
         ({"postgres": {"dsn": "${CDC_NOT_SET}"}}, ["CDC_NOT_SET", "not set"]),
+        ({"postgres": {"dsn": "postgresql://u:p@ss@h/db"}}, ["postgres.dsn", "%40"]),
+        ({"postgres": {"dsn": "postgresql://u:p@ss/w@h/db"}}, ["postgres.dsn", "%40"]),
         ({"staging": {"flush_interval": "1 parsec"}}, ["staging.flush_interval", "500ms"]),
         ({"staging": {"uri": "ftp://x"}}, ["staging.uri", "s3://bucket/prefix"]),
         ({"spark": {"remote": "http://x"}}, ["spark.remote", "sc://"]),
@@ -102,6 +104,13 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     broken.write_text("a: [")
     with pytest.raises(ConfigurationError, match=r"broken\.yaml is not YAML"):
         load_config(broken)
+    broken.write_text("name: 2024-13-45")
+    with pytest.raises(ConfigurationError, match=r"broken\.yaml is not YAML: month"):
+        load_config(broken)
+    broken.write_text('postgres: {dsn: "postgresql://u:sec"ret@h/db"}')
+    with pytest.raises(ConfigurationError, match="line 1, column") as error:
+        load_config(broken)
+    assert "ret@" not in str(error.value)
 
 
 def test_a_child_gets_the_same_configuration() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,15 +19,21 @@ from cdc_assets.sensors import checks, flusher, materializer, snapshot
 from cdc_assets.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
 from cdc_assets.status import TableStatus
 
-CONFIG = parse_config(
-    {
-        "name": "src",
-        "postgres": {"dsn": "postgresql://nowhere/db"},
-        "tables": [{"name": "public.t", "freshness": {"warn": "60s", "fail": "5m"}}],
-    },
-    "test",
-)
-NAMES = TableAssets(CONFIG, TableId("public", "t"))
+
+def _names(**freshness: str) -> TableAssets:
+    config = parse_config(
+        {
+            "name": "src",
+            "postgres": {"dsn": "postgresql://nowhere/db"},
+            "tables": [{"name": "public.t", "freshness": freshness}],
+        },
+        "test",
+    )
+    return TableAssets(config, TableId("public", "t"))
+
+
+NAMES = _names(warn="60s", fail="5m")
+CONFIG = NAMES.config
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -185,6 +192,13 @@ def test_only_a_table_proven_level_gets_a_heartbeat(
 ) -> None:
     decision = materializer.decide([look], active=False, proven=proven)
     assert bool(decision.heartbeats) is heartbeat
+
+
+def test_a_table_that_may_be_old_gets_fewer_heartbeats() -> None:
+    names = _names(warn="1h", fail="2h")
+    for seconds, expected in ((1199.0, ()), (1200.0, (names,))):
+        look = replace(_look(reported=seconds), names=names)
+        assert materializer.decide([look], active=False, proven=True).heartbeats == expected
 
 
 def test_the_log_is_level_once_it_reaches_where_the_wal_ended() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,17 @@ def test_a_pass_costs_what_its_budget_allows_and_says_what_it_left_out(
         table.append(rows(9000 + number * ROWS, 9000 + (number + 1) * ROWS))
     behind = looked(table, KeysSeen(seen.lake_table, 0, seen.new, 0, None, NOW), "v", budget=ROWS)
     assert (behind.changed, behind.looked) == (5, 1)
+
+
+def test_what_was_found_by_chance_is_found_again(new_table: Callable[[], Table]) -> None:
+    table = new_table()
+    within = [number * ROWS + ROWS // 2 for number in range(FILES)]
+    table.delete(f"id in ({', '.join(map(str, within[1:]))})")
+    seen = looked(table, None).seen
+    table.append(rows(0, FILES * ROWS).take(within))  # any file may have these keys, one has
+    budget = FILES + 10 + 3 * ROWS  # what is looked for, what comes later, and three files
+    passes = (replace(seen, round_ended=NOW - timedelta(seconds=n)) for n in range(100))
+    begun = next(each for each in passes if looked(table, each, budget=budget).duplicated)
+    for number in range(10):
+        table.append(rows(9000 + number, 9001 + number))
+        assert looked(table, begun, budget=budget).duplicated == 1

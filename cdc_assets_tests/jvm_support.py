@@ -1,0 +1,8 @@
+"""How the JVMs of tests are started."""
+
+# Each test's data are tiny: most of a JVM's time would go into optimizing code that is run once or
+# twice. Tests need less than half of the CPU with the first compiler alone; by default it would
+# get too small a code cache, and spend its time emptying it.
+QUICK_JVM = {
+    "JAVA_TOOL_OPTIONS": ("-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC")
+}
