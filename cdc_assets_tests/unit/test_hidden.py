@@ -112,7 +112,7 @@ def histories(draw: st.DrawFn) -> list[Catalog]:
     return states
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(histories(), st.data())
 def test_whatever_the_history(states: list[Catalog], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(states) - 1))
