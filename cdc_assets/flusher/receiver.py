@@ -138,7 +138,7 @@ class Session:
         self._progress = progress
         self._stop = stop
         self._until = until
-        self._awaited = until or Lsn.ZERO
+        self._awaited = Lsn.ZERO
         self._flushed = flushed
         self._position = flushed
         self._handed_bytes = self._consumed_bytes = 0
@@ -394,7 +394,9 @@ class Session:
         if moved <= 0:
             return
         waited = time.monotonic() - self._advanced_at
-        awaited = self._flushed < self._awaited <= self._position
+        awaited = any(
+            self._flushed < lsn <= self._position for lsn in (self._awaited, self._until or Lsn.ZERO)
+        )
         if moved >= IDLE_STEP_BYTES or waited >= IDLE_STEP_SECONDS or awaited:
             self._store.advance(self._position)
             self._registered(self._position)
@@ -413,7 +415,7 @@ class Session:
         that commits from now on; only then it is pinned (``postgres.pins``).
         """
         revision = self._store.revision()
-        self._awaited = max(self._awaited, self._store.awaited_lsn())
+        self._awaited = self._store.awaited_lsn()
         self._specs_at = time.monotonic()
         beside = any(row.inserts_only and row.oid in self._specs for row in self._rows)
         if beside and len(self._asked) == 1:

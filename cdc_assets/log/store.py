@@ -133,15 +133,19 @@ class LogStore(TableRegistry):
         return _must(row[0]) if row else None
 
     def await_flushed(self, lsn: Lsn) -> None:
-        """Tell the flusher that somebody waits for ``flushed_lsn`` to be ``lsn``."""
+        """Tell the flusher that somebody waits for ``flushed_lsn`` to be ``lsn``.
+
+        The nearest one is kept; whoever waits for another tells it again. One that is beyond the
+        end of the WAL hides none.
+        """
         self.connection.execute(
             "update flushed_lsn set awaited = %(lsn)s where source = %(source)s"
-            " and (awaited is null or awaited < %(lsn)s)",
+            " and (awaited is null or awaited <= lsn or awaited > %(lsn)s)",
             {"source": self.source, "lsn": str(lsn)},
         )
 
     def awaited_lsn(self) -> Lsn:
-        """The newest LSN that anybody has waited for."""
+        """The nearest LSN that somebody waits for, or one that was reached; zero if nobody has."""
         row = self.connection.execute(
             "select awaited from flushed_lsn where source = %s and awaited is not null",
             (self.source,),

@@ -71,12 +71,12 @@ def moment(
 def await_log(pipeline: Pipeline, table: TableId, point: Lsn, seconds: float) -> None:
     """Wait until everything that committed below ``point`` is registered."""
     deadline = time.monotonic() + seconds
-    pipeline.store.await_flushed(point)
     while (flushed := pipeline.store.flushed_lsn()) is None or flushed < point:
         if time.monotonic() > deadline:
             raise TableProblem(
                 table, "the flusher isn't level with the source", "Start it, or see its log."
             )
+        pipeline.store.await_flushed(point)
         time.sleep(_LOOK_SECONDS)
 
 

@@ -145,6 +145,7 @@ def test_an_idle_flusher_moves_for_who_waits_for_it(
     ):
         wait_for(lambda: progress.state == "streaming")
         client.execute("create table quiet as select 1")
+        pipeline.store.await_flushed(Lsn.parse("FFFF/0"))  # nothing will ever be there
         wanted, stop = _end(source), threading.Event()
         waiting = threading.Thread(target=reach, args=(pipeline, wanted, stop))
         waiting.start()
