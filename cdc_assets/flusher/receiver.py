@@ -394,9 +394,8 @@ class Session:
         if moved <= 0:
             return
         waited = time.monotonic() - self._advanced_at
-        awaited = any(
-            self._flushed < lsn <= self._position for lsn in (self._awaited, self._until or Lsn.ZERO)
-        )
+        targets = (self._awaited, self._until or Lsn.ZERO)
+        awaited = any(self._flushed < lsn <= self._position for lsn in targets)
         if moved >= IDLE_STEP_BYTES or waited >= IDLE_STEP_SECONDS or awaited:
             self._store.advance(self._position)
             self._registered(self._position)
