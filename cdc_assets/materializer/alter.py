@@ -255,16 +255,20 @@ def _next(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[TableColumns
                 f" lake's {part.mapping.lake} can't hold"
             )
     missing: dict[int, str | None] = {}
+    unknown = {number for number in before.unknown if number in names}
     for column in after.columns:
         number = column.source.number
         if number not in by_number:
+            if at[number].dropped and not key:
+                unknown.add(number)
             if told.numbers and any(
                 c.name == column.source.name and c.number not in names for c in row.columns
             ):
                 # Dropped and added again, it may have been taken for the old one until now.
                 at[number] = replace(at[number], missing=None, has_default=True)
             missing |= _missing(pipeline, after, column, at[number])
-    return replace(after.described(), fields=fields, fill=missing), after
+    described = after.described()
+    return replace(described, fields=fields, fill=missing, unknown=tuple(sorted(unknown))), after
 
 
 def _refuse(lake: LakeTable, before: Mapping[int, Column], columns: Sequence[Column]) -> None:

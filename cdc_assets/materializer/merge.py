@@ -129,12 +129,15 @@ def _merge_counted(
     """A table without a key: remove as many equal rows as were deleted, add what was inserted.
 
     All copies of a row that lost some are deleted, and what is left of them is appended again.
-    Rows are equal if they are the same in the lake (``rows.same_in_lake``): what differs as text
-    may not.
+    Rows are equal if they are the same in the lake (``rows.same_in_lake``, ``LakeTable.telling``):
+    what differs as text may not.
     """
-    names, numbers = names_of(lake), range(len(lake.columns))
-    ids, rest = [f"id{i}" for i in numbers], [f"c{i}" for i in numbers]
-    alike = [F.expr(same_in_lake(c, f"c{i}")).alias(f"id{i}") for i, c in enumerate(lake.columns)]
+    rest, known = [f"c{i}" for i in range(len(lake.columns))], lake.telling()
+    telling = {f"id{i}": (c, f"c{i}") for i, c in enumerate(lake.columns) if c in known}
+    ids = ["id", *telling]
+    # One that is the same for all: there may be no other.
+    alike = [F.lit(0).alias("id")]
+    alike += [F.expr(same_in_lake(c, value)).alias(name) for name, (c, value) in telling.items()]
     values = [F.first(column).alias(column) for column in rest]
     with ExitStack() as cleanup:
         texts = parsed(count_rows(events, facts), texts_of(lake), "net")
@@ -151,19 +154,19 @@ def _merge_counted(
         delete = None
         if deleted and facts.truncate is None:
             gone = counted.where("net < 0").select(
-                *(F.col(i).alias(f"gone_{i}") for i in ids), "net"
+                *(F.col(name).alias(f"gone_{name}") for name in ids), "net"
             )
-            target = session.table(lake.sql_name).select(*(ticked(n) for n in names)).toDF(*rest)
-            same = reduce(and_, (F.col(i).eqNullSafe(F.col(f"gone_{i}")) for i in ids))
-            hit = target.select("*", *alike).join(F.broadcast(gone), same, "inner")
+            target = session.table(lake.sql_name).select(*(ticked(n) for n in names_of(lake)))
+            same = reduce(and_, (F.col(name).eqNullSafe(F.col(f"gone_{name}")) for name in ids))
+            hit = target.toDF(*rest).select("*", *alike).join(F.broadcast(gone), same, "inner")
             left = (F.count("*") + F.col("net")).alias("left")
             kept = hit.groupBy(*ids, "net").agg(*values, left).where("left > 0")
             new = new.unionByName(kept.select(*rest, F.col("left").alias("net")))
-            conditions = (
-                f"{same_in_lake(c, f't.{ticked(c.name)}')} <=> s.gone_id{i}"
-                for i, c in enumerate(lake.columns)
-            )
-            delete = gone.drop("net"), " and ".join(conditions)
+            conditions = [
+                f"{same_in_lake(c, f't.{ticked(c.name)}')} <=> s.gone_{name}"
+                for name, (c, _) in telling.items()
+            ]
+            delete = gone.drop("net"), " and ".join(["s.gone_id = 0", *conditions])
         copies = new.withColumn("copy", F.explode(F.sequence(F.lit(1), F.col("net"))))
         _commit(
             session,

@@ -28,6 +28,8 @@ class TableColumns:
     has begun to change them. ``since``: the sequence number of the snapshot that named the cursor
     when they were changed last; the rows of an older one aren't theirs. ``exclude`` and ``types``
     are the configuration that the table was made with, None where an older version made it.
+    ``unknown``: columns of a table without a key that were added and, before it was asked what
+    older rows show in them, dropped again.
     """
 
     columns: tuple[Column, ...]
@@ -38,6 +40,7 @@ class TableColumns:
     since: int = 0
     exclude: tuple[str, ...] | None = None
     types: Mapping[str, str] | None = None
+    unknown: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -51,6 +54,7 @@ class TableColumns:
             data.get("since", 0),
             tuple(data["exclude"]) if data.get("exclude") is not None else None,
             data.get("types"),
+            tuple(data.get("unknown", ())),
         )
 
     def dump(self) -> str:
@@ -64,6 +68,7 @@ class TableColumns:
                 "since": self.since,
                 "exclude": self.exclude,
                 "types": dict(self.types) if self.types is not None else None,
+                "unknown": self.unknown,
             },
             ensure_ascii=False,
         )

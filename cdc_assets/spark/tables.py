@@ -252,6 +252,17 @@ class LakeTable:
             types=rules.types,
         )
 
+    def telling(self) -> list[LakeColumn]:
+        """The columns that tell its rows apart where they have no key.
+
+        What older rows show in one that is ``unknown``, the lake can't say; the source has no more
+        such column, so rows that differ in it alone are the same there.
+        """
+        loaded = self.load()
+        text = loaded.properties.get(PROPERTY) if loaded is not None else None
+        unknown = TableColumns.parse(text).unknown if text is not None else ()
+        return [c for c in self.columns if c.source.number not in unknown]
+
     def load(self) -> Table | None:
         """The table through pyiceberg, None if it doesn't exist.
 

@@ -14,8 +14,16 @@ from cdc_assets_tests.oracle.world import World
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-# A refused table, one without a key, partitions in mode append, a killed merge, cut connections.
-SEEDS = (50,)
+# The first one has a refused table, one without a key, partitions in mode append, a killed merge and
+# cut connections.
+SEEDS = (
+    (50, ""),
+    (5001, "leaf"),
+    (5001, "pin"),
+    (5002, "keyless"),
+    (5001, "publication"),
+    (5002, "cursor"),
+)
 
 
 def test_random_pipelines_end_with_what_the_source_recorded(
@@ -23,6 +31,6 @@ def test_random_pipelines_end_with_what_the_source_recorded(
 ) -> None:
     said: list[str] = []
     with serving(postgres.start(), spark_server.ensure(), tmp_home) as servers:
-        for seed in SEEDS:
-            plan = make(seed)
+        for seed, focus in SEEDS:
+            plan = make(seed, focus)
             assert World(servers, plan, said.append).play() == [], plan.dump()
