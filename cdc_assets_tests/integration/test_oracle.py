@@ -14,8 +14,8 @@ from cdc_assets_tests.oracle.world import World
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-# The first one has a refused table, one without a key, partitions in mode append, a killed merge and
-# cut connections.
+# The first: a refused table, one without a key, partitions in mode append, a killed merge, cut
+# connections.
 SEEDS = (
     (50, ""),
     (5001, "leaf"),
