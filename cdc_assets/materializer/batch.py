@@ -29,6 +29,10 @@ EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data
 WHOLE_SCHEMA = f"{EVENT_SCHEMA}, lsn bigint, ts bigint, xid bigint"
 
 
+NamedKey = frozenset[tuple[str, str | None]]
+"""A key as (column, text) pairs: the stream tells its columns in another order than the key has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The rows of the log that count: offsets from ``offset`` on, committed in [above, below).
@@ -50,8 +54,8 @@ class Facts:
 
     ``end_offset``: the first offset that the batch doesn't hold. ``truncate``: that of the last
     truncate, ``first_truncate`` of the first one, or None. ``unchanged``: the columns that some
-    update left out (unchanged TOAST). ``relinked``: both keys, as text, of every key change that
-    left columns out. ``first_commit``: the LSN of the first commit, None without rows.
+    update left out (unchanged TOAST). ``relinked``: both keys of every key change that left columns
+    out. ``first_commit``: the LSN of the first commit, None without rows.
     """
 
     end_offset: int
@@ -59,7 +63,7 @@ class Facts:
     truncate: int | None
     first_truncate: int | None
     unchanged: frozenset[str]
-    relinked: frozenset[tuple[str | None, ...]]
+    relinked: frozenset[NamedKey]
     first_commit: Lsn | None = None
 
 
@@ -100,7 +104,7 @@ def facts(
     """Look at the small columns of the batch's files. Raises FileNotFoundError if one is gone."""
     rows, truncate, first, end, commit = 0, None, None, window.offset, None
     unchanged: set[str] = set()
-    relinked: set[tuple[str | None, ...]] = set()
+    relinked: set[NamedKey] = set()
     for entry in entries:
         table = entry.rows.read(storage, ["_op", "_commit_lsn", "_unchanged_cols"])
         offsets, mask = _selected(table, entry.start_offset, window)
@@ -128,14 +132,14 @@ def facts(
     return Facts(end, rows, truncate, first, frozenset(unchanged), frozenset(relinked), commit)
 
 
-def _relinked(data: pa.ChunkedArray, key: Sequence[str]) -> set[tuple[str | None, ...]]:
+def _relinked(data: pa.ChunkedArray, key: Sequence[str]) -> set[NamedKey]:
     """Both keys of the rows that carry an old key; a raw quote can't stand inside a JSON string."""
-    found: set[tuple[str | None, ...]] = set()
+    found: set[NamedKey] = set()
     for text in data.filter(pc.match_substring(data, f',"{OLD_KEY}":"')).to_pylist():
         row = json.loads(text)
-        found.add(tuple(row[name] for name in key))
+        found.add(frozenset((name, row[name]) for name in key))
         old = json.loads(row[OLD_KEY])
-        found.add(tuple(old[name] for name in key))
+        found.add(frozenset((name, old[name]) for name in key))
     return found
 
 

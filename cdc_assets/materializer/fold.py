@@ -70,12 +70,7 @@ def fold(
     folder = _fold_kept if keep_deleted else _fold_simple
     if not facts.relinked:
         return folder(keyed, facts.unchanged, key, columns)
-    struct = text_struct(key)
-    odd = F.broadcast(
-        session.createDataFrame(
-            [(k,) for k in facts.relinked], T.StructType([T.StructField("key", struct)])
-        )
-    )
+    struct, odd = text_struct(key), relinked_keys(session, facts, key)
     simple = folder(keyed.join(odd, "key", "left_anti"), facts.unchanged, key, columns)
     at = F.col("ts") if keep_deleted else F.lit(None).cast("bigint").alias("ts")
     rows = keyed.join(odd, "key", "left_semi").select("off", "op", "unchanged", "data", at)
@@ -100,6 +95,13 @@ def fold(
         schema,
     ).withColumn("row", F.from_json("data", text_struct(columns), JSON))
     return simple.unionByName(sequential.select(*_FOLDED))
+
+
+def relinked_keys(session: SparkSession, facts: Facts, key: Sequence[str]) -> DataFrame:
+    """A column ``key`` with those that :func:`fold_relinked` has to see, to be broadcast."""
+    found = [(tuple(dict(named)[name] for name in key),) for named in facts.relinked]
+    schema = T.StructType([T.StructField("key", text_struct(key))])
+    return F.broadcast(session.createDataFrame(found, schema))
 
 
 def _fold_simple(

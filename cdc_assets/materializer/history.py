@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from cdc_assets.log.files import OLD_KEY
 from cdc_assets.materializer.batch import Facts
-from cdc_assets.materializer.fold import JSON, Event, text_struct
+from cdc_assets.materializer.fold import JSON, Event, relinked_keys, text_struct
 from cdc_assets.materializer.repair import Key, Reread
 from cdc_assets.materializer.rows import as_lake, named, texts_of
 from cdc_assets.postgres.names import lake_column
@@ -78,12 +78,7 @@ def _from_batch(
     ``source`` is the key of the lake's row that has it.
     """
     keyed = events.withColumn("key", F.from_json("data", text_struct(key), JSON))
-    odd = F.broadcast(
-        session.createDataFrame(
-            [(k,) for k in facts.relinked],
-            T.StructType([T.StructField("key", text_struct(key))]),
-        )
-    )
+    odd = relinked_keys(session, facts, key)
     simple = _running(keyed.join(odd, "key", "left_anti"), names, left_out)
     if not facts.relinked:
         return simple

@@ -259,3 +259,30 @@ def test_what_a_mode_cant_do_is_said_before_anything_is_copied(
         assert (p.state, q.state) == ("parked", "parked")
         assert "without a key no row can be marked" in (p.reason or "")
         assert "column _op, which mode append adds" in (q.reason or "")
+
+
+def test_invariant_8_a_row_takes_its_values_along_whatever_the_order_of_its_key(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """The stream tells a key's columns in the table's order; the key has its own."""
+    modes = {"m": "mirror", "s": "soft_delete", "a": "append"}
+    setup = ";".join(
+        f"create table {name} (a int, b int, doc text, primary key (b, a));"
+        f" alter table {name} alter doc set storage external;"
+        f" insert into {name} values (1, 10, repeat('one', 1000)), (2, 20, repeat('two', 1000))"
+        for name in modes
+    )
+    tables = [{"name": name, "mode": mode} for name, mode in modes.items()]
+    with lake(postgres_dsn(), spark_server.ensure(), setup, *tables) as source:
+        source.pin()
+        source.copy()
+        for name in modes:
+            source.execute(f"delete from {name} where a = 2")
+            source.execute(f"update {name} set a = 2, b = 20")
+        source.flush()
+        source.drain_all()
+        live = {"m": "true", "s": "_deleted_at is null", "a": "_op = 'U'"}
+        for table in source.tables:
+            rows = source.session.table(source.lake_table(table).sql_name).where(live[table.name])
+            expected = source.execute(f"select a, b, doc from {table}")
+            assert [tuple(row) for row in rows.select("a", "b", "doc").collect()] == expected
