@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from cdc_assets.log.session import LogSession
 from cdc_assets.log.tables import TableRow
-from cdc_assets.postgres.heap_record import KnownHeaps, Moment
+from cdc_assets.postgres.heap_record import HeapFile, KnownHeaps, Moment
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
@@ -28,7 +29,7 @@ def known_heaps(store: LogSession) -> dict[TableId, tuple[int, KnownHeaps]]:
         TableId.parse(name): (
             epoch,
             KnownHeaps(
-                {int(oid): filenode for oid, filenode in files.items()},
+                {int(oid): _heap_file(said) for oid, said in files.items()},
                 last if own is None else Moment(own, Lsn.parse(own_lsn)),
                 own is not None,
                 Lsn.parse(pending) if pending else None,
@@ -39,10 +40,15 @@ def known_heaps(store: LogSession) -> dict[TableId, tuple[int, KnownHeaps]]:
     }
 
 
+def _heap_file(said: int | list[Any]) -> HeapFile:
+    """An earlier version wrote down the filenode alone."""
+    return HeapFile(said) if isinstance(said, int) else HeapFile(*said)
+
+
 def remember_heaps(
     store: LogSession,
     row: TableRow,
-    files: Mapping[int, int],
+    files: Mapping[int, HeapFile],
     *,
     own: Moment | None = None,
     pending: Lsn | None = None,
@@ -58,7 +64,7 @@ def remember_heaps(
             store.source,
             str(row.table),
             row.epoch,
-            json.dumps({str(oid): filenode for oid, filenode in files.items()}),
+            json.dumps({str(oid): list(file) for oid, file in files.items()}),
             own.horizon if own is not None else None,
             str(own.lsn) if own is not None else None,
             str(pending) if pending is not None else None,

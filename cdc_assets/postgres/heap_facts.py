@@ -21,6 +21,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.heap_record import (
     Difference,
+    HeapFile,
     HeapTrace,
     KnownHeaps,
     Moment,
@@ -39,14 +40,15 @@ _FIRST_PAGES = 128
 
 _HEAPS: LiteralString = """
 with recursive tree as (
-    select o as root, o as oid from unnest(%s::oid[]) o
+    select o as root, o as oid, '' as link from unnest(%s::oid[]) o
      union all
-    select t.root, i.inhrelid
+    select t.root, i.inhrelid, t.link || i.xmin || ' '
       from tree t
       join pg_catalog.pg_class p on p.oid = t.oid and p.relkind = 'p'
       join pg_catalog.pg_inherits i on i.inhparent = t.oid)
 select t.root::bigint, array_agg(c.oid::bigint) filter (where c.relkind = 'r'),
-       array_agg(c.relfilenode::bigint) filter (where c.relkind = 'r')
+       array_agg(c.relfilenode::bigint) filter (where c.relkind = 'r'),
+       array_agg(t.link) filter (where c.relkind = 'r')
   from tree t join pg_catalog.pg_class c on c.oid = t.oid
  group by t.root
 """
@@ -63,11 +65,12 @@ def moment(connection: Connection) -> Moment:
     return Moment(int(row[0]), Lsn.parse(row[1]))
 
 
-def heap_files(connection: Connection, oids: Iterable[int]) -> dict[int, dict[int, int]]:
+def heap_files(connection: Connection, oids: Iterable[int]) -> dict[int, dict[int, HeapFile]]:
     """The file of each heap of these tables; nothing of one that is gone."""
     found = connection.execute(_HEAPS, (list(oids),)).fetchall()
     return {
-        int(root): dict(zip(heaps or (), files or (), strict=True)) for root, heaps, files in found
+        int(root): dict(zip(heaps or (), map(HeapFile, files or (), links or ()), strict=True))
+        for root, heaps, files, links in found
     }
 
 
@@ -129,9 +132,9 @@ def _trace(connection: Connection, heap: int, horizon: int) -> HeapTrace | None:
         row = (False, False, link != made_by, False)
     assert row is not None
     kept, rewritten, loaded, empty = row
-    return HeapTrace(
-        f"{schema}.{name}", kept, rewritten or changed_by in altered, loaded, changed_by, empty
-    )
+    # Who attaches it changes its columns, too, and not its file.
+    rewritten = rewritten or (changed_by in altered and changed_by != link)
+    return HeapTrace(f"{schema}.{name}", kept, rewritten, loaded, changed_by, empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ class _Look:
     at: Moment
     flushed: Lsn | None
 
-    def settle(self, row: TableRow, known: KnownHeaps, files: Mapping[int, int]) -> None:
+    def settle(self, row: TableRow, known: KnownHeaps, files: Mapping[int, HeapFile]) -> None:
         """Judge what is different, and remember it or act."""
         found = difference(known.files, files)
         if not found:

@@ -14,7 +14,9 @@ were as remembered, and its *horizon*: the transaction ID below which all were o
   explains no file that somebody made later. The log has to be as far as the look, to be asked.
 - A heap that came is empty as a rule. What was loaded into it before it was attached was written
   by a transaction before the one that attached it, or by a command before that one's.
-- A heap that left took rows along. In mode ``append`` they stay: the lake is a history there.
+- A heap that left took rows along. In mode ``append`` they stay: the lake is a history there. One
+  that left and came again between two looks has the file that it had, and was attached by another
+  transaction; what happened to its rows meanwhile is told as little.
 
 Not told apart: a TRUNCATE of one partition in the very transaction of a rewriting ALTER TABLE; rows
 loaded by somebody whose transaction began after that which attaches, and ended before it does. An
@@ -27,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.lsn import Lsn
@@ -45,6 +47,17 @@ class Moment:
     lsn: Lsn
 
 
+class HeapFile(NamedTuple):
+    """A heap's file, and how the heap is reached.
+
+    ``link``: the transactions that attached it, and what it is a part of, up to the table; None
+    where that wasn't remembered.
+    """
+
+    filenode: int
+    link: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class KnownHeaps:
     """What is remembered: the file of each heap, by oid, and when it was so for the last time.
@@ -54,7 +67,7 @@ class KnownHeaps:
     one.
     """
 
-    files: Mapping[int, int]
+    files: Mapping[int, HeapFile]
     seen: Moment
     own: bool = False
     pending: Lsn | None = None
@@ -63,7 +76,10 @@ class KnownHeaps:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The oids of heaps that have another file, that came, and that left."""
+    """The oids of heaps that have another file, that came, and that left.
+
+    What left and came again is in both of these.
+    """
 
     replaced: frozenset[int]
     came: frozenset[int]
@@ -73,11 +89,13 @@ class Difference:
         return bool(self.replaced or self.came or self.left)
 
 
-def difference(known: Mapping[int, int], now: Mapping[int, int]) -> Difference:
+def difference(known: Mapping[int, HeapFile], now: Mapping[int, HeapFile]) -> Difference:
+    stayed = known.keys() & now.keys()
+    again = {o for o in stayed if known[o].link is not None and known[o].link != now[o].link}
     return Difference(
-        frozenset(oid for oid in known.keys() & now.keys() if known[oid] != now[oid]),
-        frozenset(now.keys() - known.keys()),
-        frozenset(known.keys() - now.keys()),
+        frozenset(oid for oid in stayed if known[oid].filenode != now[oid].filenode),
+        frozenset((now.keys() - known.keys()) | again),
+        frozenset((known.keys() - now.keys()) | again),
     )
 
 
@@ -115,6 +133,8 @@ def judge(
     if found.left and not keeps_history:
         several = "a partition" if len(found.left) == 1 else f"{len(found.left)} partitions"
         what = f"{several} of it left it, detached or dropped: rows that went along are never told"
+        if found.left <= found.came:
+            what = f"{several} of it left it and came again: what happened meanwhile is never told"
         return _problem(table, "partition_left", what)
     loaded = [traces[oid].name for oid in sorted(found.came) if traces[oid].loaded]
     if loaded:

@@ -158,8 +158,10 @@ class Landing:
         if self._target is not None and self._target is not self.lake:
             said = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
             swap(session, self.lake, self._target, said | self._reached(target))
-        elif COPYING in target.properties:
-            target.transaction().remove_properties(COPYING).commit_transaction()
+        loaded = self.lake.load()
+        # Somebody who died before may have left it; pyiceberg wouldn't write format version 3.
+        if loaded is not None and loaded.properties.get(COPYING) in ("", self.lake.copy_id):
+            session.sql(f"alter table {self.lake.sql_name} unset tblproperties ('{COPYING}')")
         self._drop_shadows()
 
     # --- parts ---

@@ -17,7 +17,7 @@ from cdc_assets.postgres.source_facts import followed
 from cdc_assets_tests.flusher_support import Bench, bench
 
 PARTITIONED = (
-    *("truncated", "dropped", "detached", "attached", "moved"),
+    *("truncated", "dropped", "detached", "again", "attached", "moved"),
     *("unlogged", "emptied", "history", "fine", "copied", "lost"),
 )
 PLAIN = ("plain", "joined")
@@ -69,6 +69,8 @@ HARM = """
 truncate truncated_2
 drop table dropped_1
 alter table detached detach partition detached_1
+alter table again detach partition again_1; delete from again_1
+alter table again attach partition again_1 for values from (0) to (10)
 create table attached_3 (like attached including all); insert into attached_3 values (21)
 alter table attached attach partition attached_3 for values from (20) to (30)
 drop table history_1
@@ -118,6 +120,7 @@ def test_what_no_stream_tells_parks_its_table_and_nothing_else_does(source: Benc
     assert early == {
         "dropped": "partition_left",
         "detached": "partition_left",
+        "again": "partition_left",
         "attached": "partition_attached",
         "moved": "partition_attached",
         "lost": "table_unlogged",

@@ -8,6 +8,7 @@ import pytest
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.heap_record import (
+    HeapFile,
     HeapTrace,
     KnownHeaps,
     Moment,
@@ -19,19 +20,22 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
 TABLE = TableId("public", "t")
-KNOWN = KnownHeaps({1: 10, 2: 20}, Moment(700, Lsn(100)), pending=Lsn(200))
+KNOWN = KnownHeaps(
+    {1: HeapFile(10, "5 "), 2: HeapFile(20, "5 ")}, Moment(700, Lsn(100)), pending=Lsn(200)
+)
 NEW = HeapTrace("public.t_1", False, False, False, 750, False)
 
 
 def judged(
-    now: dict[int, int],
+    now: dict[int, int] | dict[int, HeapFile],
     *traces: HeapTrace,
     known: KnownHeaps = KNOWN,
     flushed: int = 300,
     history: bool = False,
 ) -> Verdict | str:
     """``traces``: of the heaps that came or have another file, by oid. A problem as its code."""
-    found = difference(known.files, now)
+    files = {o: HeapFile(file, "5 ") if isinstance(file, int) else file for o, file in now.items()}
+    found = difference(known.files, files)
     by_oid = dict(zip(sorted(found.replaced | found.came), traces, strict=True))
     verdict = judge(
         TABLE,
@@ -84,3 +88,12 @@ def test_a_heap_that_left_took_rows_along_but_not_from_a_history() -> None:
     assert judged({1: 10}) == "partition_left"
     assert judged({1: 10}, history=True) == "harmless"
     assert judged({}, history=True) == "harmless"
+
+
+def test_a_heap_that_left_and_came_again_counts_as_both() -> None:
+    again = {1: HeapFile(10, "5 "), 2: HeapFile(20, "9 ")}
+    assert judged(again, NEW) == "partition_left"
+    assert judged(again, NEW, history=True) == "harmless"
+    assert judged(again, replace(NEW, loaded=True), history=True) == "partition_attached"
+    unknown = replace(KNOWN, files={1: HeapFile(10), 2: HeapFile(20)})
+    assert judged(again, known=unknown) == "harmless"
