@@ -14,7 +14,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.materializer.rows import naming_refusals, typed
+from cdc_assets.materializer.rows import naming_refusals, of_later, typed
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, heaps
 from cdc_assets.postgres.connect import uri
@@ -124,9 +124,10 @@ def _read_again(
             # The source may be ahead: a key that no row of the lake can have.
             if c.mapping.fits is not None:
                 texts = texts.where(c.mapping.fits(f"t{i}"))
+            texts = texts.where(f"{of_later(c, f't{i}')} is not null")
         read = texts.select(
             *(
-                F.expr(typed(c, f"t{i}")).alias(name)
+                F.expr(of_later(c, f"t{i}")).alias(name)
                 for i, (c, name) in enumerate(zip(wanted, names, strict=True))
             )
         )

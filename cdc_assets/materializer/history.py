@@ -230,7 +230,7 @@ def _from_lake(
             F.from_json("data", text_struct(texts_of(lake)), JSON).alias("row"),
             F.from_json("data", text_struct(c.source.name for c in lake.key), JSON).alias("of"),
         )
-        read = as_lake(again, lake.columns, "row", "of")
+        read = as_lake(again, lake.columns, "row", "of", read_later=True)
         number = {name: i for i, name in enumerate(texts_of(lake))}
         newest = newest.unionByName(
             read.select(

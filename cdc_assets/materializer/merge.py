@@ -287,5 +287,5 @@ def _filled(
     if not missing:
         return rows, 0
     again = session.createDataFrame([(text,) for text in reread(missing)], "data string")
-    read = as_lake(parsed(again, texts_of(lake)), lake.columns, "row")
+    read = as_lake(parsed(again, texts_of(lake)), lake.columns, "row", read_later=True)
     return rows.unionByName(read, allowMissingColumns=True), len(missing)

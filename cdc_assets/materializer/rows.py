@@ -35,17 +35,25 @@ def texts_of(lake: LakeTable) -> list[str]:
     return [c.source.name for c in lake.columns]
 
 
-def as_lake(frame: DataFrame, columns: Sequence[LakeColumn], struct: str, *keep: str) -> DataFrame:
+def as_lake(
+    frame: DataFrame,
+    columns: Sequence[LakeColumn],
+    struct: str,
+    *keep: str,
+    read_later: bool = False,
+) -> DataFrame:
     """The members of ``struct``, cast from text to the lake's types; ``keep`` columns come along.
 
-    They are c0, c1, … until :func:`named`: beside helpers, any name of theirs could be a helper's.
+    ``read_later``: the source was read for them, see :func:`of_later`. They are c0, c1, … until
+    :func:`named`: beside helpers, any name of theirs could be a helper's.
     """
+    value = of_later if read_later else typed
     flat = frame.select(
         *(member(struct, c.source.name).alias(f"text_{i}") for i, c in enumerate(columns)),
         *keep,
     )
     return flat.select(
-        *(F.expr(typed(c, f"text_{i}")).alias(f"c{i}") for i, c in enumerate(columns)),
+        *(F.expr(value(c, f"text_{i}")).alias(f"c{i}") for i, c in enumerate(columns)),
         *keep,
     )
 
@@ -67,6 +75,19 @@ def typed(column: LakeColumn, text: str) -> str:
         f" then {value} else cast(raise_error('{_REFUSED.format(column.source.number)}')"
         f" as {column.mapping.lake}) end"
     )
+
+
+def of_later(column: LakeColumn, text: str) -> str:
+    """:func:`typed` of a value that was read at the source, which may be ahead of the log.
+
+    A number that only a wider type holds, which the column has by then, is NULL: the change that
+    wrote it is still to come.
+    """
+    lake, value, fits = column.mapping.lake, typed(column, text), column.mapping.fits
+    if lake not in ("int", "bigint") and not lake.startswith("decimal"):
+        return value
+    known = f" or not {fits(text)}" if fits is not None else ""
+    return f"case when try_cast({text} as {lake}) is not null{known} then {value} end"
 
 
 def same_in_lake(column: LakeColumn, value: str) -> str:

@@ -411,3 +411,23 @@ def test_a_column_that_came_and_went_before_a_merge_tells_no_rows_apart(
             found = [tuple(row) for row in rows.selectExpr(*columns.split(", ")).collect()]
             wanted = source.execute(f"select {columns} from {table}")
             assert sorted(found, key=repr) == sorted(wanted, key=repr)
+
+
+def test_a_column_that_was_widened_since_is_read_as_far_as_it_goes(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """Its values in older rows are read at the source, which may hold what is still to come."""
+    setup = "create table t (id int primary key); insert into t values (1), (2), (3)"
+    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as source:
+        source.pin()
+        source.copy()
+        source.execute("alter table t add c int default 37, add d numeric(4,2) default 1.5")
+        source.execute("insert into t values (4, 4, 4)")
+        source.execute("alter table t alter c type bigint, alter d type numeric(12,2)")
+        source.execute("alter table t alter id type bigint")
+        source.execute("insert into t values (5000000000, 5, 5)")
+        source.execute("update t set c = 5000000000, d = 5000000000 where id = 2")
+        source.flush()
+        source.drain_all()
+        [table] = source.tables
+        assert source.rows(table) == sorted(source.execute("select * from t"), key=repr)

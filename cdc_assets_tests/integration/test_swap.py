@@ -16,6 +16,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.spark.server import SparkServer
 from cdc_assets.spark.session import open_session
+from cdc_assets.spark.tables import COPYING
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 
@@ -123,3 +124,25 @@ def test_a_coordinator_that_was_taken_for_dead_never_undoes_what_followed(
         copy_table(source.pipeline, source.session, alike)
         assert equal(source, alike)
         assert all(one.equal for one in source.verify())
+
+
+def test_a_copy_that_replaced_a_half_made_one_can_be_ended_twice(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """Its coordinator dies between the swap, in format version 3, and telling that it is done."""
+    settings = {"lake": {"format_version": 3}}
+    with lake(postgres_dsn(), spark_server.ensure(), SETUP, "alike", **settings) as source:
+        [table] = source.tables
+        source.pin()
+        source.copy()
+        source.execute("delete from alike where n = 1")
+        source.flush()
+        source.drain(table)
+        name = source.lake_table(table).sql_name
+        source.session.sql(f"alter table {name} set tblproperties ('{COPYING}' = '')")
+        source.execute("update _pg2iceberg.tables set state = 'copying', complete_lsn = null")
+        source.copy()
+        loaded = source.lake_table(table).load()
+        assert loaded is not None and COPYING not in loaded.properties
+        source.drain(table)
+        assert equal(source, table)
