@@ -150,7 +150,7 @@ class _Look:
         """Judge what is different, and remember it or act."""
         found = difference(known.files, files)
         if not found:
-            if known.own:
+            if known.own or any(file.link is None for file in known.files.values()):
                 remember_heaps(self.store, row, files)
             return
         traces = self._traces(found, known)
