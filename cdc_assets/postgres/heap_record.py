@@ -19,8 +19,9 @@ were as remembered, and its *horizon*: the transaction ID below which all were o
   transaction; what happened to its rows meanwhile is told as little.
 
 Not told apart: a TRUNCATE of one partition in the very transaction of a rewriting ALTER TABLE; rows
-loaded by somebody whose transaction began after that which attaches, and ended before it does. An
-empty heap whose file was copied counts as truncated, and so does one that pg_repack has written.
+loaded by somebody whose transaction began after that which attaches, and ended before it does; a
+TRUNCATE of one partition, if one of the whole table follows before the next look. An empty heap
+whose file was copied counts as truncated, and so does one that pg_repack has written.
 
 Pure; ``heap_facts`` asks the source, and acts.
 """
