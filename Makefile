@@ -17,31 +17,40 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline lint format lock audit clean distclean
+.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline lint format lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Install the locked dependencies and the package (editable) into .venv
 
-$(INSTALLED): pyproject.toml requirements.lock
+# Wheels only, which run nothing when they are installed; PySpark has none, and is built by what
+# requirements-build.lock has.
+VERIFIED := --require-hashes --no-deps --only-binary :all: --no-binary pyspark --no-build-isolation
+LOCKS := requirements.lock requirements-build.lock requirements-dev.lock
+
+$(INSTALLED): pyproject.toml $(LOCKS)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || { \
 	echo "$(PYTHON) is missing or is not Python 3.11, 3.12 or 3.13: install one of them and say which, as in make $(or $(MAKECMDGOALS),install) PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	echo "$(PYTHON) can't make virtual environments: install its venv module (on Debian: apt-get install python3-venv)." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements.lock)
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --requirements requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	--only-binary :all: --requirement requirements-build.lock
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(VERIFIED) \
+	--requirements requirements.lock --requirements requirements-dev.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 java: install
 	@$(BIN)/python -m cdc_assets.doctor
+	@$(BIN)/python -m cdc_assets.spark.jars || echo "They are fetched when Spark starts, by spark.conf." >&2
 
 dev: install ## Start everything on an embedded Postgres and serve the Dagster UI (PORT=3000)
 	@$(BIN)/python -m cdc_assets.doctor --port $(PORT)
-	@mkdir -p "$(CDC_ASSETS_HOME)/dagster"
+	@$(BIN)/python -m cdc_assets.spark.jars || echo "They are fetched when Spark starts, by spark.conf." >&2
+	@mkdir -p -m 700 "$(CDC_ASSETS_HOME)" && mkdir -p "$(CDC_ASSETS_HOME)/dagster"
 	@cp dagster.yaml "$(CDC_ASSETS_HOME)/dagster/dagster.yaml"
 	@echo "The Dagster UI will be at http://127.0.0.1:$(PORT) in half a minute; Ctrl-C stops everything."
 	@DAGSTER_HOME="$(CDC_ASSETS_HOME)/dagster" exec $(BIN)/dagster dev -h 127.0.0.1 -p $(PORT)
@@ -83,12 +92,25 @@ format: install ## Let ruff fix and format what it can
 	@$(BIN)/ruff check --fix --exit-zero .
 	@$(BIN)/ruff format .
 
-lock: install ## Resolve pyproject.toml anew into requirements.lock
-	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --quiet \
-	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file requirements.lock
+# The production lock first: what others need beside it is resolved to the same versions.
+COMPILE := uv pip compile --universal --python-version 3.11 --quiet --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
-audit: install ## Look the locked dependencies up among known vulnerabilities (AUDIT_REQUIRED=1: or fail)
+lock: install ## Resolve pyproject.toml anew into the three lock files, with hashes
+	@$(BIN)/$(COMPILE) --upgrade --extra production pyproject.toml --output-file requirements.lock
+	@$(BIN)/$(COMPILE) --upgrade --extra production --group dev pyproject.toml \
+	--constraints requirements.lock --output-file requirements-dev.lock
+	@$(BIN)/$(COMPILE) --upgrade --group build --constraints requirements-dev.lock \
+	--output-file requirements-build.lock
+
+audit: install ## Look what is locked, and Spark's jars, up among known vulnerabilities (AUDIT_REQUIRED=1: or fail)
 	@$(BIN)/python .ci/audit
+
+sbom: install ## The bill of materials of production, as CycloneDX JSON, into build/sbom.json
+	@$(BIN)/python .ci/sbom build/sbom.json
+
+images-pin: install ## Ask the registries for the digests of infra's images, into infra/docker/images.lock
+	@$(BIN)/python .ci/images-pin
 
 clean: ## Remove caches and this clone's run-time home (the demo's data)
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .cdc_assets build dist

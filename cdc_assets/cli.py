@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_assets.config import SourceConfig, load_config
+from cdc_assets.config import SourceConfig, home, load_config
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.foreign_errors import PlainFormatter, explained
+from cdc_assets.foreign_errors import explained
 from cdc_assets.pipeline import Pipeline, selected, services
 from cdc_assets.process import end_within
 from cdc_assets.terminal import (
     CopyBar,
-    escaped,
+    labelled,
+    note,
+    say,
     show_compared,
     show_drained,
     show_findings,
@@ -34,6 +36,7 @@ from cdc_assets.terminal import (
     show_paused,
     stderr,
 )
+from cdc_assets.traces import log_to_stderr, noted
 
 if TYPE_CHECKING:
     from cdc_assets.maintenance.run import Maintained
@@ -64,11 +67,11 @@ def _thread_ended(args: threading.ExceptHookArgs) -> None:
     name = args.thread.name if args.thread is not None else "?"
     error = args.exc_value
     if error is not None:
-        logging.getLogger(__name__).error("thread %s ended", name, exc_info=error)
+        logging.getLogger(__name__).error("thread %s ended: %s", name, noted(error))
 
 
 def _fail(message: str, code: int) -> None:
-    stderr.print(f"[bold red]error:[/] {escaped(message)}")
+    labelled("error:", "bold red", message)
     sys.exit(code)
 
 
@@ -79,9 +82,7 @@ def _fail(message: str, code: int) -> None:
 @click.pass_context
 def cli(ctx: click.Context, path: str | None, verbose: bool) -> None:
     """Replicate Postgres tables into Apache Iceberg."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    log_to_stderr(logging.INFO if verbose else logging.WARNING)
     threading.excepthook = _thread_ended
     ctx.obj = path
 
@@ -90,6 +91,7 @@ def _config(ctx: click.Context) -> SourceConfig:
     if ctx.obj is None:
         raise ConfigurationError("--config FILE is missing:", "it names the source to work on.")
     ctx.meta[_CONFIG] = config = load_config(ctx.obj)
+    home()  # whatever the command does: where others may write, nothing is done
     return config
 
 
@@ -178,7 +180,7 @@ def alert_test(ctx: click.Context) -> None:
 
     problems = try_sinks(_config(ctx))
     for sink, problem in problems.items():
-        click.echo(f"{sink}: {problem or 'sent'}")
+        say(f"{sink}: {problem or 'sent'}")
     sys.exit(1 if any(problems.values()) else 0)
 
 
@@ -210,7 +212,7 @@ def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
         for table in selected(config, tables) if tables else []:
             pauses.resume(pipeline.store, table)
         if not tables and commands.resume(pipeline):
-            stderr.print("The source was dropped: every table will be copied anew.")
+            note("The source was dropped: every table will be copied anew.")
         show_paused(pipeline.store)
 
 
@@ -229,9 +231,9 @@ def drop_source(ctx: click.Context, yes: str | None) -> None:
         )
     with _pipeline(config) as pipeline:
         done = drop(pipeline)
-    click.echo(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
+    say(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
     gone = "removed" if done.publication else "there was none"
-    click.echo(f"publication {config.publication}: {gone}")
+    say(f"publication {config.publication}: {gone}")
 
 
 @cli.command()
@@ -268,7 +270,7 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
     wanted = selected(config, tables)
     if follow:
         with services(config):
-            commands.follow(config, wanted, _until_told(), lambda text: stderr.print(escaped(text)))
+            commands.follow(config, wanted, _until_told(), note)
         return
     with _pipeline(config) as pipeline, commands.Spark(config) as spark:
         for done in commands.materialize(pipeline, spark, wanted):
@@ -285,22 +287,23 @@ def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
     config = _config(ctx)
     wanted = selected(config, tables)
     with _pipeline(config) as pipeline, CopyBar() as bar:
-        for done in commands.sync(pipeline, wanted, bar, stderr.print):
+        for done in commands.sync(pipeline, wanted, bar, note):
             show_drained(done)
 
 
 @cli.command()
 @_tables
 @_json
+@click.option("--show-keys", is_flag=True, help="Print the keys (or rows) that differ, too.")
 @click.pass_context
-def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
+def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool, show_keys: bool) -> None:
     """Compare every row of source and lake, each table at one LSN; 1 unless all are equal."""
     from cdc_assets import commands
 
     config = _config(ctx)
     wanted = selected(config, tables)
     with _pipeline(config) as pipeline:
-        found = commands.verify_tables(pipeline, wanted, lambda text: stderr.print(escaped(text)))
+        found = commands.verify_tables(pipeline, wanted, note, show_keys=show_keys)
     if as_json:
         click.echo(
             json.dumps(

@@ -52,6 +52,7 @@ from cdc_assets.readiness import admitted
 from cdc_assets.snapshot.copy import copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
 from cdc_assets.spark.session import open_session, server, spark_problem
+from cdc_assets.traces import noted
 from cdc_assets.verify.compare import Comparison, verify
 
 logger = logging.getLogger(__name__)
@@ -242,8 +243,8 @@ def _copy_all(
         try:
             return copied.result()
         except (PySparkException, psycopg.Error) as error:
-            logger.exception("copying")
-            return {table: TableProblem(table, first_line(error)) for table in tables}
+            told = noted(error)
+            return {table: TableProblem(table, told) for table in tables}
 
 
 def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
@@ -279,9 +280,8 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
                     done.append(_drained(pipeline, session, table, end, seen, worker))
                 except TableProblem as problem:
                     problems.append(problem)
-                except Exception as error:
-                    logger.exception("materializing %s", table)
-                    problems.append(TableProblem(table, first_line(error)))
+                except Exception as error:  # noqa: BLE001 - one table's: the others go on
+                    problems.append(TableProblem(table, noted(error)))
     if problems:
         raise TablesFailed(problems)
     return done
@@ -432,10 +432,19 @@ def maintain(
 
 
 def verify_tables(
-    pipeline: Pipeline, tables: Sequence[TableId], on_progress: Callable[[str], None]
+    pipeline: Pipeline,
+    tables: Sequence[TableId],
+    on_progress: Callable[[str], None],
+    *,
+    show_keys: bool = False,
 ) -> list[Comparison]:
     """Compare source and lake; see :mod:`cdc_assets.verify.compare`."""
     with Spark(pipeline.config) as spark, spark.session() as session:
         return verify(
-            pipeline, session, tables, lambda lsn: reach(pipeline, lsn), on_progress=on_progress
+            pipeline,
+            session,
+            tables,
+            lambda lsn: reach(pipeline, lsn),
+            on_progress=on_progress,
+            show_keys=show_keys,
         )

@@ -48,6 +48,7 @@ from cdc_assets.config_sections import (
 )
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
+from cdc_assets.private import private_folder
 
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 _REFERENCE = re.compile(
@@ -56,8 +57,12 @@ _REFERENCE = re.compile(
 
 
 def home() -> Path:
-    """The folder of what this installation keeps at run time; ``$CDC_ASSETS_HOME`` moves it."""
-    return Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute()
+    """The folder of what this installation keeps at run time; ``$CDC_ASSETS_HOME`` moves it.
+
+    It is made when it is first asked for, and nobody else gets through it. Raises
+    EnvironmentProblem if others may have written there.
+    """
+    return private_folder(Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute())
 
 
 class SourceConfig(Section):
@@ -128,7 +133,8 @@ class SourceConfig(Section):
 
     @property
     def warehouse(self) -> str:
-        return (self.lake.catalog.warehouse or (home() / self.name / "warehouse").as_uri()).rstrip(
+        # Not as_uri(): neither Hadoop nor pyiceberg would turn a %20 back into a space.
+        return (self.lake.catalog.warehouse or f"file://{home() / self.name / 'warehouse'}").rstrip(
             "/"
         )
 

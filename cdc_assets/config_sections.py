@@ -58,6 +58,8 @@ class PostgresConfig(Section):
     """Where the source is: a DSN, or a throw-away Postgres that the platform runs itself."""
 
     dsn: Dsn | None = None
+    replication_dsn: Dsn | None = None
+    """Of the role that makes the slot and streams, where the one that reads may not replicate."""
     embedded: bool = False
     version: Literal[16, 18] = 18
     """Major version of the embedded Postgres."""
@@ -70,6 +72,8 @@ class PostgresConfig(Section):
             raise ValueError("give either dsn: postgresql://… or embedded: true")
         if self.demo and not self.embedded:
             raise ValueError("demo: true writes tables and traffic; it goes with embedded: true")
+        if self.replication_dsn is not None and self.embedded:
+            raise ValueError("replication_dsn goes with dsn; an embedded Postgres has one role")
         return self
 
 
@@ -169,19 +173,30 @@ class SnapshotConfig(Section):
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
 
 
+def _place(uri: str) -> str:
+    if not uri.startswith(("file:///", "s3://")):
+        raise ValueError("write file:///absolute/path or s3://bucket/prefix")
+    return uri.rstrip("/")
+
+
 class StagingConfig(Section):
     """Where changes wait as Parquet, and how often the flusher writes them."""
 
     uri: str | None = None
+    former_uris: tuple[str, ...] = ()
+    """What ``uri`` was before: files of the log there are read, and removed in time."""
     flush_interval: Duration = timedelta(seconds=1)
     flush_bytes: Size = 64 * 10**6
 
     @field_validator("uri")
     @classmethod
     def _scheme(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("file:///", "s3://")):
-            raise ValueError("write file:///absolute/path or s3://bucket/prefix")
-        return value.rstrip("/") if value else value
+        return _place(value) if value else value
+
+    @field_validator("former_uris")
+    @classmethod
+    def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(_place, value))
 
     @property
     def flush_interval_seconds(self) -> float:
@@ -203,6 +218,13 @@ class CatalogConfig(Section):
     type: Literal["sql", "rest", "glue"] = "sql"
     uri: SecretStr | None = None
     warehouse: str | None = None
+    locations: tuple[str, ...] = ()
+    """Where tables may lie beside ``warehouse``: an earlier one, or a table's own location."""
+
+    @field_validator("locations")
+    @classmethod
+    def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(_place, value))
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -286,6 +308,8 @@ class VerifyConfig(Section):
     """Rows of a table that one run compares, about."""
     fail_after: Duration = timedelta(days=1)
     """A table that couldn't be compared is a warning, and after so long a failure."""
+    show_keys: bool = False
+    """Messages, alerts and events name rows by their keys, and not only by a hash of them."""
 
     @field_validator("every")
     @classmethod

@@ -31,7 +31,7 @@ from cdc_assets.assets.names import TABLE_TAG
 from cdc_assets.commands import verify_tables
 from cdc_assets.config import SourceConfig, load_config
 from cdc_assets.errors import CdcError, EnvironmentProblem, TableProblem
-from cdc_assets.pipeline import Pipeline
+from cdc_assets.pipeline import Pipeline, embedded_postgres
 from cdc_assets.status import SourceStatus, collect
 
 T = TypeVar("T")
@@ -68,7 +68,6 @@ class _Phases:
 def run_demo(changes: int, console: Console) -> bool:
     """Run it; True if at least ``changes`` live changes arrived and every row is equal."""
     home = Path(tempfile.mkdtemp(prefix="cdc_assets-demo-"))
-    home.chmod(0o755)  # a server that runs as another user has to get through
     dagster_home = home / "dagster"
     dagster_home.mkdir()
     settings = Path("dagster.yaml")
@@ -94,6 +93,7 @@ def run_demo(changes: int, console: Console) -> bool:
     finally:
         phases.summary()
         if equal:
+            embedded_postgres(config).remove()
             shutil.rmtree(home, ignore_errors=True)
         else:
             console.print(f"what it left for a look: {home}", markup=False)
@@ -146,13 +146,12 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     The daemon could start a code server itself, but gives it up when a busy machine keeps it from
     answering for 20 s; this one stays.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = ["127.0.0.1", str(probe.getsockname()[1])]
+    # No port: whoever reaches a code server runs code in it, and its folder is private.
+    address = home / "code-server.sock"
     definitions = ["-m", "cdc_assets.definitions"]
     commands = {
-        "code-server": ["dagster", "api", "grpc", *definitions, "-h", address[0], "-p", address[1]],
-        "daemon": ["dagster._daemon", "run", "--grpc-host", address[0], "--grpc-port", address[1]],
+        "code-server": ["dagster", "api", "grpc", *definitions, "--socket", str(address)],
+        "daemon": ["dagster._daemon", "run", "--grpc-socket", str(address)],
     }
     started: list[subprocess.Popen[bytes]] = []
     # Being ended in order (by a CI's time limit) has to end them too.
@@ -181,10 +180,11 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
                 process.kill()  # its children see that their stdin ends
 
 
-def _listens(server: subprocess.Popen[bytes], address: list[str]) -> None:
+def _listens(server: subprocess.Popen[bytes], address: Path) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection((address[0], int(address[1]))):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(address))
             return
         time.sleep(_LOOK_SECONDS)
     raise EnvironmentProblem("Dagster's code server didn't start.", "See code-server.log.")

@@ -1,15 +1,15 @@
 """Every error this package raises on purpose.
 
 A message says what is wrong, where, and what to do next. An error that a person can act on derives
-from :class:`CdcError`; anything else that escapes is a defect. No secret is ever part of a message.
+from :class:`CdcError`; anything else that escapes is a defect. No secret is ever part of a message,
+and no value of a row: what a foreign error says becomes part of one by :func:`first_line`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-_DETAILS = re.compile(r'\n\s*details = "(.*)"')
+from cdc_assets.foreign_words import said
 
 
 class CdcError(Exception):
@@ -68,6 +68,16 @@ class StagingProblem(CdcError):
     """The staging place can't be written, and waiting won't help: somebody has to correct it."""
 
 
+class StagedFileChanged(CdcError):
+    """A staged file's bytes aren't those that the flusher wrote; nothing of it is applied."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the staged file {path} isn't what the flusher wrote: somebody changed it.",
+            "Put it back from a backup; else copy its tables anew: cdc-assets resync.",
+        )
+
+
 class CoordinationError(CdcError):
     """The coordination schema is missing, newer than this program, or unusable through a pooler."""
 
@@ -118,8 +128,7 @@ class Fenced(CdcError):
 
 
 def first_line(error: BaseException) -> str:
-    """The sentence of a foreign error that a person needs; the rest is somebody else's stack."""
-    text = str(error).strip() or type(error).__name__
-    if (told := _DETAILS.search(text)) is not None and text.startswith("<"):
-        text = told[1]  # gRPC's own form begins with its class
-    return text.splitlines()[0][:500]
+    """The sentence of an error that a person needs; of a foreign one, without any value."""
+    if isinstance(error, CdcError):  # of our own words
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+    return said(error)

@@ -2,23 +2,16 @@
 
 Postgres, Spark, the catalog and the file system have errors of their own, and each message of
 theirs may carry a stack trace of Python or Java. At the edge, where a person reads, there is one
-sentence instead (:func:`explained`), and the trace is in a file that the sentence names. What this
-package raises on purpose is a sentence already.
+sentence instead (:func:`explained`), and the trace is in a file that the sentence names; neither
+has a value of a row (``foreign_words``). What this package raises on purpose is a sentence already.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import re
-import traceback
-from datetime import UTC, datetime
-from pathlib import Path
-
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.config import SourceConfig, home
+from cdc_assets.config import SourceConfig
 from cdc_assets.errors import (
     CdcError,
     CoordinationError,
@@ -27,29 +20,13 @@ from cdc_assets.errors import (
     first_line,
 )
 from cdc_assets.pipeline import coordination_dsn, source_dsn
+from cdc_assets.traces import keep_trace
 
-# Where somebody's stack begins, in a message or in what is logged.
-_STACK = re.compile(
-    r"\n\s*(at [\w.$/<>]+\(|JVM stacktrace|Driver stacktrace|Caused by: |Traceback \(most recent)"
-)
-# A trace is for whoever mends the program; the newest are enough.
-_TRACES_BYTES = 4 * 2**20
 _LACKS = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedColumn,
     psycopg.errors.InvalidSchemaName,
 )
-
-
-def traces_path() -> Path:
-    """Where the traces are."""
-    return home() / "traces.log"
-
-
-def without_stack(text: str) -> str:
-    """``text`` up to where a stack trace begins."""
-    found = _STACK.search("\n" + text)
-    return text[: max(0, found.start() - 1)].rstrip() if found else text
 
 
 def explained(error: Exception, config: SourceConfig | None) -> CdcError:
@@ -113,32 +90,3 @@ def _names(said: str, dsn: str) -> bool:
     at = conninfo_to_dict(dsn)
     port = str(at.get("port") or "5432")
     return str(at.get("host") or "") in said and f"port {port}" in said
-
-
-def keep_trace(error: BaseException) -> Path | None:
-    """Append the trace to the file of traces; None where that can't be written."""
-    path = traces_path()
-    head = f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, process {os.getpid()}\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > _TRACES_BYTES:
-            path.replace(path.with_suffix(".old"))
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
-            file.write(head + "".join(traceback.format_exception(error)))
-    except OSError:
-        return None
-    return path
-
-
-class PlainFormatter(logging.Formatter):
-    """For a person's terminal: what is logged without any stack; the trace is kept in the file."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = logging.makeLogRecord(record.__dict__)
-        line.msg, line.args = without_stack(record.getMessage()), None
-        line.exc_info = line.exc_text = line.stack_info = None
-        if record.exc_info and (error := record.exc_info[1]) is not None:
-            line.msg += f": {type(error).__name__}: {first_line(error)}"
-            if (where := keep_trace(error)) is not None:
-                line.msg += f" (see {where})"
-        return super().format(line)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from cdc_assets.errors import CdcError
+from cdc_assets.errors import CdcError, first_line
+from cdc_assets.traces import noted
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,11 @@ class HelperThread:
 
     def _say(self, error: Exception) -> None:
         expected = isinstance(error, (CdcError, psycopg.Error, OSError))
-        trouble = str(error).strip() if expected else f"{type(error).__name__}: {error}"
+        told = first_line(error)
+        trouble = told if expected else f"{type(error).__name__}: {told}"
         if trouble == self._trouble:
             return
         self._trouble = trouble
-        self._note(self.name, trouble.splitlines()[0][:500] if trouble else type(error).__name__)
+        self._note(self.name, trouble)
         # Of a defect the place is wanted, once.
-        logger.warning("%s: %s", self.name, trouble, exc_info=None if expected else error)
+        logger.warning("%s: %s", self.name, trouble if expected else noted(error))

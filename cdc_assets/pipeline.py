@@ -15,6 +15,7 @@ import psycopg
 from cdc_assets.config import SourceConfig, home
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.log.places import staged_places
 from cdc_assets.log.session import enter
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.connect import LOCK_SECONDS, connect
@@ -41,6 +42,12 @@ def source_dsn(config: SourceConfig) -> str:
             "dagster dev starts it within seconds; the cdc-assets commands start it themselves.",
         )
     return dsn
+
+
+def replication_dsn(config: SourceConfig) -> str:
+    """Where the slot is made and streamed from: ``postgres.replication_dsn``, or the source's."""
+    given = config.postgres.replication_dsn
+    return given.get_secret_value() if given is not None else source_dsn(config)
 
 
 def coordination_dsn(config: SourceConfig) -> str:
@@ -96,6 +103,7 @@ class Pipeline:
         """
         dsn = source_dsn(config)
         store = LogStore.open(coordination_dsn(config), config.name, config.state.schema_)
+        store.places = staged_places(config)
         return cls(config, dsn, store)
 
     @property
@@ -113,6 +121,16 @@ class Pipeline:
             application_name=f"cdc_assets {self.config.name} {purpose}",
             lock_seconds=None if reads else LOCK_SECONDS,
         )
+
+    @property
+    def replication_dsn(self) -> str:
+        """Of the role that may make, stream and drop slots."""
+        return replication_dsn(self.config)
+
+    def connect_slots(self, purpose: str) -> psycopg.Connection[Any]:
+        """An ordinary connection of the role that may drop slots; the caller closes it."""
+        name = f"cdc_assets {self.config.name} {purpose}"
+        return connect(self.replication_dsn, application_name=name, lock_seconds=LOCK_SECONDS)
 
     def close(self) -> None:
         self.store.close()

@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from cdc_assets.foreign_words import trace
+
 _log = logging.getLogger(__name__)
 
 # A log a person can still open, and days of an ordinary child's output.
@@ -395,8 +397,8 @@ def _last_seconds(on_exit: Callable[[], None] | None, grace_seconds: float) -> N
     if on_exit is not None:
         try:
             on_exit()
-        except Exception:  # noqa: BLE001 - whatever it was, the process has to end
-            _log.exception("stopping in order failed")
+        except Exception as error:  # noqa: BLE001 - whatever it was, the process has to end
+            _log.error("stopping in order failed:\n%s", trace(error))
     time.sleep(max(0.0, grace_seconds - (time.monotonic() - began)))
     _log.error("still here %s s after the request to stop: exiting", grace_seconds)
     os._exit(70)  # EX_SOFTWARE

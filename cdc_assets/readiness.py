@@ -36,8 +36,9 @@ from cdc_assets.postgres.findings import Finding
 from cdc_assets.refusal import coordination_findings, refuse, source_findings, staging
 from cdc_assets.spark.catalog import CATALOG, open_catalog, tried
 from cdc_assets.spark.catalog_place import TABLES, catalog_schema
-from cdc_assets.spark.server import PACKAGES
+from cdc_assets.spark.jars import PACKAGES
 from cdc_assets.spark.session import open_session, server, spark_problem
+from cdc_assets.transport import jdbc_findings, transport_findings
 
 # Lags are measured by the coordination server's clock, and commit times are the source's.
 SKEW_SECONDS = 5.0
@@ -50,6 +51,7 @@ def review(config: SourceConfig) -> list[Finding]:
     return [
         *source_findings(config),
         *coordination_findings(config),
+        *transport_findings(config),
         *_clocks(config),
         *staging(config, leave_nothing=True),
         *_catalog(config),
@@ -63,6 +65,7 @@ def admitted(config: SourceConfig, opened: Callable[[], SparkSession]) -> SparkS
     Raises NotReady naming all that is. Nothing is written: a merge does that, and a run of it may
     begin every few minutes. A server of ours has the right versions.
     """
+    refuse(jdbc_findings(config))  # no session would open
     found = [*coordination_findings(config), *_readable(config), *_catalog_answers(config)]
     session, problem = None, spark_problem(config) if config.spark.remote else None
     try:

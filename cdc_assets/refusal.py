@@ -19,6 +19,7 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.errors import CdcError, NotReady, StagingProblem, first_line
 from cdc_assets.flusher.staging import check_place
 from cdc_assets.log.files import Storage
+from cdc_assets.log.ownership import ownership_findings
 from cdc_assets.log.schema import newest, version
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import coordination_dsn, source_dsn
@@ -27,7 +28,14 @@ from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.preflight import preflight
 
 # A database that is down comes back by itself: that is waited for, or tried again.
-_PASSING = frozenset({"source_unreachable", "coordination_unreachable", "coordination_read_only"})
+_PASSING = frozenset(
+    {
+        "source_unreachable",
+        "replication_unreachable",
+        "coordination_unreachable",
+        "coordination_read_only",
+    }
+)
 
 
 def refuse(findings: Iterable[Finding]) -> None:
@@ -149,7 +157,11 @@ select current_user::text, current_database()::text,
 
 
 def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
-    """Whether the schema can be made, brought up to date and written to by this role."""
+    """Whether the schema can be made, brought up to date and written to by this role alone."""
+    foreign = list(ownership_findings(state, schema))
+    yield from foreign
+    if any(finding.severity == "error" for finding in foreign):
+        return
     row = state.execute(_RIGHTS, (schema,)).fetchone()
     assert row is not None
     role, database, read_only, may_make, there, usable, owned, writable = row

@@ -11,6 +11,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from cdc_assets.texts import plain
 
 if TYPE_CHECKING:
     from cdc_assets.health.report import Health
@@ -24,9 +27,24 @@ if TYPE_CHECKING:
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def escaped(text: str) -> str:
-    """``text`` as it is, for rich."""
-    return text.replace("[", "\\[")
+def shown(text: str) -> Text:
+    """``text`` as it is: nothing in it is rich's markup, or a terminal's to obey."""
+    return Text(plain(text))
+
+
+def note(text: str) -> None:
+    """A message, on stderr."""
+    stderr.print(shown(text))
+
+
+def labelled(label: str, style: str, text: str) -> None:
+    """A message that begins with a coloured word."""
+    stderr.print(Text.assemble((label, style), " ", plain(text)))
+
+
+def say(text: str) -> None:
+    """A line of the result, on stdout."""
+    click.echo(plain(text))
 
 
 class CopyBar:
@@ -34,7 +52,7 @@ class CopyBar:
 
     def __init__(self) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rows]:,} rows {task.fields[rate]:,.0f}/s"),
@@ -53,7 +71,7 @@ class CopyBar:
 
     def __call__(self, progress: CopyProgress) -> None:
         with self._lock:
-            name = str(progress.table)
+            name = plain(str(progress.table))
             if name not in self._tasks:
                 self._tasks[name] = self._progress.add_task(name, rows=0, rate=0)
             self._progress.update(
@@ -64,19 +82,17 @@ class CopyBar:
                 rate=progress.rows / max(progress.seconds, 0.001),
             )
         if not stderr.is_terminal:
-            stderr.print(escaped(progress.sentence))
+            note(progress.sentence)
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
     """What ``check`` found, with remedies."""
     colours = {"error": "bold red", "warning": "yellow", "info": "green"}
     for finding in findings:
-        stderr.print(
-            f"[{colours[finding.severity]}]{finding.severity}[/] {finding.code}:"
-            f" {escaped(finding.message)}"
-        )
+        told = f"{finding.code}: {finding.message}"
+        labelled(finding.severity, colours[finding.severity], told)
         if finding.remedy:
-            stderr.print(f"    {escaped(finding.remedy)}")
+            note(f"    {finding.remedy}")
 
 
 def show_paused(store: LogStore) -> None:
@@ -85,19 +101,17 @@ def show_paused(store: LogStore) -> None:
 
     since = source_paused(store)
     if since is not None:
-        click.echo(f"source {store.source}: paused since {since}")
+        say(f"source {store.source}: paused since {since}")
     for table, at in sorted(paused(store).items()):
         if since is None or at < since:
-            click.echo(f"{table}: paused since {at}")
+            say(f"{table}: paused since {at}")
 
 
 def show_drained(done: Drained) -> None:
     """What was merged into a table."""
-    stderr.print(
-        escaped(
-            f"{done.table}: {done.changes:,} changes in {done.merges} merges,"
-            f" {done.rows:,} rows, applied to {done.cursor.applied_lsn} ({done.seconds:.1f} s)"
-        )
+    note(
+        f"{done.table}: {done.changes:,} changes in {done.merges} merges,"
+        f" {done.rows:,} rows, applied to {done.cursor.applied_lsn} ({done.seconds:.1f} s)"
     )
 
 
@@ -105,19 +119,19 @@ def show_compared(found: Sequence[Comparison]) -> None:
     """What ``verify`` found of each table."""
     for c in found:
         if c.equal:
-            click.echo(f"{c.table}: equal, {c.source_rows:,} rows at {c.lsn}")
+            say(f"{c.table}: equal, {c.source_rows:,} rows at {c.lsn}")
         elif c.problem:
             since = f" since {c.since:%Y-%m-%d %H:%M:%S %Z}" if c.since is not None else ""
-            click.echo(f"{c.table}: not compared{since}: {c.problem}")
+            say(f"{c.table}: not compared{since}: {c.problem}")
         else:
-            click.echo(
+            say(
                 f"{c.table}: {c.differing:,} keys differ"
                 f" (source {c.source_rows:,} rows, lake {c.lake_rows:,} rows)"
             )
             for key in c.keys:
-                click.echo(f"    {key}")
+                say(f"    {key}")
         for said in c.remarks:
-            click.echo(f"    {said}")
+            say(f"    {said}")
 
 
 def show_maintained(done: list[Maintained]) -> None:
@@ -133,13 +147,13 @@ def show_maintained(done: list[Maintained]) -> None:
             bytes=found.orphans.bytes + found.dead_copies.bytes + found.staged_orphans.bytes,
         )
         table.add_row(
-            escaped(str(found.table)),
+            shown(str(found.table)),
             f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
             f"{found.expired.snapshots:,} expired, "
             + removed.format(found.expired, found.expired.bytes / 1e6),
             removed.format(orphans, orphans.bytes / 1e6),
             removed.format(found.staged, found.staged.bytes / 1e6),
-            escaped(found.left_alone)
+            shown(found.left_alone)
             if found.left_alone
             else f"{found.data_files:,} data files, {found.snapshots:,} snapshots",
         )
@@ -155,30 +169,30 @@ def show_health(health: Health) -> None:
         if problem.severity is not None:
             colour = {"fail": "bold red", "warn": "yellow"}[problem.severity]
             what = f"{problem.condition.what}: {problem.condition.detail}"
-            stderr.print(f"[{colour}]{problem.severity}[/] {escaped(what)}")
-            stderr.print(f"    {escaped(problem.condition.remedy)}")
+            labelled(problem.severity, colour, what)
+            note(f"    {problem.condition.remedy}")
     table = Table(title=f"source {found.source}")
     for name in report.TABLE_HEADINGS:
         table.add_column(name, overflow="fold")  # not cut: a name has to be told from others
     for row in report.table_rows(found):
-        table.add_row(*map(escaped, row))
+        table.add_row(*map(shown, row))
     Console().print(table)
     for worker in found.workers:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
-        click.echo(
+        say(
             f"worker {worker.process}, since {worker.started_at:%Y-%m-%d %H:%M:%S}: "
             + (", ".join(worker.tables) or "no table")
             + heard
         )
     for name, value in report.part_rows(health):
-        click.echo(f"{name}: {value}")
+        say(f"{name}: {value}")
     told = found.flusher
     if "changes" in told:
         age = f"{told['told_seconds_ago']:.0f} s ago"
         behind = ""  # nothing is staged yet
         if told["lag_bytes"] is not None:
             behind = f"; {told['lag_bytes']:,} B and {told['lag_seconds']:.1f} s behind"
-        click.echo(
+        say(
             f"  received {told['received_lsn']}, staged {told['staged_lsn']}, acknowledged"
             f" {told['acknowledged_lsn']}{behind}; flushes take"
             f" {told['flush_seconds_mean']:.3f} s; {told['reconnects']} reconnects,"
@@ -186,8 +200,8 @@ def show_health(health: Health) -> None:
         )
         for name, counts in told["changes"].items():
             listed = ", ".join(f"{count:,} {operation}s" for operation, count in counts.items())
-            click.echo(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
+            say(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
         if told["last_error"]:
-            click.echo(f"  last error: {told['last_error']}")
+            say(f"  last error: {told['last_error']}")
         for thread, trouble in told.get("troubles", {}).items():
-            click.echo(f"  {thread}: {trouble}")
+            say(f"  {thread}: {trouble}")

@@ -65,9 +65,8 @@ def public_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def tmp_home(public_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run-time home of the test's own, where an embedded Postgres can be, too."""
+    """A run-time home of the test's own."""
     home = Path(tempfile.mkdtemp(prefix="home-", dir=public_directory))
-    home.chmod(0o755)
     monkeypatch.setenv("CDC_ASSETS_HOME", str(home))
     return home
 

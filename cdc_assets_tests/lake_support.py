@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,12 +79,17 @@ class Lake:
             on_flush()
             self.flush()
 
-        return verify(self.pipeline, self.session, self.tables, flush_to)
+        return verify(self.pipeline, self.session, self.tables, flush_to, show_keys=True)
 
     def close(self) -> None:
         self.session.stop()
         self.pins.close()
         self.pipeline.close()
+
+
+def unhashed(keys: Iterable[str]) -> list[str]:
+    """What a comparison that shows keys says of them, without their hashes."""
+    return [re.sub(r"^#[0-9a-f]{12} ", "", key) for key in keys]
 
 
 @contextmanager

@@ -14,15 +14,23 @@ from typing import Any
 
 @dataclass
 class Inbox:
-    """What arrived; the next ``refusals`` attempts are refused."""
+    """What arrived; the next ``refusals`` attempts are refused, as are those that have ``poison``.
+
+    ``status``: of a refusal; a redirect leads to ``location``.
+    """
 
     port: int = 0
     refusals: int = 0
+    poison: str | None = None
+    status: int = 503
+    location: str = ""
     attempts: int = 0
     received: list[Any] = field(default_factory=list)
 
-    def refuses(self) -> bool:
+    def refuses(self, said: str = "") -> bool:
         self.attempts += 1
+        if self.poison is not None and self.poison in said:
+            return True
         if self.refusals:
             self.refusals -= 1
             return True
@@ -31,17 +39,19 @@ class Inbox:
 
 @contextmanager
 def webhook() -> Iterator[Inbox]:
-    """An HTTP server that takes JSON; it refuses with 503."""
+    """An HTTP server that takes JSON; it refuses with its status."""
     inbox = Inbox()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            refused = inbox.refuses()
+            refused = inbox.refuses(body.decode())
             if not refused:
                 assert self.headers["Content-Type"] == "application/json"
                 inbox.received.append(json.loads(body))
-            self.send_response(503 if refused else 200)
+            self.send_response(inbox.status if refused else 200)
+            if inbox.location:
+                self.send_header("Location", inbox.location)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -85,7 +85,7 @@ def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
 
 
 # The keys of what is known without asking the databases how the source is.
-_ASKED_ELSEWHERE = ("source", "coordination", "facts", "spark", "run:", "check:")
+_ASKED_ELSEWHERE = ("source", "coordination", "facts", "spark", "run:", "check:", "sink:")
 
 
 def unknown(key: str, facts: Facts) -> bool:

@@ -4,7 +4,9 @@ A key is told when its grade is another than the one told last, when it was wors
 again after ``remind``. Nothing is forgotten by the rate limit: what changes before the next message
 is due is in that one, and what came and went meanwhile is there with how bad it was.
 
-The memory is plain JSON, so that a sensor's cursor can hold it; what is well isn't in it.
+The memory is plain JSON, so that a sensor's cursor can hold it; what is well isn't in it. What
+names and errors say is taken in as plain text of a bounded length (``texts``), so no message can be
+one that a sink doesn't take.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from typing import Any, Literal, Self
 
 from cdc_assets.alerts.conditions import Condition
 from cdc_assets.alerts.settings import AlertsConfig, Severity
+from cdc_assets.texts import bounded, one_line
 
 Kind = Literal["problem", "worse", "better", "reminder", "recovered"]
 _RANK: dict[Severity | None, int] = {None: 0, "warn": 1, "fail": 2}
 # A sink that is down for long gets the newest ones when it is back.
 OUTBOX = 50
+# A sentence is read to its end, a reason of a hundred kilobytes isn't.
+_LENGTH = 800
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,26 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message that a sink hasn't taken yet, as :class:`Notice` has each of its parts.
+
+    ``tries``: looks at which it was tried. ``refused``: those at which the sink said that it
+    doesn't take this one, or took another.
+    """
+
+    notices: list[dict[str, Any]]
+    tries: int = 0
+    refused: int = 0
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What is known of every key that isn't well, and what waits to be delivered, by sink."""
 
     known: dict[str, Known] = field(default_factory=dict)
     sent_at: str | None = None
-    outbox: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)
+    outbox: dict[str, list[Waiting]] = field(default_factory=dict)
 
     def dump(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -85,8 +104,12 @@ class Memory:
         try:
             data = json.loads(text)
             known = {key: Known(**value) for key, value in data["known"].items()}
-            return cls(known, data["sent_at"], data["outbox"])
-        except (ValueError, TypeError, KeyError):
+            outbox = {
+                sink: [Waiting(**w) if isinstance(w, dict) else Waiting(w) for w in waiting]
+                for sink, waiting in data["outbox"].items()
+            }
+            return cls(known, data["sent_at"], outbox)
+        except (ValueError, TypeError, KeyError, AttributeError):
             return cls()
 
 
@@ -113,9 +136,9 @@ def observe(
             continue
         known[key] = Known(
             since.isoformat(),
-            condition.what,
-            condition.detail,
-            condition.remedy,
+            bounded(one_line(condition.what), _LENGTH),
+            bounded(one_line(condition.detail), _LENGTH),
+            bounded(one_line(condition.remedy), _LENGTH),
             present=grade is not None or condition.since is None,
             grade=grade,
             told=before.told if before is not None else None,
@@ -184,12 +207,12 @@ def sink_keys(config: AlertsConfig) -> list[str]:
 
 
 def _queued(
-    outbox: dict[str, list[list[dict[str, Any]]]], config: AlertsConfig, notices: Sequence[Notice]
-) -> dict[str, list[list[dict[str, Any]]]]:
+    outbox: dict[str, list[Waiting]], config: AlertsConfig, notices: Sequence[Notice]
+) -> dict[str, list[Waiting]]:
     queued = {}
     for key, sink in zip(sink_keys(config), config.sinks, strict=True):
         wanted = [asdict(n) for n in notices if n.rank >= _RANK[sink.min_severity]]
-        queued[key] = [*outbox.get(key, []), *([wanted] if wanted else [])][-OUTBOX:]
+        queued[key] = [*outbox.get(key, []), *([Waiting(wanted)] if wanted else [])][-OUTBOX:]
     return queued
 
 

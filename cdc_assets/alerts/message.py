@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cdc_assets.alerts.memory import Notice
+from cdc_assets.texts import header, plain
 
-# Slack cuts a longer text off, and a person reads no more either.
-_SHOWN = 20
+# A person reads no more. Slack takes 40,000 characters (an & is five), SNS 256 KiB.
+_SHOWN, _SLACK_LENGTH = 20, 30_000
+_TEXT_SHOWN, _TEXT_LENGTH = 100, 60_000
 _COLOURS = {"fail": "#d0342c", "warn": "#e6a117", None: "#2e8b57"}
 
 
@@ -47,33 +49,58 @@ def lines(notice: Notice) -> list[str]:
 
 
 def subject(source: str, notices: Sequence[Notice]) -> str:
-    """The worst first; how many more. It is one line, whatever a table is called."""
-    first = " ".join(f"[cdc {source}] {heading(notices[0])}".split())
-    return first if len(notices) == 1 else f"{first} (and {len(notices) - 1} more)"
+    """The worst first, and how many more: one short line, whatever a table is called."""
+    more = f" (and {len(notices) - 1} more)" if len(notices) > 1 else ""
+    return header(f"[cdc {source}] {heading(notices[0])}", end=more)
 
 
 def text(source: str, notices: Sequence[Notice]) -> str:
-    """All of them for a mail."""
-    said = [line for notice in notices for line in lines(notice)]
-    return "\n".join([f"Source {source}:", *said])
+    """All of them for a mail, as far as a person reads and a topic takes them."""
+    said, length = [f"Source {source}:"], 0
+    for notice in notices[:_TEXT_SHOWN]:
+        told = "\n".join(plain(line) for line in lines(notice))
+        length += len(told)
+        if length > _TEXT_LENGTH:
+            break
+        said.append(told)
+    return "\n".join([*said, *_more(len(notices) + 1 - len(said))])
+
+
+def _more(left: int) -> list[str]:
+    return [f"… and {left} more; cdc-assets status shows all."] if left else []
 
 
 def slack(source: str, notices: Sequence[Notice]) -> dict[str, Any]:
-    """JSON for an incoming webhook: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks."""
-    shown, more = notices[:_SHOWN], len(notices) - _SHOWN
-    attachments = [
-        {
-            "color": _COLOURS[notice.severity],
-            "title": _escaped(heading(notice)),
-            "text": _escaped("\n".join(line.strip() for line in lines(notice)[1:])),
-            "fallback": _escaped(heading(notice)),
-        }
-        for notice in shown
-    ]
-    if more > 0:
-        attachments.append({"text": f"… and {more} more; cdc-assets status shows all."})
-    return {"text": _escaped(subject(source, notices)), "attachments": attachments}
+    """JSON for an incoming webhook: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks.
+
+    Nothing in it is markup, and no address that stands in a name is fetched for a preview.
+    """
+    attachments: list[dict[str, Any]] = []
+    length = 0
+    for notice in notices[:_SHOWN]:
+        title = _escaped(heading(notice))
+        told = _escaped("\n".join(line.strip() for line in lines(notice)[1:]))
+        length += 2 * len(title) + len(told)
+        if length > _SLACK_LENGTH:
+            break
+        attachments.append(
+            {
+                "color": _COLOURS[notice.severity],
+                "title": title,
+                "text": told,
+                "fallback": title,
+                "mrkdwn_in": [],
+            }
+        )
+    attachments += [{"text": said} for said in _more(len(notices) - len(attachments))]
+    return {
+        "text": _escaped(subject(source, notices)),
+        "mrkdwn": False,
+        "unfurl_links": False,
+        "unfurl_media": False,
+        "attachments": attachments,
+    }
 
 
 def _escaped(said: str) -> str:
-    return said.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return plain(said).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,8 +1,8 @@
 """Where notices go: a log, a webhook, an SNS topic, mail. One message for all notices of a moment.
 
-A message is tried a few times with short time-outs; what a sink doesn't take stays in the memory's
-outbox and is tried again at the next look, so a message may come twice but isn't lost. An address
-may be a secret: none is ever in an error or a log.
+A message is tried a few times with short time-outs; what becomes of one that isn't taken is decided
+in ``outbox``. An address may be a secret: none is ever in an error or a log, and a webhook that
+leads elsewhere isn't followed there.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ import json
 import logging
 import smtplib
 import ssl
-import time
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 
 from botocore.exceptions import BotoCoreError, ClientError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from cdc_assets.alerts import message
-from cdc_assets.alerts.memory import Memory, Notice, sink_keys
+from cdc_assets.alerts.memory import Notice, sink_keys
 from cdc_assets.alerts.settings import LogSink, MailSink, SinkConfig, SnsSink, WebhookSink
 from cdc_assets.config import SourceConfig
 
@@ -34,39 +32,12 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 3
-# The sensor that delivers has a minute for everything; a message under way may take 20 s more.
-_BUDGET_SECONDS = 15.0
-_TRANSIENT = (OSError, HTTPException, smtplib.SMTPException, BotoCoreError, ClientError)
-# SNS takes 100 characters of plain ASCII, and a mail's subject reads no better when it is longer.
-_SUBJECT = 100
+_ANSWER_BYTES = 64 * 1024
+TRANSIENT = (OSError, HTTPException, smtplib.SMTPException, BotoCoreError, ClientError)
+# Statuses that aren't about this message: who may send, where to, how often.
+_NOT_THE_MESSAGE = frozenset({401, 403, 404, 407, 408, 410, 421, 425, 429})
 # A recovery has to be where the problem was told: a log without settings has no INFO.
 _LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.WARNING}
-
-
-def deliver(config: SourceConfig, memory: Memory) -> tuple[Memory, list[str]]:
-    """Empty the outbox; what couldn't be delivered stays in it, and is said.
-
-    A sink that hangs holds up no other one, nor does a message that can't be made.
-    """
-    deadline = time.monotonic() + _BUDGET_SECONDS
-
-    def empty(key: str, sink: SinkConfig) -> tuple[list[list[dict[str, Any]]], str | None]:
-        left, problem = list(memory.outbox.get(key, [])), None
-        while left and time.monotonic() < deadline:
-            try:
-                send(config, sink, [Notice(**notice) for notice in left[0]])
-            except _TRANSIENT as error:
-                return left, f"{key} took no message: {_said(error)}; {len(left)} wait"
-            except Exception as error:  # noqa: BLE001 - tried again it would fail again
-                problem = f"{key} can't be given a message, which is left out: {_said(error)}"
-            left.pop(0)
-        return left, problem
-
-    keys, sinks = sink_keys(config.alerts), config.alerts.sinks
-    with ThreadPoolExecutor(max(1, len(sinks))) as pool:
-        done = list(pool.map(empty, keys, sinks))
-    outbox = {key: left for key, (left, _) in zip(keys, done, strict=True) if left}
-    return replace(memory, outbox=outbox), [problem for _, problem in done if problem]
 
 
 def try_sinks(config: SourceConfig) -> dict[str, str | None]:
@@ -79,8 +50,8 @@ def try_sinks(config: SourceConfig) -> dict[str, str | None]:
         try:
             send(config, sink, [notice])
             told[key] = None
-        except _TRANSIENT as error:
-            told[key] = _said(error)
+        except TRANSIENT as error:
+            told[key] = said(error)
     return told
 
 
@@ -89,7 +60,7 @@ def send(config: SourceConfig, sink: SinkConfig, notices: Sequence[Notice]) -> N
     for attempt in Retrying(
         stop=stop_after_attempt(_ATTEMPTS),
         wait=wait_random_exponential(multiplier=0.5, max=4),
-        retry=retry_if_exception_type(_TRANSIENT),
+        retry=retry_if_exception(lambda error: isinstance(error, TRANSIENT) and not refused(error)),
         reraise=True,
     ):
         with attempt:
@@ -109,14 +80,24 @@ def _send(config: SourceConfig, sink: SinkConfig, notices: Sequence[Notice]) -> 
         _mail(config, sink, notices)
 
 
+class _StayThere(urllib.request.HTTPRedirectHandler):
+    """What is for one address isn't told at another: a redirect is an answer that refuses."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_StayThere)
+
+
 def _post(sink: WebhookSink, body: dict[str, Any]) -> None:
     request = urllib.request.Request(  # noqa: S310 -- http and https only, by the configuration
         sink.url.get_secret_value(),
         json.dumps(body).encode(),
         {"Content-Type": "application/json", "User-Agent": "cdc-assets"},
     )
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-        answer.read()
+    with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as answer:
+        answer.read(_ANSWER_BYTES)
 
 
 def _publish(config: SourceConfig, sink: SnsSink, notices: Sequence[Notice]) -> None:
@@ -133,7 +114,7 @@ def _publish(config: SourceConfig, sink: SnsSink, notices: Sequence[Notice]) -> 
             retries={"total_max_attempts": 1},  # they are counted here
         ),
     )
-    subject = message.subject(config.name, notices)[:_SUBJECT]
+    subject = message.subject(config.name, notices)
     client.publish(
         TopicArn=sink.topic_arn,
         Subject=subject.encode("ascii", "replace").decode(),
@@ -143,7 +124,7 @@ def _publish(config: SourceConfig, sink: SnsSink, notices: Sequence[Notice]) -> 
 
 def _mail(config: SourceConfig, sink: MailSink, notices: Sequence[Notice]) -> None:
     mail = EmailMessage()
-    mail["Subject"] = message.subject(config.name, notices)[:_SUBJECT]
+    mail["Subject"] = message.subject(config.name, notices)
     mail["From"], mail["To"] = sink.sender, ", ".join(sink.to)
     mail.set_content(message.text(config.name, notices), cte="quoted-printable")  # pure ASCII
     context = ssl.create_default_context()  # smtplib's own believes any certificate
@@ -162,8 +143,19 @@ def _mail(config: SourceConfig, sink: MailSink, notices: Sequence[Notice]) -> No
         server.send_message(mail)
 
 
-def _said(error: Exception) -> str:
-    # The text of an error may have the address in it; its kind and an HTTP status don't.
+def refused(error: BaseException) -> bool:
+    """Whether a sink says that it doesn't take this message: another try won't help."""
+    if isinstance(error, HTTPError):
+        return 400 <= error.code < 500 and error.code not in _NOT_THE_MESSAGE
+    if isinstance(error, smtplib.SMTPDataError):
+        return error.smtp_code >= 500
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Code", "")).startswith("InvalidParameter")
+    return False
+
+
+def said(error: Exception) -> str:
+    """An error of a sink, without its text, which may have the address in it."""
     status = getattr(error, "code", None) or getattr(error, "smtp_code", None)
     reason = getattr(error, "reason", None)
     name = type(reason).__name__ if isinstance(reason, Exception) else type(error).__name__

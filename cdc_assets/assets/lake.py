@@ -41,6 +41,8 @@ from cdc_assets.readiness import admitted
 from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.tables import LakeTable
+from cdc_assets.texts import described
+from cdc_assets.traces import noted
 
 # A launch costs about 5 s of CPU, so 2 % at the most; short enough that new code is soon in use.
 BUDGET_SECONDS = 240.0
@@ -76,7 +78,9 @@ def lake_spec(names: TableAssets) -> dg.AssetSpec:
         group_name=names.config.name,
         owners=names.owners,
         kinds={"spark", "iceberg"},
-        description=f"{names.table} as an Iceberg table: its copy with every later change applied.",
+        description=described(
+            f"{names.table} as an Iceberg table: its copy with every later change applied."
+        ),
         metadata=definition_metadata(names),
         freshness_policy=dg.FreshnessPolicy.time_window(
             fail_window=freshness.fail, warn_window=freshness.warn
@@ -259,9 +263,7 @@ class Rounds:
         elif isinstance(turn.error, TableProblem):
             self._fail(turn.error)
         elif turn.error is not None:  # whatever one table has must not stop the others
-            self._context.log.warning("%s failed", table, exc_info=turn.error)
-            what = f"{type(turn.error).__name__}: {turn.error}"
-            self._fail(TableProblem(table, what))
+            self._fail(TableProblem(table, noted(turn.error)))
         elif turn.drained is None:
             self._context.log.info("%s: another worker is at it", table)
         else:

@@ -20,6 +20,7 @@ from cdc_assets.maintenance.run import Maintained, maintain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
+from cdc_assets.texts import described
 
 # A table that is compacted for the first time may take hours; the next run goes on with it.
 BUDGET_SECONDS = 1800.0
@@ -78,8 +79,10 @@ def _spec(names: TableAssets) -> dg.AssetSpec:
         group_name=names.config.name,
         owners=names.owners,
         kinds={"spark", "iceberg"},
-        description=f"Care of {names.lake_table_name}: compaction, expiry of snapshots, removal of"
-        " orphans and of staged files that nobody needs any more.",
+        description=described(
+            f"Care of {names.lake_table_name}: compaction, expiry of snapshots, removal of"
+            " orphans and of staged files that nobody needs any more."
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from cdc_assets.postgres.comments import Described
 from cdc_assets.postgres.names import quoted
 from cdc_assets.spark.comments import PROPERTY as COMMENT
 from cdc_assets.spark.tables import LakeTable
+from cdc_assets.texts import COLUMN_COMMENT, TABLE_COMMENT, bounded
 
 # Dagster's name for it; what is downstream is built again when it changes.
 DATA_VERSION_TAG = "dagster/data_version"
@@ -88,13 +89,13 @@ def described_metadata(found: Described, dsn: str) -> dict[str, Any]:
                 dg.TableColumn(
                     column.name,
                     column.type,
-                    description=column.comment,
+                    description=bounded(column.comment or "", COLUMN_COMMENT) or None,
                     constraints=_constraints(column.name, keys, not_null=column.not_null),
                 )
                 for column in found.columns
             ]
         ),
-        **({COMMENT: found.comment} if found.comment else {}),
+        **({COMMENT: bounded(found.comment, TABLE_COMMENT)} if found.comment else {}),
         **({"rows, estimated": found.rows} if found.rows is not None else {}),
         **({"dagster/uri": uri} if (uri := shown_address(dsn)) else {}),
     }
@@ -124,7 +125,7 @@ def column_schema(lake: LakeTable, docs: Mapping[str, str | None]) -> dg.TableSc
                 column.name,
                 column.mapping.lake,
                 description=(
-                    f"{said} ({column.source.type})"
+                    f"{bounded(said, COLUMN_COMMENT)} ({column.source.type})"
                     if (said := docs.get(column.name))
                     else column.source.type
                 ),
@@ -166,7 +167,7 @@ def table_metadata(lake: LakeTable, names: TableAssets, rows: int | None) -> dic
     if table is not None:
         found["dagster/uri"] = str(table.location())
         if said := table.properties.get(COMMENT):
-            found[COMMENT] = said
+            found[COMMENT] = bounded(said, TABLE_COMMENT)
     return found
 
 

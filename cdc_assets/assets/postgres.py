@@ -6,6 +6,7 @@ import dagster as dg
 
 from cdc_assets.assets.metadata import source_metadata
 from cdc_assets.assets.names import TableAssets
+from cdc_assets.texts import described
 
 
 def source_spec(names: TableAssets) -> dg.AssetSpec:
@@ -15,6 +16,6 @@ def source_spec(names: TableAssets) -> dg.AssetSpec:
         group_name=names.config.name,
         owners=names.owners,
         kinds={"postgres"},
-        description=f"The table {names.table} of the source {names.config.name}.",
+        description=described(f"The table {names.table} of the source {names.config.name}."),
         metadata=source_metadata(names),
     )

@@ -19,6 +19,7 @@ from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
 from cdc_assets.snapshot.copy import copy_table
 from cdc_assets.snapshot.table_copy import CopyProgress
+from cdc_assets.texts import described
 
 
 def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
@@ -36,7 +37,7 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
                 group_name=config.name,
                 owners=names.owners,
                 kinds={"postgres", "spark", "iceberg"},
-                description=(
+                description=described(
                     f"The first copy of {names.table}, read in ranges of pages under one exported"
                     " snapshot. A range that has landed isn't copied again."
                 ),

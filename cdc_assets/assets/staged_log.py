@@ -6,6 +6,7 @@ import dagster as dg
 
 from cdc_assets.assets.metadata import staged_metadata
 from cdc_assets.assets.names import TableAssets
+from cdc_assets.texts import described
 
 
 def staged_log_spec(names: TableAssets) -> dg.AssetSpec:
@@ -16,7 +17,7 @@ def staged_log_spec(names: TableAssets) -> dg.AssetSpec:
         group_name=names.config.name,
         owners=names.owners,
         kinds={"postgres", "parquet"},
-        description=(
+        description=described(
             f"Changes of {names.table} in commit order, staged by the flusher; at most one event a"
             " minute, however many files there are."
         ),

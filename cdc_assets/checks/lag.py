@@ -6,6 +6,7 @@ import dagster as dg
 
 from cdc_assets.assets.names import TableAssets
 from cdc_assets.status import TableStatus
+from cdc_assets.texts import described
 
 NAME = "replication_lag"
 
@@ -21,14 +22,16 @@ def check_lag(status: TableStatus, names: TableAssets) -> dg.AssetCheckResult:
             check_name=NAME,
             passed=False,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=f"{names.table} is parked: {status.reason}",
+            description=described(f"{names.table} is parked: {status.reason}"),
         )
     if lag is None:
         return dg.AssetCheckResult(
             asset_key=names.lake,
             check_name=NAME,
             passed=True,
-            description=f"{names.table} is {status.state}: no lag before its copy is complete.",
+            description=described(
+                f"{names.table} is {status.state}: no lag before its copy is complete."
+            ),
         )
     return dg.AssetCheckResult(
         asset_key=names.lake,

@@ -10,6 +10,7 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.readiness import review
 from cdc_assets.resources.reported import run_of
+from cdc_assets.texts import DESCRIPTION, REPORT, bounded, described, markdown
 
 NAME = "ready"
 
@@ -49,12 +50,18 @@ def check_ready(findings: Sequence[Finding], names: TableAssets) -> dg.AssetChec
         if finding.table in (None, str(names.table)) and finding.severity != "info"
     ]
     errors = sum(finding.severity == "error" for finding in mine)
-    lines = [f"- **{f.severity}** `{f.code}`: {f.message} {f.remedy}" for f in mine]
+    lines = [f"- **{f.severity}** `{f.code}`: {_as_it_is(f)}" for f in mine]
     return dg.AssetCheckResult(
         asset_key=names.source,
         check_name=NAME,
         passed=not mine,
         severity=dg.AssetCheckSeverity.ERROR if errors else dg.AssetCheckSeverity.WARN,
-        description=mine[0].message if mine else "Everything is as it has to be.",
-        metadata={"findings": dg.MetadataValue.md("\n".join(lines))} if lines else {},
+        description=described(mine[0].message) if mine else "Everything is as it has to be.",
+        metadata={"findings": dg.MetadataValue.md(bounded("\n".join(lines), REPORT))}
+        if lines
+        else {},
     )
+
+
+def _as_it_is(finding: Finding) -> str:
+    return markdown(bounded(f"{finding.message} {finding.remedy}", DESCRIPTION))

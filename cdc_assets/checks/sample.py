@@ -12,6 +12,7 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
+from cdc_assets.texts import bounded, described
 from cdc_assets.verify.sample import Sampled, sample
 
 NAME = "rows_match_source"
@@ -83,7 +84,7 @@ def check_sample(found: Sampled, names: TableAssets, now: datetime) -> dg.AssetC
     if found.lsn is not None:
         metadata["LSN"] = str(found.lsn)
     if found.differing:
-        metadata["keys that differ"] = "\n".join(found.keys)
+        metadata["keys that differ"] = bounded("\n".join(found.keys), 10_000)
         metadata["columns that differ"] = ", ".join(found.columns)
     if found.round_ended is not None:
         metadata["last full round"] = dg.MetadataValue.timestamp(found.round_ended)
@@ -95,6 +96,6 @@ def check_sample(found: Sampled, names: TableAssets, now: datetime) -> dg.AssetC
         severity=dg.AssetCheckSeverity.WARN
         if young and found.differed_at is None
         else dg.AssetCheckSeverity.ERROR,
-        description=sentence(found),
+        description=described(sentence(found)),
         metadata=metadata,
     )

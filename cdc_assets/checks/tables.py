@@ -19,6 +19,7 @@ from cdc_assets.resources.spark import spark_session
 from cdc_assets.spark.session import lost_server
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.status import collect
+from cdc_assets.texts import described
 
 
 def check_job_name(config: SourceConfig) -> str:
@@ -57,7 +58,7 @@ def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
                         session()  # raises: without Spark no table is to blame
                     try:
                         found = _look(pipeline, session, lake, names, name)
-                    except Exception as error:
+                    except Exception as error:  # one table's: the others are looked at
                         if lost_server(error):
                             raise
                         found = _not_looked_at(names, name, explained(error, config))
@@ -108,7 +109,7 @@ def _not_looked_at(names: TableAssets, check: str, why: CdcError) -> dg.AssetChe
         check_name=check,
         passed=False,
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"{names.lake_table_name} wasn't looked at: {why}",
+        description=described(f"{names.lake_table_name} wasn't looked at: {why}"),
     )
 
 
@@ -117,5 +118,5 @@ def _not_there(names: TableAssets, check: str) -> dg.AssetCheckResult:
         asset_key=names.lake,
         check_name=check,
         passed=True,
-        description=f"{names.lake_table_name} doesn't exist yet.",
+        description=described(f"{names.lake_table_name} doesn't exist yet."),
     )

@@ -9,6 +9,7 @@ from cdc_assets.errors import CdcError
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.verified import keys_seen, remember_keys
 from cdc_assets.spark.tables import LakeTable, ticked
+from cdc_assets.texts import described
 from cdc_assets.verify.keys import KeysLooked, look
 
 NAME = "primary_key_unique"
@@ -32,7 +33,9 @@ def check_unique_key(store: LogStore, lake: LakeTable, names: TableAssets) -> dg
             check_name=NAME,
             passed=False,
             severity=dg.AssetCheckSeverity.WARN,
-            description=f"The keys of {names.lake_table_name} weren't looked at: {problem}",
+            description=described(
+                f"The keys of {names.lake_table_name} weren't looked at: {problem}"
+            ),
         )
     if found is None:
         return _nothing(names, f"{names.lake_table_name} is empty.")
@@ -49,7 +52,9 @@ def check_unique_key(store: LogStore, lake: LakeTable, names: TableAssets) -> dg
         check_name=NAME,
         passed=not found.duplicated,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=said if found.duplicated else f"No key ({listed}) stands twice. {said}",
+        description=described(
+            said if found.duplicated else f"No key ({listed}) stands twice. {said}"
+        ),
         metadata={
             "duplicated keys": found.duplicated,
             "key": listed,
@@ -82,4 +87,6 @@ def _covered(found: KeysLooked) -> str:
 
 
 def _nothing(names: TableAssets, said: str) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(asset_key=names.lake, check_name=NAME, passed=True, description=said)
+    return dg.AssetCheckResult(
+        asset_key=names.lake, check_name=NAME, passed=True, description=described(said)
+    )

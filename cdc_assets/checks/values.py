@@ -9,6 +9,7 @@ from cdc_assets.assets.names import TableAssets
 from cdc_assets.health.representable import unrepresentable
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.spark.tables import LakeTable
+from cdc_assets.texts import described
 
 NAME = "values_representable"
 REMEDY = (
@@ -28,7 +29,7 @@ def check_values(
         check_name=NAME,
         passed=not lost,
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"Values that have no form in the lake: {said}. {REMEDY}"
+        description=described(f"Values that have no form in the lake: {said}. {REMEDY}")
         if lost
         else "Every value has a form in the lake.",
         metadata={f"lost of {column}": count for column, count in lost.items()},

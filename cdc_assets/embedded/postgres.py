@@ -45,6 +45,7 @@ from cdc_assets.embedded.binaries import (
     usable_data,
 )
 from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.private import write_private
 
 _log = logging.getLogger(__name__)
 
@@ -198,6 +199,7 @@ class _Guard:
     def start(self) -> subprocess.Popen[bytes]:
         """A server that accepts connections, with its state written; raises EnvironmentProblem."""
         end_stale_server(self.data)
+        self._take_along()
         state = _read_state(self.directory)
         if state is None:
             self._forget_data()
@@ -247,6 +249,23 @@ class _Guard:
                 f"Remove {self.directory} to begin anew.",
             )
         shutil.rmtree(self.data)
+
+    def _take_along(self) -> None:
+        """Data of when the server's user still got to the folder go where it gets to now."""
+        inside = self.directory / "data"
+        if inside == self.data or self.data.exists() or not inside.exists():
+            return
+        end_stale_server(inside)
+        try:
+            inside.rename(self.data)
+        except OSError:  # another file system
+            half = self.data.with_name(f"{self.data.name}-moved")
+            shutil.rmtree(half, ignore_errors=True)
+            shutil.copytree(inside, half, symlinks=True)
+            for path in (half, *half.rglob("*")):
+                own(path, self.user)
+            half.rename(self.data)
+            shutil.rmtree(inside)
 
     def _make_data(self, password: str) -> None:
         version_file = self.data / "PG_VERSION"
@@ -410,12 +429,7 @@ def _read_state(directory: Path) -> _State | None:
 
 def _write_state(directory: Path, state: _State) -> None:
     """Replace the state file in one step; only its owner can read it."""
-    path = directory / "server.json"
-    half = path.with_suffix(".new")
-    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(state), file)
-    half.replace(path)
+    write_private(directory / "server.json", json.dumps(asdict(state)))
 
 
 def _last_line(log: Path) -> str:

@@ -26,14 +26,17 @@ def possible(spec: DecodeSpec, relation: Relation, now: Sequence[Attribute]) -> 
     ``now`` is the catalog of the table, empty if there is no such table any more.
     """
     sent = _columns(relation)
+    numbers_known = {number for number, *_ in spec.columns}
+    # A publication's column list may leave out what is excluded.
+    withheld = [a for a in now if a.number in spec.excluded_numbers - numbers_known]
     readings = [
         [number for number, *_ in columns]
-        for columns in (spec.columns, *_sent(now))
+        for columns in (spec.columns, *_sent(now), *_sent([a for a in now if a not in withheld]))
         if [tuple(rest) for _, *rest in columns] == sent
     ]
     if readings:
         return [set(numbers) for numbers in zip(*readings, strict=True)]
-    return _allowed(len(sent), now)
+    return _allowed(len(sent), now, withheld)
 
 
 def is_as_known(spec: DecodeSpec, relation: Relation) -> bool:
@@ -72,11 +75,11 @@ def _sent(now: Sequence[Attribute]) -> list[list[tuple[int, str, int, int]]]:
     ]
 
 
-def _allowed(count: int, now: Sequence[Attribute]) -> list[set[int]]:
+def _allowed(count: int, now: Sequence[Attribute], withheld: Sequence[Attribute]) -> list[set[int]]:
     """The attribute numbers that the rules allow for each of so many columns."""
     # before[i]: whether i columns may be among the attributes so far. What isn't among them though
     # it comes before one that is, was dropped since, or isn't sent.
-    may_skip = [a.dropped or bool(a.generated) for a in now]
+    may_skip = [a.dropped or bool(a.generated) or a in withheld for a in now]
     before = [{0}]
     for skip in may_skip:
         before.append({i + 1 for i in before[-1]} | (before[-1] if skip else set()))

@@ -22,52 +22,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from cdc_assets.flusher import staged_rows
 from cdc_assets.flusher.attribute_numbers import is_as_known
 from cdc_assets.flusher.changes import Changes, by_relation
-from cdc_assets.flusher.json_text import parts_of, ranges
 from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.transactions import Batch, Transaction
 from cdc_assets.flusher.waiting import Pending
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pgoutput import (
-    BEGIN,
-    COMMIT,
-    DELETE,
-    INSERT,
-    KEEPALIVE,
-    RELATION,
-    TRUNCATE,
-    UPDATE,
-    XLOG_HEADER_BYTES,
-    Ints,
-    Relation,
-    Scan,
-)
+from cdc_assets.postgres.pgoutput import TRUNCATE, Relation
 
 logger = logging.getLogger(__name__)
 
-# Where fields stand in a frame, behind the XLogData header and the kind of the message.
-_BODY = XLOG_HEADER_BYTES + 1
-_CHANGE = _BODY + 4  # behind the relation's oid
-# The LSN of the record that a frame comes from, in the XLogData header.
-_LSN = 1
 # What a waiting change costs beyond its message: six numbers of 8 bytes, roughly.
 _CHANGE_BYTES = 48
 # Changes of many tables are kept as they arrive, and given to the tables when there is so much of
 # them: each time costs some 10 µs a table, however few are its changes.
 DIVIDED_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class _Transaction:
-    """An open transaction, from its Begin: its commit record's LSN, microseconds since 2000."""
-
-    commit_lsn: int
-    commit_time: int
-    xid: int
 
 
 @dataclass(slots=True)
@@ -123,23 +94,24 @@ class Decoder:
 
     ``spec_of`` says how a relation is staged; None: not ours. ``as_sent`` says it with the names
     that the columns have in this relation. It is called for each Relation message whose names may
-    be those of other columns than the spec means.
+    be those of other columns than the spec means. ``position``: where the stream begins.
     """
 
     def __init__(
         self,
         spec_of: Callable[[int], DecodeSpec | None],
         as_sent: Callable[[DecodeSpec, Relation], DecodeSpec] = lambda spec, _: spec,
+        position: int = 0,
     ) -> None:
         self.spec_of = spec_of
         self._as_sent = as_sent
         self._staged_as: dict[int, tuple[DecodeSpec, DecodeSpec]] = {}
         self._relations: dict[int, Relation] = {}
-        self._open: _Transaction | None = None
+        self._open: Transaction | None = None
         self._committed = _Shelf()
         self._uncommitted = _Shelf()
         self._skipped: set[int] = set()
-        self.position = 0
+        self.position = position
         self.commit_end = 0
         """End LSN of the last commit seen, empty transactions included; 0 before the first one."""
         self.commit_time: int | None = None
@@ -179,7 +151,7 @@ class Decoder:
         """Take in a batch of frames. Raises ReplicationProblem if the stream is broken."""
         if len(lengths) == 0:
             return
-        batch = _Batch.read(pgoutput.scan(blob, lengths), self._open)
+        batch = Batch.read(pgoutput.scan(blob, lengths), self._open, self.position)
         frames = len(lengths)
         cut = int(batch.commits[-1]) + 1 if len(batch.commits) else 0
         if cut:
@@ -187,35 +159,32 @@ class Decoder:
                 self._divide(self._committed)
             self._committed.append(self._uncommitted)
             self._distribute(batch, 0, cut, self._committed)
-            self.commit_end = int(batch.scan.lsn(batch.commits[-1:], _BODY + 9)[0])
-            self.commit_time = int(batch.scan.time(batch.commits[-1:], _BODY + 17)[0])
-            self.position = max(self.position, self.commit_end)
+            self.commit_end = batch.commit_end
+            self.commit_time = batch.last_commit_time
         if cut < frames:
             self._distribute(batch, cut, frames, self._uncommitted)
         self._open = batch.left_open
-        idle = batch.idle_keepalives
-        if len(idle):
-            end = batch.scan.lsn(idle[-1:], 1)[0]
-            self.position = max(self.position, int(end))
+        self.position = batch.position
 
-    def _distribute(self, batch: _Batch, low: int, high: int, shelf: _Shelf) -> None:
+    def _distribute(self, batch: Batch, low: int, high: int, shelf: _Shelf) -> None:
         """Put the changes of the frames ``low`` to ``high`` (excluded) on the shelf."""
         first, last = np.searchsorted(batch.events, [low, high])
         for frame in batch.events[first:last].tolist():
             relation = None
             if batch.scan.kind[frame] != TRUNCATE:
                 relation = Relation.parse(batch.scan.message(frame))
-            if relation is None or self._is_news(relation):
+            if relation is None or self._is_first(relation) or self._is_news(relation):
                 self._collect(batch, low, frame, shelf)
-                self.divide()
                 low = frame
+            if relation is None or self._is_news(relation):
+                self.divide()
             if relation is None:
                 self._empty_tables(batch, frame, shelf)
             else:
                 self._learn(relation)
         self._collect(batch, low, high, shelf)
 
-    def _collect(self, batch: _Batch, low: int, high: int, shelf: _Shelf) -> None:
+    def _collect(self, batch: Batch, low: int, high: int, shelf: _Shelf) -> None:
         """Put the changes of these frames on the shelf, undivided."""
         first, last = np.searchsorted(batch.changes, [low, high])
         frames, oids = batch.changes[first:last], batch.change_oid[first:last]
@@ -223,6 +192,8 @@ class Decoder:
             return
         alone = bool((oids == oids[0]).all())
         found = oids[:1].tolist() if alone else np.unique(oids).tolist()
+        for oid in found:
+            self._must_be_told(oid, batch, int(frames[np.argmax(oids == oid)]))
         ours = [oid for oid in found if self._is_ours(oid)]
         if not ours:
             return
@@ -237,15 +208,21 @@ class Decoder:
         shelf.mixed_bytes += changes.nbytes
         shelf.bytes += changes.nbytes + _CHANGE_BYTES * len(frames)
 
+    def _must_be_told(self, oid: int, batch: Batch, frame: int) -> None:
+        """Raise ReplicationProblem if no Relation message said what the relation looks like.
+
+        It may be one that nobody follows, or a damaged oid: its changes would be skipped.
+        """
+        if oid not in self._relations:
+            what = f"a change of relation {oid}, of which nothing was told,"
+            raise pgoutput.broken(what, batch.scan.frame_lsn(frame))
+
     def _is_ours(self, oid: int) -> bool:
-        """Whether its changes are staged; if so, it is known what they look like."""
+        """Whether the changes of a relation that is known are staged."""
         spec = self.spec_of(oid)
         if spec is None:
             return False
-        relation = self._relations.get(oid)
-        if relation is None:
-            raise pgoutput.broken(f"a change of relation {oid}, of which nothing was told,")
-        self._resolved(spec, relation)  # while the catalog is as little ahead as can be
+        self._resolved(spec, self._relations[oid])  # the catalog is as little ahead as can be
         return True
 
     def divide(self) -> None:
@@ -258,6 +235,10 @@ class Decoder:
             spec, relation = self.spec_of(oid), self._relations[oid]
             if spec is not None:
                 shelf.run(self._resolved(spec, relation), relation).parts.append(changes)
+
+    def _is_first(self, relation: Relation) -> bool:
+        """Whether nothing was told of it before, so that it can't have changes before."""
+        return relation.oid not in self._relations
 
     def _is_news(self, relation: Relation) -> bool:
         """Whether what waits of it may be staged otherwise than what comes now."""
@@ -276,9 +257,10 @@ class Decoder:
             name = TableId(relation.schema, relation.name)
             logger.info("changes of %s are skipped: it is not followed", name)
 
-    def _empty_tables(self, batch: _Batch, frame: int, shelf: _Shelf) -> None:
+    def _empty_tables(self, batch: Batch, frame: int, shelf: _Shelf) -> None:
         """Put a Truncate behind what its tables have on the shelf."""
         for oid in pgoutput.truncated_relations(batch.scan.message(frame)):
+            self._must_be_told(oid, batch, frame)
             spec = self.spec_of(oid)
             if spec is not None and self._is_ours(oid):
                 known = self._relations[oid]
@@ -305,86 +287,3 @@ def _names_may_differ(spec: DecodeSpec, relation: Relation) -> bool:
         return True
     full = relation.replica_identity == "f" and bool(spec.key_columns)
     return full and not is_as_known(spec, relation)
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A scanned batch with its transactions found.
-
-    ``changes``: frames that are I, U or D; ``events``: those that are R or T; ``idle_keepalives``:
-    those between transactions. ``transaction``: for each frame, which one it is in, where 0 is
-    the one that was open before the batch.
-    """
-
-    scan: Scan
-    changes: Ints
-    change_oid: Ints
-    events: Ints
-    commits: Ints
-    idle_keepalives: Ints
-    transaction: Ints
-    commit_lsn: Ints
-    commit_time: Ints
-    xid: Ints
-    left_open: _Transaction | None
-
-    @classmethod
-    def read(cls, scan: Scan, opened: _Transaction | None) -> _Batch:
-        """Find transactions and check that they follow each other; ReplicationProblem if not."""
-        begins, commits = scan.of(BEGIN), scan.of(COMMIT)
-        borders = scan.kind[scan.of(BEGIN, COMMIT)]
-        expected = np.resize([BEGIN, COMMIT] if opened is None else [COMMIT, BEGIN], len(borders))
-        if not bool((borders == expected).all()):
-            raise pgoutput.broken("a transaction inside another")
-        before = opened or _Transaction(0, 0, 0)
-        commit_lsn = np.concatenate(([before.commit_lsn], scan.lsn(begins, _BODY)))
-        commit_time = np.concatenate(([before.commit_time], scan.time(begins, _BODY + 8)))
-        xid = np.concatenate(([before.xid], scan.uint32(begins, _BODY + 16)))
-        transaction = np.cumsum(scan.kind == BEGIN)
-        inside = transaction + (opened is not None) > np.cumsum(scan.kind == COMMIT)
-        changes = scan.of(INSERT, UPDATE, DELETE)
-        events = scan.of(RELATION, TRUNCATE)
-        if not bool(inside[changes].all()) or not bool(inside[events].all()):
-            raise pgoutput.broken("a change outside of a transaction")
-        keepalives = scan.of(KEEPALIVE)
-        is_open = len(begins) + (opened is not None) > len(commits)
-        left = _Transaction(int(commit_lsn[-1]), int(commit_time[-1]), int(xid[-1]))
-        return cls(
-            scan=scan,
-            changes=changes,
-            change_oid=scan.uint32(changes, _BODY),
-            events=events,
-            commits=commits,
-            idle_keepalives=keepalives[~inside[keepalives]],
-            transaction=transaction,
-            commit_lsn=commit_lsn,
-            commit_time=commit_time,
-            xid=xid,
-            left_open=left if is_open else None,
-        )
-
-    def copied(self, frames: Ints, oids: Ints) -> Changes:
-        """The changes of these frames, which are in order, of these relations."""
-        messages = ranges(
-            self.scan.buffer, self.scan.start[frames] + _CHANGE, self.scan.stop[frames]
-        )
-        offsets, data = parts_of(messages)
-        transaction = self.transaction[frames]
-        about = (
-            oids,
-            self.scan.int64(frames, _LSN),
-            self.commit_lsn[transaction],
-            self.commit_time[transaction],
-            self.xid[transaction],
-        )
-        return Changes(data[: offsets[-1]], offsets[1:], self.scan.kind[frames], np.stack(about))
-
-    def truncate(self, frame: int) -> pa.Table:
-        """The row of a Truncate message."""
-        transaction = int(self.transaction[frame])
-        return staged_rows.truncated(
-            int(self.scan.int64(np.array([frame]), _LSN)[0]),
-            int(self.commit_lsn[transaction]),
-            int(self.commit_time[transaction]),
-            int(self.xid[transaction]),
-        )

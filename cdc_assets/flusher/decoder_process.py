@@ -28,7 +28,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -39,13 +38,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tenacity
 
-from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.errors import CdcError, TableProblem, first_line
 from cdc_assets.flusher.attribute_numbers import key_of
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.hidden import hidden
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.staging import Staging, WrittenFile
 from cdc_assets.flusher.waiting import Pending
+from cdc_assets.foreign_words import trace
 from cdc_assets.log.files import Storage
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -68,7 +68,7 @@ _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the decoder needs to know for its whole life."""
+    """What the decoder needs to know for its whole life; ``begin``: the LSN it is streamed from."""
 
     source: str
     source_dsn: str = field(repr=False)
@@ -76,6 +76,7 @@ class Settings:
     storage: Storage
     flush_bytes: int
     flush_interval_seconds: float
+    begin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +182,13 @@ class _Worker:
     decoder: Decoder = field(init=False)
     parts: list[WrittenFile] = field(default_factory=list)
     excluded: dict[tuple[int, frozenset[str]], frozenset[int]] = field(default_factory=dict)
-    reported: int = 0
+    reported: int = field(init=False)
     due: float | None = None
     flush_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.decoder = Decoder(self._spec_of, self._as_sent)
+        self.reported = self.settings.begin
+        self.decoder = Decoder(self._spec_of, self._as_sent, self.reported)
 
     def _spec_of(self, oid: int) -> DecodeSpec | None:
         return self.specs.get(oid)
@@ -352,8 +354,8 @@ def serve(pipe: Connection) -> int:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 1  # the receiver is gone; nobody wants the answer
     except Exception as error:  # noqa: BLE001 - whatever it is, the receiver has to hear of it
-        summary = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-        pipe.send(Failed(summary, traceback.format_exc()))
+        ours, told = isinstance(error, CdcError), first_line(error)
+        pipe.send(Failed(told if ours else f"{type(error).__name__}: {told}", trace(error)))
         return 1
     finally:
         staging.close()

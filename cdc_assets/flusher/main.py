@@ -1,7 +1,7 @@
 """The flusher of one source: takes its turn, checks where the slot stands, streams, starts again.
 
 ``python -m cdc_assets.flusher.main --config FILE`` is the supervised child; :func:`run` is the
-same in the caller's process. Only one flusher of a source is active: it holds the advisory lock
+same in the caller's process. Only one flusher of a source is active: it holds the lock
 ``flusher:<source>`` on the very session it registers with. The others wait hot; one that hangs
 loses its turn (``turn``).
 
@@ -25,7 +25,13 @@ import psycopg
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event
 
 from cdc_assets.config import SourceConfig, config_from_parent, load_config
-from cdc_assets.errors import CdcError, ConfigurationError, ReplicationLost, SourceMismatch
+from cdc_assets.errors import (
+    CdcError,
+    ConfigurationError,
+    ReplicationLost,
+    SourceMismatch,
+    first_line,
+)
 from cdc_assets.flusher.guard import Guard
 from cdc_assets.flusher.health import Health
 from cdc_assets.flusher.pin_keeper import PinKeeper
@@ -42,6 +48,7 @@ from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.process import die_with_parent, read_settings
 from cdc_assets.refusal import refuse_to_flush
+from cdc_assets.traces import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +257,7 @@ class _Flusher:
             self._progress.enter_stuck(error)
         else:
             self._progress.enter("reconnecting", error)
-        logger.warning("%s Trying again in %.1f s.", error, waits)
+        logger.warning("%s Trying again in %.1f s.", first_line(error) if error else "", waits)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -258,10 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cdc_assets.flusher", description=(__doc__ or "")[:70])
     parser.add_argument("--config", metavar="FILE", help="default: handed down by the parent")
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO").upper(), stacks=True)
     settings = "" if options.config else read_settings()
     stop = die_with_parent()
     config: SourceConfig | None = None

@@ -52,7 +52,7 @@ def _look_once_more(pipeline: Pipeline) -> None:
         return
     with pipeline.connect_source("flush") as source:
         slot, publication = config.slot, config.publication
-        found, now = review(source, pipeline.source_dsn, pipeline.store, slot, publication)
+        found, now = review(source, pipeline.replication_dsn, pipeline.store, slot, publication)
         if not now.in_recovery:
             found.refuse()
             look_at_heaps(source, pipeline.store, followed(pipeline.store))

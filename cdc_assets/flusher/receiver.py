@@ -161,6 +161,7 @@ class Session:
             min(config.staging.flush_interval_seconds, ASK_SECONDS)
             if until is not None
             else config.staging.flush_interval_seconds,
+            int(flushed),
         )
 
     def run(self) -> None:
@@ -171,7 +172,7 @@ class Session:
         self._progress.flushed = self._flushed
         self._asked = streamed_publications(self._pipeline, self._flushed)
         stream = Stream.start(
-            self._pipeline.source_dsn, config.name, config.slot, self._asked, self._flushed
+            self._pipeline.replication_dsn, config.name, config.slot, self._asked, self._flushed
         )
         acknowledged: Lsn | None = None
         try:
@@ -238,7 +239,9 @@ class Session:
             ask = self._until is not None and silent >= ASK_SECONDS
             if reply_wanted or ask or told != self._flushed or silent >= patience:
                 told = self._flushed
-                self._acknowledge(stream, told, reply=ask)
+                # What answers ends a message that only seems to be on its way (stream).
+                overdue = not paused and stream.is_quiet and silent >= patience
+                self._acknowledge(stream, told, reply=ask or overdue)
             if flowing and not full:
                 time.sleep(GATHER_SECONDS)
             elif not full:
@@ -364,6 +367,7 @@ class Session:
                 Lsn(flushed.commit_end),
                 commit_time,
                 file.first_row,
+                file.sha256,
             )
             for file in flushed.files
             if commit_time is not None  # it never is where there are files

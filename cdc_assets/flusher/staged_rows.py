@@ -246,6 +246,11 @@ class Plan:
         else:
             odd = (batch.op != INSERT) & (marker != OLD_ROW)
             why = "doesn't say all of the old row, and the table has no key"
+        if not bool(odd.any()):
+            # Only the new row of an update has values that are somewhere else.
+            left_out = (tuples.kind == pgoutput.UNCHANGED).any(axis=0)
+            odd = ((batch.op == INSERT) & left_out[new]) | ((old >= 0) & left_out[old])
+            why = "leaves a value out that is nowhere else"
         if self.doubt:
             odd, why = np.ones_like(odd), self.doubt
         if bool(odd.any()):

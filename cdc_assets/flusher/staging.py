@@ -17,6 +17,7 @@ What does not belong: when to write (``decoder_process``), registration (``recei
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import math
 import os
@@ -88,6 +89,7 @@ class WrittenFile:
 
     ``byte_size``: of the file, or the rows' share of a shared one. ``operations``: how many rows
     there are of each ``_op``. ``first_row``: of a shared file, the number of the first one.
+    ``sha256``: of the file.
     """
 
     table: TableId
@@ -95,6 +97,7 @@ class WrittenFile:
     byte_size: int
     operations: Mapping[str, int]
     first_row: int | None = None
+    sha256: bytes | None = None
 
     @property
     def row_count(self) -> int:
@@ -128,12 +131,14 @@ class _Files:
         table = self._pendings[number].spec.table
         data, operations = encode(self._pendings[number], tables)
         path = self._store(folder_name(table), data)
-        self._written[number] = WrittenFile(table, path, data.size, operations)
+        digest = hashlib.sha256(data).digest()
+        self._written[number] = WrittenFile(table, path, data.size, operations, sha256=digest)
 
     def add_shared(self, pieces: Mapping[int, Sequence[pa.Table]]) -> None:
         """One file with the rows of these pendings."""
         data, found = encode_shared([(self._pendings[n], tables) for n, tables in pieces.items()])
         path = self._store(SHARED_FOLDER, data)
+        digest = hashlib.sha256(data).digest()
         row_bytes = data.size / sum(operations.total() for _, operations in found)
         for number, (first_row, operations) in zip(pieces, found, strict=True):
             self._written[number] = WrittenFile(
@@ -142,6 +147,7 @@ class _Files:
                 math.ceil(row_bytes * operations.total()),
                 operations,
                 first_row,
+                digest,
             )
 
     def _store(self, folder: str, data: pa.Buffer) -> str:

@@ -20,7 +20,8 @@ import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
-from cdc_assets.errors import ReplicationLost, ReplicationProblem, SourceMismatch
+from cdc_assets.errors import ReplicationLost, ReplicationProblem, SourceMismatch, first_line
+from cdc_assets.foreign_words import of_server
 from cdc_assets.postgres.connect import is_outage, replication_connect
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import KEEPALIVE_BYTES, POSTGRES_EPOCH_MICROSECONDS
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 FEEDBACK_SECONDS: Final = 10.0
 # How long an orderly end waits for the server's.
 CLOSE_SECONDS: Final = 5.0
+# A message that is still arriving after so long never ends: its length was damaged, and it swallows
+# whatever comes. The largest, 1 GB, takes a line of 5 Mbit/s as long.
+ENDLESS_SECONDS: Final = 1800.0
 # A stopped flusher's walsender would hold the slot for as long as the server's own setting says, or
 # for ever: it ends when a waiting flusher may have the turn (see ``turn``).
 _HANG_UP: Final = (
@@ -74,8 +78,11 @@ class Stream:
         """``beside``: the publications that it goes on without where somebody drops one."""
         self._connection = connection
         self._beside = beside
+        self._arriving_since: float | None = None
         self.feedback_at = 0.0
         """When the server last heard of us, on the monotonic clock."""
+        self.is_quiet = True
+        """Whether no whole message has arrived since then."""
 
     @classmethod
     def start(
@@ -117,7 +124,7 @@ class Stream:
         """
         frames: list[memoryview] = []
         append, get = frames.append, self._connection.get_copy_data
-        size, wanted, asked = 0, False, False
+        size, wanted, asked, arrived = 0, False, False, False
         try:
             while size < limit_bytes:
                 length, frame = get(1)
@@ -132,11 +139,30 @@ class Stream:
                 elif asked:
                     break  # nothing more on the socket
                 else:
+                    arrived = bool(select.select([self._connection.socket], [], [], 0)[0])
                     self._connection.consume_input()
                     asked = True
         except psycopg.OperationalError as error:
-            raise StreamLost(f"the replication connection was lost: {error}.") from error
+            raise StreamLost(
+                f"the replication connection was lost: {first_line(error)}."
+            ) from error
+        if frames:
+            self._arriving_since, self.is_quiet = None, False
+        elif arrived:
+            self._must_end()
         return Received(frames, size, wanted)
+
+    def _must_end(self) -> None:
+        """More of a message has arrived, and not its end."""
+        now = time.monotonic()
+        if self._arriving_since is None:
+            self._arriving_since = now
+        elif now - self._arriving_since >= ENDLESS_SECONDS:
+            raise StreamLost(
+                f"a message of the replication stream hasn't ended in {ENDLESS_SECONDS:.0f} s: its"
+                " length was damaged on the way, or the line is too slow for its size.",
+                "It is sent again. TLS (sslmode) keeps what is on the line from being damaged.",
+            )
 
     def acknowledge(self, flushed: Lsn, *, reply: bool = False) -> None:
         """Tell the server that everything below ``flushed`` may be forgotten.
@@ -151,8 +177,10 @@ class Stream:
             self._connection.put_copy_data(_FEEDBACK.pack(b"r", lsn, lsn, lsn, now, reply))
             self._connection.flush()
         except psycopg.OperationalError as error:
-            raise StreamLost(f"the replication connection was lost: {error}.") from error
-        self.feedback_at = time.monotonic()
+            raise StreamLost(
+                f"the replication connection was lost: {first_line(error)}."
+            ) from error
+        self.feedback_at, self.is_quiet = time.monotonic(), True
 
     def close(self, flushed: Lsn | None = None) -> None:
         """Hang up; with ``flushed``, acknowledge it and end the stream in order first."""
@@ -164,7 +192,9 @@ class Stream:
                 self._connection.flush()
                 self._drain()
         except (psycopg.OperationalError, StreamLost) as error:
-            logger.warning("the last acknowledgement didn't reach the server: %s", error)
+            logger.warning(
+                "the last acknowledgement didn't reach the server: %s", first_line(error)
+            )
         finally:
             self._connection.finish()  # sends Terminate
 
@@ -188,6 +218,7 @@ class Stream:
         result = self._connection.get_result()
         message = result.get_error_message().strip() if result is not None else ""
         state = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
+        message = of_server(message, state.decode() if state is not None else None)
         if state == _UNDEFINED_OBJECT and any(name in message for name in self._beside):
             # The next session asks without it; the tables that it had are parked.
             return StreamLost(f"the stream is opened anew: {message}.")

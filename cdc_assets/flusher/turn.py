@@ -1,6 +1,6 @@
 """Whose turn it is to flush.
 
-The advisory lock decides, and ``log.heart`` ends the sessions of one that hangs.
+The lock decides, and ``log.heart`` ends the sessions of one that hangs.
 
 Why a late one can do no harm (invariants 1 and 2): it registers in the very session that held the
 lock. That session is gone, so nothing of it can be registered, and what isn't registered is never

@@ -15,7 +15,11 @@ from cdc_assets.health.plot import line_chart, picture
 from cdc_assets.health.samples import Sample, applied_per_second, history, take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.status import SourceStatus, TableStatus
+from cdc_assets.texts import bounded
+from cdc_assets.texts import markdown as markdown_text
 
+# What a person reads of one matter; the alerts and `status` have more.
+_CELL = 1_000
 TABLE_HEADINGS = ("table", "state", "chunks", "applied", "lag", "pending", "reason")
 
 
@@ -168,7 +172,7 @@ def charts(samples: Sequence[Sample]) -> list[tuple[str, str]]:
 def _problems(found: Sequence[Problem]) -> str:
     return "\n".join(
         f"- **{(problem.severity or 'new').upper()}** {_cell(problem.condition.what)}:"
-        f" {_cell(problem.condition.detail)}. {problem.condition.remedy}"
+        f" {_cell(problem.condition.detail)}. {_cell(problem.condition.remedy)}"
         for problem in found
     )
 
@@ -179,7 +183,4 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(said: str) -> str:
-    """Text as it is, in one line: nothing in a name or an error is Markdown."""
-    for special in "\\`*_{}[]<>#|!":
-        said = said.replace(special, "\\" + special)
-    return " ".join(said.split())
+    return markdown_text(bounded(said, _CELL))

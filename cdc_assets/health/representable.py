@@ -26,6 +26,7 @@ from cdc_assets.log.store import LogEntry, LogStore
 from cdc_assets.materializer.batch import Window, events, take
 from cdc_assets.materializer.fold import JSON, text_struct
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.spark.lost_care import surviving
 from cdc_assets.spark.tables import LakeColumn, LakeTable, ticked
 from cdc_assets.verify.source import parts, whole
 
@@ -67,8 +68,9 @@ def unrepresentable(
     new = store.entries(row.table, offset)
     entries = take(new, _LOOK_BYTES, math.inf) if new else []
     if entries:
-        window = Window(offset, row.snapshot_lsn)
-        lost += Counter(_in_log(session, entries, window, Storage.of(pipeline.config.s3), columns))
+        window, storage = Window(offset, row.snapshot_lsn), Storage.of(pipeline.config.s3)
+        with surviving(store, row.table, "a count of its values"):
+            lost += Counter(_in_log(session, entries, window, storage, columns))
         offset = entries[-1].end_offset
     lost = Counter({name: count for name, count in lost.items() if count and name in names})
     _remember(store, lake, offset, lost)

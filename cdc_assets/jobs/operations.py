@@ -22,6 +22,7 @@ from cdc_assets.pipeline import Pipeline, selected
 from cdc_assets.postgres.drop import drop_source
 from cdc_assets.resources.reported import run_of
 from cdc_assets.resources.spark import spark_session
+from cdc_assets.texts import described
 from cdc_assets.verify.compare import Comparison, verify
 
 _AS_IN_SQL = 'as SQL spells them, like ["public.orders", "public.\\"My.Table\\""]'
@@ -187,9 +188,9 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
 def comparison_markdown(found: Sequence[Comparison]) -> str:
     """What verify found, as a table."""
     rows = [
-        f"| {one.table} | {one.source_rows:,} | {one.lake_rows:,} |"
-        f" {one.problem or one.differing or 'equal'} | {one.lsn or ''} | {one.seconds:.1f} s |"
-        f" {'; '.join(one.remarks)} |"
+        f"| {described(str(one.table))} | {one.source_rows:,} | {one.lake_rows:,} |"
+        f" {described(one.problem or str(one.differing or 'equal'))} | {one.lsn or ''} |"
+        f" {one.seconds:.1f} s | {described('; '.join(one.remarks))} |"
         for one in found
     ]
     head = ["| table | source rows | lake rows | keys that differ | at LSN | took | remarks |"]

@@ -46,16 +46,15 @@ update snapshot_progress c
        claimed_by = %(worker)s, heartbeat_at = clock_timestamp(), file = null
   from free where c.source = %(source)s and c.table_name = %(table)s and c.epoch = %(epoch)s
    and c.chunk = free.chunk
-returning c.chunk, c.relation, c.relation_oid, c.filenode, c.first_block, c.end_block
+returning c.chunk, c.relation_oid, c.filenode, c.first_block, c.end_block
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A chunk that is ours to read: the pages of ``relation``, which had this oid and file."""
+    """A chunk that is ours to read: pages of the heap that had this oid and file."""
 
     key: str
-    relation: str
     oid: int
     filenode: int
     first_block: int
@@ -122,7 +121,12 @@ class Claims:
                 "worker": self._worker,
             },
         ).fetchall()
-        return sorted((Claimed(*row) for row in rows), key=lambda chunk: chunk.key)
+        # Numbers become SQL at the source: nothing else may be in them.
+        found = [
+            Claimed(key, int(oid), int(node), int(first), None if end is None else int(end))
+            for key, oid, node, first, end in rows
+        ]
+        return sorted(found, key=lambda chunk: chunk.key)
 
     def wrote(self, chunks: Sequence[Written], file: str | None) -> bool:
         """Record the claimed chunks as written to ``file``; False, having done nothing, if fenced.

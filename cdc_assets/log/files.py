@@ -10,6 +10,7 @@ snapshot pinned at c exactly if its commit record begins below c, so a row is in
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
+
+from cdc_assets.errors import StagedFileChanged
 
 if TYPE_CHECKING:  # the decoder process has no use for what a configuration takes: 30 MB
     from cdc_assets.config_sections import S3Config
@@ -62,8 +65,15 @@ class Storage:
     def of(cls, s3: S3Config) -> Storage:
         return cls(s3.endpoint, s3.region, s3.path_style)
 
-    def locate(self, uri: str) -> tuple[fs.FileSystem, str]:
-        """The pyarrow filesystem of a ``file://`` or ``s3://`` URI, and the path in it."""
+    def locate(self, uri: str, *, literal: bool = False) -> tuple[fs.FileSystem, str]:
+        """The pyarrow filesystem of a ``file://`` or ``s3://`` URI, and the path in it.
+
+        ``literal``: nothing in it is encoded, as Iceberg has it; Hadoop writes ``file:/``.
+        """
+        if literal:
+            if uri.startswith("s3://"):
+                return _object_store(self), uri.removeprefix("s3://")
+            return fs.LocalFileSystem(), "/" + uri.removeprefix("file:").lstrip("/")
         parsed = urlparse(uri)
         if parsed.scheme == "s3":
             return _object_store(self), unquote(parsed.netloc + parsed.path)
@@ -75,25 +85,37 @@ class StagedRows:
     """The rows of one entry of the log: all of a file's, or those of a shared one's.
 
     ``first_row`` is None, or the number of the first one in the shared file; ``path`` is a URI.
+    ``sha256``: what the file's bytes have to have; None: it isn't known.
     """
 
     path: str
     row_count: int
     first_row: int | None = None
+    sha256: bytes | None = None
 
     def read(self, storage: Storage, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows, in order. Raises FileNotFoundError if the file is gone."""
-        filesystem, path = storage.locate(self.path)
-        table = pq.read_table(path, columns=columns, filesystem=filesystem)
+        """The rows, in order. Raises FileNotFoundError if the file is gone, StagedFileChanged."""
+        table = pq.read_table(self._bytes(storage), columns=columns)
         if self.first_row is None:
             return table
         return table.slice(self.first_row, self.row_count)
 
     def relation(self, storage: Storage) -> Any:
-        """What the file tells of the rows' table, as JSON says it. Raises FileNotFoundError."""
-        filesystem, path = storage.locate(self.path)
-        told = pq.read_metadata(path, filesystem=filesystem).metadata
+        """What the file tells of the rows' table, as JSON says it. Raises like :meth:`read`."""
+        told = pq.read_metadata(self._bytes(storage)).metadata
         return json.loads(told[relation_key(self.first_row)])
+
+    def _bytes(self, storage: Storage) -> pa.NativeFile:
+        """The file, to be parsed; with a digest the very bytes in memory that it was taken of."""
+        filesystem, path = storage.locate(self.path)
+        opened = filesystem.open_input_file(path)
+        if self.sha256 is None:
+            return opened
+        with opened:
+            data = opened.read_buffer()
+        if hashlib.sha256(data).digest() != self.sha256:
+            raise StagedFileChanged(self.path)
+        return pa.BufferReader(data)
 
 
 def relation_key(first_row: int | None) -> bytes:

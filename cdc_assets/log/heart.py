@@ -1,7 +1,7 @@
 """Who is alive: heartbeats of processes that hold locks, and the end of those without one.
 
-An advisory lock decides who flushes, and who writes a lake table. It belongs to a session, and a
-session outlives a process that is stopped, or a host that is cut off: nobody would take over. So
+A lock decides who flushes, and who writes a lake table. It belongs to a session, and a session
+outlives a process that is stopped, or a host that is cut off: nobody would take over. So
 every process that holds such locks, or waits for them, writes down its sessions and says every few
 seconds that it lives; whoever finds that another one wasn't heard of for STALE_SECONDS ends that
 one's sessions. The coordination server's clock is the only one that counts.

@@ -1,23 +1,41 @@
 """Bringing the coordination schema up to date.
 
-Migrations are the numbered SQL files beside this module, applied in order under an advisory lock,
-each in one transaction with the row that records it: two processes that start at once, or one that
-dies half-way, leave a schema that is at one version or the next.
+Migrations are the numbered SQL files beside this module, applied in order under a lock of the table
+that records them, all in one transaction with its rows: two processes that start at once, or one
+that dies half-way, leave a schema that is at one version or the next.
 """
 
 from __future__ import annotations
 
+import time
 from importlib import resources
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from cdc_assets.errors import CoordinationError
+from cdc_assets.errors import CoordinationError, first_line
+from cdc_assets.log.ownership import refuse_foreign
 from cdc_assets.postgres.connect import pools_transactions
 
-# Any constant will do, as long as every process uses the same; this one spells "cdc" in ASCII.
-_MIGRATION_LOCK = 0x636463
+# The version from which on locks are rows (log.locks); before, they were advisory ones.
+_LOCKS = 20
+# Ending a session takes as long as its statement needs to notice.
+_END_SECONDS = 10.0
+
+
+def sql_name(schema: str) -> str:
+    """The schema's name as it stands in a statement."""
+    return sql.Identifier(schema).as_string(None)
+
+
+def search_path(schema: str) -> str:
+    """What a session finds names in: Postgres's own come first, unwritten, then the schema's.
+
+    A session's temporary tables would come before both unless they are named last.
+    """
+    return f"{sql_name(schema)},pg_temp"
 
 
 def migrations() -> list[tuple[int, str]]:
@@ -35,7 +53,9 @@ def newest() -> int:
 def version(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int:
     """The version that ``schema`` is at; 0 if it isn't there."""
     name = sql.Identifier(schema, "schema_version")
-    found = connection.execute("select to_regclass(%s)", (name.as_string(connection),)).fetchone()
+    found = connection.execute(
+        "select pg_catalog.to_regclass(%s)", (name.as_string(connection),)
+    ).fetchone()
     if found is None or found[0] is None:
         return 0
     row = connection.execute(
@@ -48,7 +68,8 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: s
     """Create or upgrade ``schema`` and return its version.
 
     ``connection``, to ``dsn``, is in autocommit mode. Raises CoordinationError when the schema is
-    newer than this program, or when a pooler is in between that doesn't keep a session.
+    somebody else's, or newer than this program, or when a pooler is in between that doesn't keep a
+    session.
     """
     if pools_transactions(connection, dsn):
         raise CoordinationError(
@@ -56,38 +77,89 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: s
             " exported snapshots don't survive there.",
             "Give the database's own address, or a session-mode pool.",
         )
-    known = migrations()
+    refuse_foreign(connection, schema)
     try:
-        with connection.transaction(), connection.cursor() as cursor:
-            cursor.execute(
-                "select pg_advisory_xact_lock(%s::int, hashtext(%s))", (_MIGRATION_LOCK, schema)
-            )
-            name = sql.Identifier(schema)
-            # Without this look first, a role that may use the schema but not create one would fail.
-            cursor.execute("select to_regnamespace(%s)", (schema,))
-            if (row := cursor.fetchone()) is None or row[0] is None:
-                cursor.execute(sql.SQL("create schema if not exists {}").format(name))
-            cursor.execute(sql.SQL("set local search_path to {}").format(name))
-            cursor.execute(
-                "create table if not exists schema_version"
-                " (version int primary key, applied_at timestamptz not null default now())"
-            )
-            cursor.execute("select coalesce(max(version), 0) from schema_version")
-            row = cursor.fetchone()
-            current = int(str(row[0])) if row else 0
-            if current > known[-1][0]:
-                raise CoordinationError(
-                    f"the coordination schema {schema} is at version {current}, this program knows"
-                    f" {known[-1][0]}.",
-                    "Upgrade cdc_assets here too.",
-                )
-            for version, text in known:
-                if version > current:
-                    cursor.execute(text.encode())
-                    cursor.execute("insert into schema_version (version) values (%s)", (version,))
+        if version(connection, schema) != newest():
+            _upgrade(connection, schema)
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
         raise CoordinationError(
-            f"the role may not keep its state in the coordination schema {schema}: {error}",
+            f"the role may not keep its state in the coordination schema {schema}:"
+            f" {first_line(error)}",
             "cdc-assets check prints the SQL that allows it.",
         ) from error
-    return known[-1][0]
+    return newest()
+
+
+# "if not exists" isn't atomic: of two who make it at once, one is refused, and finds it made then.
+@retry(
+    retry=retry_if_exception_type((psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable)),
+    stop=stop_after_attempt(5),
+    reraise=True,
+)
+def _upgrade(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> None:
+    with connection.transaction(), connection.cursor() as cursor:
+        # Without this look first, a role that may use the schema but not create one would fail.
+        cursor.execute("select pg_catalog.to_regnamespace(%s)", (sql_name(schema),))
+        if (row := cursor.fetchone()) is None or row[0] is None:
+            cursor.execute(f"create schema if not exists {sql_name(schema)}".encode())
+        refuse_foreign(connection, schema)  # somebody may have made it since it was looked for
+        cursor.execute(
+            "select pg_catalog.set_config('search_path', %s, true)", (search_path(schema),)
+        )
+        cursor.execute(
+            "create table if not exists schema_version"
+            " (version int primary key, applied_at timestamptz not null default now())"
+        )
+        # Against reading, too: who is of an earlier version, and comes now, finds a newer schema.
+        cursor.execute("lock table schema_version")
+        cursor.execute("select coalesce(max(version), 0) from schema_version")
+        row = cursor.fetchone()
+        current = int(str(row[0])) if row else 0
+        if current > newest():
+            raise CoordinationError(
+                f"the coordination schema {schema} is at version {current}, this program knows"
+                f" {newest()}.",
+                "Upgrade cdc_assets here too.",
+            )
+        if 0 < current < _LOCKS:
+            _end_earlier(cursor)
+        for version, text in migrations():
+            if version > current:
+                cursor.execute(text.encode())
+                cursor.execute("insert into schema_version (version) values (%s)", (version,))
+
+
+# Sessions of ours that may have locks, of roles that may look into the schema; nobody else's. The
+# server cuts a name off at 63 bytes.
+_EARLIER = r"""
+select pid, pg_catalog.pg_has_role(usesysid, 'MEMBER') from pg_catalog.pg_stat_activity
+ where datname = pg_catalog.current_database() and pid <> pg_catalog.pg_backend_pid()
+   and application_name like 'cdc\_assets %'
+   and (application_name like '% log' or pg_catalog.octet_length(application_name) = 63)
+   and pg_catalog.has_table_privilege(usesysid, 'schema_version'::pg_catalog.regclass, 'SELECT')
+"""
+
+
+def _end_earlier(cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
+    """End the sessions of processes of before version _LOCKS, whose locks are no others' any more.
+
+    That is how a session loses its lock at any time; its process then finds a newer schema.
+    """
+    deadline = time.monotonic() + _END_SECONDS
+    while True:
+        cursor.execute("select pg_catalog.pg_stat_clear_snapshot()")
+        cursor.execute(_EARLIER)
+        left = cursor.fetchall()
+        if not left:
+            return
+        if time.monotonic() > deadline or not all(may_end for _, may_end in left):
+            raise CoordinationError(
+                "processes of an earlier version are still there, whose locks this one doesn't"
+                f" know: the sessions {', '.join(str(pid) for pid, _ in left)}.",
+                "Stop those processes first (select * from pg_stat_activity).",
+            )
+        cursor.execute(
+            "select pg_catalog.pg_terminate_backend(pid) from unnest(%s::int[]) pid",
+            ([pid for pid, _ in left],),
+        )
+        time.sleep(0.1)

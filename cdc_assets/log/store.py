@@ -21,6 +21,7 @@ import psycopg
 
 from cdc_assets.errors import Fenced
 from cdc_assets.log.files import StagedRows
+from cdc_assets.log.places import Place, foreign_entry, staged_place
 from cdc_assets.log.tables import GROUP, TableRegistry, TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -42,6 +43,7 @@ class StagedFile:
 
     ``flushable_lsn`` is where the last transaction of them ended; ``path`` is a URI. ``first_row``:
     the number of the first one in a file that tables share, None where it is this table's alone.
+    ``sha256``: of the file's bytes.
     """
 
     table: TableId
@@ -51,13 +53,15 @@ class StagedFile:
     flushable_lsn: Lsn
     commit_time: datetime
     first_row: int | None = None
+    sha256: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
     """Registered rows of a table: the offsets ``start_offset`` to ``end_offset`` (excluded).
 
-    ``first_row`` is as in StagedFile, ``byte_size`` their share of a shared file.
+    ``first_row`` and ``sha256`` are as in StagedFile, ``byte_size`` their share of a shared file.
+    The digest is None for what was registered by a version that took none.
     """
 
     start_offset: int
@@ -67,11 +71,14 @@ class LogEntry:
     flushable_lsn: Lsn
     commit_time: datetime
     first_row: int | None = None
+    sha256: bytes | None = None
 
     @property
     def rows(self) -> StagedRows:
         """Where they are."""
-        return StagedRows(self.path, self.end_offset - self.start_offset, self.first_row)
+        return StagedRows(
+            self.path, self.end_offset - self.start_offset, self.first_row, self.sha256
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,12 @@ class Backlog:
 
 
 class LogStore(TableRegistry):
-    """Reads and writes the coordination schema for one source."""
+    """Reads and writes the coordination schema for one source.
+
+    ``places``: where the source's staged files are; empty where none is read.
+    """
+
+    places: tuple[Place, ...] = ()
 
     def begin_anew(self) -> None:
         """Forget the source and the log of it, of which nothing can be continued.
@@ -166,19 +178,20 @@ class LogStore(TableRegistry):
                 "   place) as after, sum(row_count) over (partition by table_name) as total"
                 "  from unnest(%(tables)s::text[], %(paths)s::text[], %(rows)s::bigint[],"
                 "   %(sizes)s::bigint[], %(lsns)s::pg_lsn[], %(times)s::timestamptz[],"
-                "   %(firsts)s::bigint[])"
+                "   %(firsts)s::bigint[], %(digests)s::bytea[])"
                 "  with ordinality as f (table_name, path, row_count, byte_size, flushable_lsn,"
-                "   commit_time, first_row, place)),"
+                "   commit_time, first_row, sha256, place)),"
                 " taken as (insert into log_seq as s (source, table_name, next_offset)"
                 "  select distinct %(source)s, table_name, total from file order by table_name"
                 "  on conflict (source, table_name)"
                 "  do update set next_offset = s.next_offset + excluded.next_offset"
                 "  returning table_name, next_offset)"
                 " insert into log_index (source, table_name, start_offset, end_offset, path,"
-                "  row_count, byte_size, flushable_lsn, commit_time, first_row)"
+                "  row_count, byte_size, flushable_lsn, commit_time, first_row, sha256)"
                 " select %(source)s, table_name, next_offset - total + after - row_count,"
                 "  next_offset - total + after, path, row_count, byte_size, flushable_lsn,"
-                "  commit_time, first_row from file join taken using (table_name) order by place",
+                "  commit_time, first_row, sha256 from file join taken using (table_name)"
+                " order by place",
                 {
                     "source": self.source,
                     "tables": [str(file.table) for file in files],
@@ -188,6 +201,7 @@ class LogStore(TableRegistry):
                     "lsns": [str(file.flushable_lsn) for file in files],
                     "times": [file.commit_time for file in files],
                     "firsts": [file.first_row for file in files],
+                    "digests": [file.sha256 for file in files],
                 },
             )
             self._move_flushed(flushed, commit_time)
@@ -206,17 +220,23 @@ class LogStore(TableRegistry):
         )
 
     def entries(self, table: TableId, offset: int) -> list[LogEntry]:
-        """The entries of ``table`` that hold offsets from ``offset`` on, in order."""
+        """The entries of ``table`` that hold offsets from ``offset`` on, in order.
+
+        Raises TableProblem if one names a file that is none of the source's ``places``.
+        """
         rows = self.connection.execute(
             "select start_offset, end_offset, path, byte_size, flushable_lsn, commit_time,"
-            " first_row"
+            " first_row, sha256"
             " from log_index where source = %s and table_name = %s and end_offset > %s"
             " order by start_offset",
             (self.source, str(table), offset),
         ).fetchall()
+        for path in {path for _, _, path, *_ in rows} if self.places else ():
+            if staged_place(self.places, path) is None:
+                raise foreign_entry(table, path, self.places)
         return [
-            LogEntry(start, end, path, size, _must(lsn), at, first)
-            for start, end, path, size, lsn, at, first in rows
+            LogEntry(int(start), int(end), path, int(size), _must(lsn), at, first, digest)
+            for start, end, path, size, lsn, at, first, digest in rows
         ]
 
     def log_end(self, table: TableId) -> int:
@@ -251,31 +271,26 @@ class LogStore(TableRegistry):
 
         Raises Fenced if the worker was taken for dead.
         """
+        if not self.try_lock(lock):
+            return None
         try:
             row = self.connection.execute(
-                "with lock as materialized"
-                " (select pg_try_advisory_lock(hashtextextended(%(lock)s, 0)) as held)"
-                " insert into claims as c (consumer_group, source, table_name, worker)"
-                " select %(group)s, %(source)s, %(table)s, %(worker)s from lock where held"
+                "insert into claims as c (consumer_group, source, table_name, worker)"
+                " values (%(group)s, %(source)s, %(table)s, %(worker)s)"
                 " on conflict (consumer_group, source, table_name) do update"
                 " set worker = excluded.worker, claimed_at = case when c.worker = excluded.worker"
                 "  then c.claimed_at else excluded.claimed_at end,"
                 " epoch = c.epoch + (c.worker is distinct from excluded.worker)::int"
                 " returning epoch",
-                {
-                    "lock": self._lock_key(lock),
-                    "group": GROUP,
-                    "source": self.source,
-                    "table": str(table),
-                    "worker": worker,
-                },
+                {"group": GROUP, "source": self.source, "table": str(table), "worker": worker},
             ).fetchone()
         except psycopg.errors.ForeignKeyViolation as error:
-            self.unlock(lock)  # a statement that fails doesn't give it back
+            self.unlock(lock)
             raise Fenced(
                 "this worker wasn't heard of for too long: its tables went to others."
             ) from error
-        return Claim(worker, int(row[0])) if row else None
+        assert row is not None
+        return Claim(worker, int(row[0]))
 
     def cursor(self, table: TableId) -> Cursor | None:
         row = self.connection.execute(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from cdc_assets.errors import CoordinationError
 from cdc_assets.log.session import LogSession
 from cdc_assets.postgres.catalog import Column, SourceTable
 from cdc_assets.postgres.lsn import Lsn
@@ -87,10 +89,10 @@ class TableRegistry(LogSession):
             TableRow(
                 TableId.parse(name),
                 int(oid),
-                epoch,
+                int(epoch),
                 state,
                 tuple(key),
-                tuple(Column.from_json(c) for c in columns),
+                _columns(name, columns),
                 _lsn(snapshot),
                 _lsn(complete),
                 str(pin) if pin else None,
@@ -99,10 +101,10 @@ class TableRegistry(LogSession):
                 followed,
                 published_as,
                 mode,
-                frozenset(numbers),
+                frozenset(map(int, numbers)),
                 inserts_only,
                 tuple(left_out),
-                frozenset(texts),
+                frozenset(map(int, texts)),
             )
             for (
                 name,
@@ -146,11 +148,13 @@ class TableRegistry(LogSession):
         *,
         inserts_only: bool = False,
         left_out: Iterable[str] = (),
+        withheld: Iterable[int] = (),
     ) -> None:
         """Register a table that waits for its pin; one that is registered stays as it is.
 
         A waiting one, of which no chunk was read yet, is described anew. ``excluded`` columns never
-        leave the source. Another name that the table had before lets go of it.
+        leave the source; ``withheld``: the numbers of those that aren't even among the table's
+        columns. Another name that the table had before lets go of it.
         """
         self._let_go_of_former_names(table)
         names = sorted(excluded)
@@ -177,7 +181,7 @@ class TableRegistry(LogSession):
                 json.dumps([c.to_json() for c in table.columns]),
                 names,
                 mode,
-                [c.number for c in table.columns if c.name in names],
+                sorted({*withheld, *(c.number for c in table.columns if c.name in names)}),
                 inserts_only,
                 list(left_out),
             ),
@@ -349,6 +353,18 @@ class TableRegistry(LogSession):
             "delete from mat_cursor where consumer_group = %s and source = %s and table_name = %s",
             (GROUP, self.source, str(table)),
         )
+
+
+def _columns(table: str, found: Iterable[Any]) -> tuple[Column, ...]:
+    try:
+        return tuple(Column.from_json(column) for column in found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CoordinationError(
+            f"what the coordination schema says of the columns of {table} can't be read"
+            f" ({type(error).__name__}).",
+            f"Somebody wrote into its table tables: set columns to '[]' there, and then:"
+            f" cdc-assets resync '{table}'",
+        ) from error
 
 
 def _lsn(value: object) -> Lsn | None:

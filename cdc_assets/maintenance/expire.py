@@ -14,23 +14,25 @@ is left alone altogether: its workers' files wait for their commit for as long a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pyarrow import fs
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
+from cdc_assets.errors import TableProblem
 from cdc_assets.log.files import Storage
+from cdc_assets.log.places import Place
 from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.compact import Busy, writing
-from cdc_assets.maintenance.files import locate, stored
+from cdc_assets.maintenance.files import stored
 from cdc_assets.maintenance.plan import expiry
-from cdc_assets.snapshot.landing import SUFFIX
-from cdc_assets.spark.catalog import CATALOG, open_catalog
+from cdc_assets.snapshot.landing import SUFFIX, drop_copy
+from cdc_assets.spark.catalog import CATALOG
+from cdc_assets.spark.lake_place import deletable, nested
 from cdc_assets.spark.lineage import OFFSET
 from cdc_assets.spark.tables import COPYING, LakeTable
 
@@ -67,6 +69,7 @@ def expire_snapshots(
     wanted = expiry(*_history(loaded), lake.config.maintenance, now) if loaded is not None else None
     if loaded is None or wanted is None:
         return NOTHING
+    deletable(lake, loaded.location())
     storage = Storage.of(lake.config.s3)
     before = stored(storage, loaded.location())
     row = (
@@ -117,6 +120,14 @@ def remove_orphans(
     loaded = lake.load()
     if loaded is None or lake.row.state not in SETTLED:
         return NOTHING
+    place = deletable(lake, loaded.location())
+    if (other := nested(place)) is not None:
+        raise TableProblem(
+            lake.row.table,
+            f"another table is below its lake table's folder {place.uri}: {other}. What nobody"
+            " needs there can't be told apart, and stays",
+            "Move that table; or, if nobody has it in a catalog any more, remove its files.",
+        )
     older_than = now - lake.config.maintenance.orphan_grace
     # Hadoop has no file system for s3://; the catalog's own lists by prefix.
     by_prefix = str(loaded.location().startswith("s3://")).lower()
@@ -132,24 +143,12 @@ def remove_orphans(
     row = store.table(lake.row.table)
     if row is None or (row.epoch, row.state) != (lake.row.epoch, lake.row.state):
         return NOTHING  # a copy of it began while we looked
-    return _delete(Storage.of(lake.config.s3), [str(row[0]) for row in rows])
-
-
-def _delete(storage: Storage, uris: Iterable[str]) -> Removed:
-    """Delete files, telling how much they held; one that is gone already doesn't count."""
-    files = size = 0
-    for uri in uris:
-        filesystem, path = locate(storage, uri)
-        info = filesystem.get_file_info(path)
-        if info.is_file:
-            filesystem.delete_file(path)
-            files, size = files + 1, size + (info.size or 0)
-    return Removed(files, size)
+    return Removed(*place.delete([place.path(str(row[0])) for row in rows]))
 
 
 def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed:
     """Drop what copies that were given up landed in, and what their workers left behind."""
-    storage, gone = Storage.of(lake.config.s3), NOTHING
+    gone = NOTHING
     oldest = now - lake.config.maintenance.orphan_grace
     # A table that is complete needs the target of no copy any more, its own included.
     last = lake.row.epoch if lake.row.state in SETTLED else lake.row.epoch - 1
@@ -160,30 +159,16 @@ def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed
             continue  # somebody's own table, of an unlucky name
         if loaded is not None:
             with suppress(Busy), writing(store, lake.row):
-                gone += _purge(storage, shadow, loaded)
+                gone += Removed(*drop_copy(shadow, loaded))
         if shadow.location is not None:
-            gone += _remove_old(storage, shadow.location, oldest)
+            gone += _remove_old(deletable(shadow, shadow.location), oldest)
     return gone
 
 
-def _purge(storage: Storage, shadow: LakeTable, loaded: Table) -> Removed:
-    before = stored(storage, loaded.location())
-    open_catalog(shadow.config).purge_table(shadow.identifier)
-    after = stored(storage, loaded.location())
-    return Removed(before.files - after.files, before.bytes - after.bytes)
-
-
-def _remove_old(storage: Storage, location: str, oldest: datetime) -> Removed:
-    """Delete the files below ``location`` that are older, and the folders that are empty then."""
-    filesystem, path = locate(storage, location)
-    selector = fs.FileSelector(path, recursive=True, allow_not_found=True)
-    found = filesystem.get_file_info(selector)
-    old = [info for info in found if info.is_file and info.mtime < oldest]
-    for info in old:
-        filesystem.delete_file(info.path)
-    if isinstance(filesystem, fs.LocalFileSystem):
-        folders = [Path(info.path) for info in found if not info.is_file]
-        for folder in [*sorted(folders, key=lambda f: -len(f.parts)), Path(path)]:
-            with suppress(OSError):  # not empty, or gone
-                folder.rmdir()
-    return Removed(len(old), sum(info.size for info in old))
+def _remove_old(place: Place, oldest: datetime) -> Removed:
+    """Delete the files in a place that are older, and the folders that are empty then."""
+    selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
+    found = place.filesystem.get_file_info(selector)
+    gone = place.delete(i.path for i in found if i.is_file and i.mtime < oldest)
+    place.delete_empty([place.root, *(i.path for i in found if not i.is_file)])
+    return Removed(*gone)

@@ -93,20 +93,9 @@ def _entries(
                 yield content or _DATA, path, partition, rows, size, target
 
 
-def locate(storage: Storage, uri: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a lake file or folder, and the path in it.
-
-    Unlike a staged file's, its URI is taken literally, as Iceberg does; Hadoop writes ``file:/``.
-    """
-    filesystem, _ = storage.locate(uri)
-    if uri.startswith("file:"):
-        return filesystem, "/" + uri.removeprefix("file:").lstrip("/")
-    return filesystem, uri.split("://", 1)[1]
-
-
 def stored(storage: Storage, location: str) -> Stored:
     """List the location. On an object store that is a request for each thousand files."""
-    filesystem, path = locate(storage, location)
+    filesystem, path = storage.locate(location, literal=True)
     selector = fs.FileSelector(path, recursive=True, allow_not_found=True)
     found = [info for info in filesystem.get_file_info(selector) if info.is_file]
     metadata = sum(

@@ -20,8 +20,9 @@ from typing import Any
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.errors import TableProblem
 from cdc_assets.log.files import Storage
+from cdc_assets.log.places import staged_places
 from cdc_assets.maintenance.compact import NOT_COMPACTED, Busy, Compacted, compact, tidy_metadata
 from cdc_assets.maintenance.expire import (
     NOTHING,
@@ -45,9 +46,11 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.comments import annotate, statements
+from cdc_assets.spark.lost_care import surviving
 from cdc_assets.spark.publish import name_cursor
 from cdc_assets.spark.standing import is_begun, standing
 from cdc_assets.spark.tables import LakeTable
+from cdc_assets.traces import noted
 
 logger = logging.getLogger(__name__)
 
@@ -169,9 +172,8 @@ class _Table:
             self._note(left_alone=str(busy))
         except TableProblem as problem:
             self._note(problem=self._done.problem or problem)
-        except Exception as error:  # one table's: the others go on
-            logger.warning("maintaining %s", table, exc_info=True)
-            failed = TableProblem(table, f"its maintenance failed: {first_line(error)}")
+        except Exception as error:  # noqa: BLE001 - one table's: the others go on
+            failed = TableProblem(table, f"its maintenance failed: {noted(error)}")
             self._note(problem=self._done.problem or failed)
 
     def _steps(self, until: float, thorough: bool) -> None:
@@ -190,7 +192,7 @@ class _Table:
                 self._look_after_cursor(lake)
             self._annotate(lake)
             # What grows has to be removed, also from a table that can't be compacted.
-            with self._told():
+            with self._told(), surviving(store, table, "its compaction"):
                 self._rewrite(lake, until)
             with self._told():
                 self._note(expired=expire_snapshots(lake, self._session, now))
@@ -248,11 +250,9 @@ class _Table:
         store, config = self._store, self._pipeline.config
         # Its row is read before its cursor: a copy that ends between would only be missed.
         mark_passed(store, lake.row, passed_offset(store, lake.row, lake.state().cursor))
-        self._note(
-            staged=remove_passed(
-                store, lake.row.table, Storage.of(config.s3), config.maintenance.staged_grace
-            )
-        )
+        with self._told():
+            grace = config.maintenance.staged_grace
+            self._note(staged=remove_passed(store, lake.row.table, staged_places(config), grace))
         settled = settle(self._pipeline)
         orphans = remove_staged_orphans(self._pipeline, lake.row.table, settled, now)
         if self._shared:

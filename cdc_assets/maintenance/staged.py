@@ -19,18 +19,15 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 
 import psycopg
 from pyarrow import fs
 
 from cdc_assets.errors import first_line
 from cdc_assets.flusher.staging import SHARED_FOLDER, folder_name
-from cdc_assets.log.files import Storage
+from cdc_assets.log.places import Place, foreign_entry, staged_place, staged_places
 from cdc_assets.log.store import Cursor, LogStore
 from cdc_assets.log.tables import GROUP, TableRow
 from cdc_assets.maintenance.expire import NOTHING, Removed
@@ -43,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 # Entries a transaction; a crash after it leaves so many orphans.
 _BATCH = 1000
-# Deletions wait for an object store, not for the processor.
-_PARALLEL = 8
 _SETTLING = "maintenance.settling"
 # A pin that no table is read under any more is told apart from one that is being made by its age.
 _PIN_GRACE = timedelta(days=1)
@@ -95,28 +90,40 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
     )
 
 
-def remove_passed(store: LogStore, table: TableId, storage: Storage, grace: timedelta) -> Removed:
+def remove_passed(
+    store: LogStore, table: TableId, places: Sequence[Place], grace: timedelta
+) -> Removed:
     """Remove the files that were passed longer ago than ``grace``, their entries first.
 
-    Of shared files their share is counted in bytes, and the last table counts the file.
+    Of shared files their share is counted in bytes, and the last table counts the file. Raises
+    TableProblem, at the end, if entries name files that are none of the source's; these stay.
     """
-    gone = NOTHING
-    while True:
-        rows = store.connection.execute(
-            "delete from log_index where (source, table_name, start_offset) in"
-            " (select source, table_name, start_offset from log_index"
-            "   where source = %s and table_name = %s and passed_at <= now() - %s"
-            "   order by start_offset limit %s)"
-            " returning path, byte_size, first_row is not null",
-            (store.source, str(table), grace, _BATCH),
+    gone, foreign = NOTHING, set[str]()
+    while len(foreign) < _BATCH:
+        found = store.connection.execute(
+            "select start_offset, path from log_index where source = %s and table_name = %s"
+            " and passed_at <= now() - %s and path <> all(%s) order by start_offset limit %s",
+            (store.source, str(table), grace, list(foreign), _BATCH),
         ).fetchall()
-        if not rows:
-            return gone
+        place_of = {path: staged_place(places, path) for _, path in found}
+        foreign |= {path for path, place in place_of.items() if place is None}
+        rows = store.connection.execute(
+            "delete from log_index where source = %s and table_name = %s"
+            " and passed_at <= now() - %s and start_offset = any(%s)"
+            " returning path, byte_size, first_row is not null",
+            (store.source, str(table), grace, [n for n, path in found if path not in foreign]),
+        ).fetchall()
         # After the deletion is committed: of two that do this at once, the last one sees nothing.
         kept = _shared(store, {path for path, _, shared in rows if shared})
         paths = {path for path, _, _ in rows} - kept
-        delete_files(storage, [storage.locate(path)[1] for path in paths], of=rows[0][0])
+        for place in places:
+            place.delete(place.path(path) for path in paths if place_of.get(path) == place)
         gone += Removed(len(paths), sum(size for _, size, _ in rows))
+        if not found:
+            break
+    if foreign:
+        raise foreign_entry(table, min(foreign), places)
+    return gone
 
 
 def _shared(store: LogStore, paths: AbstractSet[str]) -> set[str]:
@@ -130,51 +137,45 @@ def _shared(store: LogStore, paths: AbstractSet[str]) -> set[str]:
     return {path for (path,) in rows}
 
 
-def delete_files(storage: Storage, paths: Sequence[str], *, of: str) -> None:
-    """Delete files of the filesystem that the URI ``of`` is on; what is gone already is well."""
-    filesystem, _ = storage.locate(of)
-
-    def delete(path: str) -> None:
-        with suppress(FileNotFoundError):
-            filesystem.delete_file(path)
-
-    with ThreadPoolExecutor(_PARALLEL, "maintenance") as pool:
-        list(pool.map(delete, paths))
-
-
 def remove_staged_orphans(
     pipeline: Pipeline, table: TableId | None, settled: datetime | None, now: datetime
 ) -> Removed:
     """Remove files that nobody registered nor will, older than the grace; None: shared ones."""
-    config, storage = pipeline.config, Storage.of(pipeline.config.s3)
+    config = pipeline.config
     if settled is None:
         return NOTHING
     oldest = min(settled, now - config.maintenance.orphan_grace)
     folder = SHARED_FOLDER if table is None else folder_name(table)
-    base = f"{pipeline.staging_uri}/{config.name}/{folder}"
-    found = list(_files(storage, base, oldest))
-    if not found:
-        return NOTHING
-    # After the listing: what is registered meanwhile is seen.
-    registered = {
-        storage.locate(path)[1]
-        for (path,) in pipeline.store.connection.execute(
-            "select path from log_index where source = %(source)s"
-            " and case when %(table)s::text is null then first_row is not null"
-            "  else table_name = %(table)s end",
-            {"source": config.name, "table": None if table is None else str(table)},
+    gone = NOTHING
+    for source in staged_places(config):
+        place = Place(f"{source.uri}/{folder}", source.storage)
+        found = list(_files(place, oldest))
+        if not found:
+            continue
+        # After the listing: what is registered meanwhile is seen.
+        registered = {
+            place.below(place.path(path))
+            for (path,) in pipeline.store.connection.execute(
+                "select path from log_index where source = %(source)s"
+                " and case when %(table)s::text is null then first_row is not null"
+                "  else table_name = %(table)s end",
+                {"source": config.name, "table": None if table is None else str(table)},
+            )
+            if place.holds(path)
+        }
+        gone += Removed(
+            *place.delete(i.path for i in found if place.below(i.path) not in registered)
         )
-    }
-    orphans = [info for info in found if info.path not in registered]
-    delete_files(storage, [info.path for info in orphans], of=base)
-    _remove_empty_days(storage, base, oldest)
-    return Removed(len(orphans), sum(info.size or 0 for info in orphans))
+        days = place.filesystem.get_file_info(fs.FileSelector(place.root))
+        # Nobody writes into an older day's any more.
+        place.delete_empty(i.path for i in days if (d := _day(i.path)) and d < oldest.date())
+    return gone
 
 
-def _files(storage: Storage, base: str, oldest: datetime) -> Iterator[fs.FileInfo]:
+def _files(place: Place, oldest: datetime) -> Iterator[fs.FileInfo]:
     """The files older than ``oldest``; folders are days, so that younger ones aren't listed."""
-    filesystem, path = storage.locate(base)
-    for folder in filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+    filesystem = place.filesystem
+    for folder in filesystem.get_file_info(fs.FileSelector(place.root, allow_not_found=True)):
         day = _day(folder.path)
         if day is not None and day <= oldest.date():
             selector = fs.FileSelector(folder.path, recursive=True)
@@ -188,16 +189,6 @@ def _day(path: str) -> date | None:
         return date.fromisoformat(path.rstrip("/").rsplit("/", 1)[-1])
     except ValueError:
         return None
-
-
-def _remove_empty_days(storage: Storage, base: str, oldest: datetime) -> None:
-    filesystem, path = storage.locate(base)
-    if isinstance(filesystem, fs.LocalFileSystem):
-        for folder in Path(path).iterdir():
-            day = _day(str(folder))
-            if day is not None and day < oldest.date():  # nobody writes there any more
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +239,7 @@ def settle(pipeline: Pipeline) -> datetime | None:
 
 def remove_old_rows(store: LogStore) -> int:
     """Forget pins that no table is read under, and plans of epochs that are over; how many rows."""
+    store.forget_locks()
     pins = store.connection.execute(
         "delete from pins p where source = %s and created_at < now() - %s"
         " and not exists (select from tables t where t.pin = p.pin)",

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from psycopg import sql
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.config_sections import ColumnsConfig
@@ -29,6 +28,7 @@ from cdc_assets.materializer.fill import fill
 from cdc_assets.materializer.relation import Told
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Attribute, Column, attributes, heaps, type_names
+from cdc_assets.postgres.publications import listed_columns
 from cdc_assets.postgres.types import mapping
 from cdc_assets.spark.columns import PROPERTY, TableColumns
 from cdc_assets.spark.standing import park
@@ -53,7 +53,7 @@ def current(
     """
     loaded = lake.load()
     assert loaded is not None
-    described = _described(lake, loaded)
+    described = lake.recorded(loaded)
     if (why := reconfigured(described, lake.table.columns)) is not None:
         park(pipeline.store, lake, why)
     if state.sequence < described.since:
@@ -106,7 +106,7 @@ def follow(
     if statements or described.fill:
         # A writer that finds the table half-way sees that it is ours. The fields are named now, as
         # columns may have gone by their names, which are about to change.
-        known = _described(lake, loaded)
+        known = lake.recorded(loaded)
         begun = replace(known, fields=described.fields, altering=True)
         if begun != known:
             _describe(pipeline, session, lake, begun)
@@ -131,13 +131,6 @@ class _Refused(Exception):
     def __init__(self, what: str, remedy: str = "") -> None:
         self.what, self.remedy = what, remedy
         super().__init__(what)
-
-
-def _described(lake: LakeTable, loaded: Table) -> TableColumns:
-    text = loaded.properties.get(PROPERTY)
-    if text is None:
-        return TableColumns(lake.row.columns, lake.row.key_columns)  # an older version's
-    return TableColumns.parse(text)
 
 
 def _alter(pipeline: Pipeline, session: SparkSession, lake: LakeTable, statement: str) -> None:
@@ -201,10 +194,13 @@ def _next(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[TableColumns
     """
     row, loaded = lake.row, lake.load()
     assert loaded is not None
-    before = _described(lake, loaded)
+    before = lake.recorded(loaded)
     fields = before.fields or lake.described(loaded.schema()).fields
     with pipeline.connect_source("schema") as source:
         now = attributes(source, row.oid)
+        listed = listed_columns(source, pipeline.config.publication, [row.oid]).get(row.oid)
+        if listed is not None:
+            now = tuple(a for a in now if a.dropped or a.number in listed)
         types = type_names(source, [(c.type_oid, c.modifier) for c in told.columns])
     by_number = {c.number: c for c in row.columns}
     newest = max([*by_number, *fields], default=0)
@@ -290,12 +286,22 @@ def _refuse(lake: LakeTable, before: Mapping[int, Column], columns: Sequence[Col
                 f"column {known.name}, which columns.types names, is called {column.name} now",
                 "Name it there.",
             )
+        if _of_the_same_type(known, column):
+            continue
         as_text = forced == "string" or column.number in lake.row.text_numbers
         if not same_values(known.type, column.type, as_text=as_text):
             raise _Refused(
                 f"column {column.name} changed its type from {known.type} to {column.type}, and"
                 " Postgres doesn't send the values that this gave to its rows"
             )
+
+
+def _of_the_same_type(known: Column, now: Column) -> bool:
+    """By oid: an earlier version wrote the names of types of the search path without a schema."""
+    if now.type.endswith(f".{known.type}"):
+        return True
+    same = (known.type_oid, known.modifier) == (now.type_oid, now.modifier)
+    return known.type_oid != 0 and same
 
 
 def _missing(

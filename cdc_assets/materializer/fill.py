@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.materializer.rows import naming_refusals, of_later, typed
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import attributes, heaps
+from cdc_assets.postgres.catalog import attributes, check_oid, heaps
 from cdc_assets.postgres.connect import uri
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.replication import export_snapshot
@@ -97,6 +97,7 @@ def _read_again(
     slot = export_snapshot(pipeline.source_dsn)
     try:
         with pipeline.connect_source("schema", reads=True) as source:
+            check_oid(source, lake.row.table, lake.row.oid)
             now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
             listed = sql.SQL(", ").join(
                 _text_of(now.get(c.source.number))

@@ -14,7 +14,7 @@ import psycopg
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import TablePaused, TableProblem, first_line
+from cdc_assets.errors import TablePaused, TableProblem
 from cdc_assets.log.pauses import paused
 from cdc_assets.materializer.relation import altered
 from cdc_assets.materializer.turns import Turn, Turns
@@ -22,6 +22,7 @@ from cdc_assets.materializer.workers import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process import Backoff
+from cdc_assets.traces import noted
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,11 @@ class Follower:
         if isinstance(turn.error, TableProblem):
             self._failed(turn.table, str(turn.error))
             return
+        if isinstance(turn.error, psycopg.ProgrammingError):  # this table's: a right, a function
+            self._failed(turn.table, noted(turn.error))
+            return
         if not isinstance(turn.error, psycopg.Error):
-            logger.warning("%s failed", turn.table, exc_info=turn.error)
-            self._failed(turn.table, first_line(turn.error))
+            self._failed(turn.table, noted(turn.error))
         if isinstance(turn.error, (psycopg.Error, PySparkException)):
             raise turn.error  # it may be the connection, or the session
 

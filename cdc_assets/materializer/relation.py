@@ -18,7 +18,7 @@ from cdc_assets.log.store import LogEntry
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import attributes, describe
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import sends_generated_columns
+from cdc_assets.postgres.publications import listed_columns, sent_columns
 
 # Footers read at a time: reading one waits for a disk or an object store.
 _PARALLEL = 8
@@ -80,10 +80,9 @@ def alike(entries: Sequence[LogEntry], storage: Storage) -> tuple[list[LogEntry]
 
 
 _ALTERED = """
-select attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod
+select attrelid::bigint, attgenerated::text, attnum, attname, atttypid::bigint, atttypmod
   from pg_catalog.pg_attribute
  where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
-   and attgenerated::text = any(%s)
  order by attrelid, attnum
 """
 
@@ -96,10 +95,12 @@ def altered(
     One query for all; a table that is gone is none of them.
     """
     streaming = [row for row in rows if row.state == "streaming"]
-    sent = ["", "s"] if sends_generated_columns(source, publication) else [""]
+    sent, oids = sent_columns(source, publication), [row.oid for row in streaming]
+    listed = listed_columns(source, publication, oids)
     now: dict[int, list[tuple[Any, ...]]] = {}
-    for oid, *column in source.execute(_ALTERED, ([row.oid for row in streaming], sent)):
-        now.setdefault(oid, []).append(tuple(column))
+    for oid, generated, *column in source.execute(_ALTERED, (oids,)):
+        if column[0] in listed[oid] if oid in listed else generated in sent:
+            now.setdefault(oid, []).append(tuple(column))
     return frozenset(
         row.table
         for row in streaming
@@ -113,10 +114,15 @@ def told_by_catalog(
 ) -> Told:
     """What a Relation message would say now. Raises TableProblem when the table is gone."""
     found = describe(source, row.table)
-    sent = {"", "s"} if sends_generated_columns(source, publication) else {""}
+    sent = sent_columns(source, publication)
+    listed = listed_columns(source, publication, [found.oid]).get(found.oid)
     full = found.replica_identity == "f"
     key = () if found.replica_identity == "n" else found.key_columns
-    now = [a for a in attributes(source, found.oid) if not a.dropped and a.generated in sent]
+    now = [
+        a
+        for a in attributes(source, found.oid)
+        if not a.dropped and (a.generated in sent if listed is None else a.number in listed)
+    ]
     return Told(
         found.replica_identity,
         tuple(ToldColumn(a.name, a.type_oid, a.modifier, full or a.name in key) for a in now),

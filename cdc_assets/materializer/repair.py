@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import psycopg
 from psycopg import sql
 
+from cdc_assets.errors import TableProblem
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import attributes
+from cdc_assets.postgres.catalog import attributes, check_oid
+from cdc_assets.postgres.key_lookup import KeyColumn, key_columns
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.postgres.types import text_form
 from cdc_assets.spark.tables import LakeColumn, LakeTable
@@ -25,29 +29,34 @@ Key = tuple[str | None, ...]
 Reread = Callable[[Sequence[Key]], list[str]]
 
 
-def _escaped(part: sql.Composable) -> sql.Composable:
-    """A part of a query with parameters, where a percent sign is doubled."""
-    return sql.SQL(part.as_string(None).replace("%", "%%"))
-
-
 def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
-    """One row by its key; ``now``: what the source calls its columns, which may be ahead."""
+    """Rows of the source; ``now``: what it calls its columns, which may be ahead."""
 
     def text(column: LakeColumn) -> sql.Composable:
         if column.source.number not in now:
             return sql.SQL("null")
-        return _escaped(text_form(sql.Identifier(now[column.source.number])))
+        return text_form(sql.Identifier(now[column.source.number]))
 
-    return sql.SQL("select {} from {} where {}").format(
-        sql.SQL(", ").join(text(c) for c in lake.columns),
-        _escaped(lake.table.rows),
-        sql.SQL(" and ").join(
-            sql.SQL("{} = %s").format(
-                _escaped(sql.Identifier(now.get(c.source.number, c.source.name)))
-            )
-            for c in lake.key
-        ),
+    return sql.SQL("select {} from {} t where ").format(
+        sql.SQL(", ").join(text(c) for c in lake.columns), lake.table.rows
     )
+
+
+def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
+    numbers = [c.source.number for c in lake.key]
+    found = key_columns(source, lake.row.oid, numbers)
+    if gone := [c.name for c in lake.key if c.source.number not in found]:
+        raise TableProblem(
+            lake.row.table,
+            f"rows of it have to be read again, and the source has no column {gone[0]} any more,"
+            " which belongs to their key",
+            f"Copy it anew: cdc-assets resync {lake.row.table}.",
+        )
+    return [found[number] for number in numbers]
+
+
+def _equals(column: KeyColumn, value: str | None) -> sql.Composable:
+    return column.equals("t", sql.Literal(value))
 
 
 def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
@@ -60,10 +69,12 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
         found: list[str] = []
         names = [c.source.name for c in lake.columns]
         with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
+            check_oid(source, lake.row.table, lake.row.oid)
             now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
-            select = _select(lake, now)
+            select, columns = _select(lake, now), _key(source, lake)
             for key in keys:
-                cursor.execute(select, key)
+                # Values stand in the statement: beside parameters, a % in a name would be one, too.
+                cursor.execute(select + sql.SQL(" and ").join(map(_equals, columns, key)))
                 found.extend(json.dumps(dict(zip(names, row, strict=True))) for row in cursor)
             pipeline.store.not_whole_before(lake.row, current_lsn(source))
         return found

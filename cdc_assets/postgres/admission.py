@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from cdc_assets.errors import CoordinationError, PreflightError, SlotBusy
+from cdc_assets.errors import CoordinationError, PreflightError, SlotBusy, first_line
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.replication import FAILOVER_SLOTS, drop_slot, make_failover, slot_status
@@ -76,7 +76,8 @@ def settle(pipeline: Pipeline, source: Connection) -> Source:
             "every table is to be copied anew: the log begins again, with a new slot (%s)",
             ", ".join(finding.code for finding in found.errors),
         )
-        _drop_slot(source, config.slot)
+        with pipeline.connect_slots("slot") as slots:
+            _drop_slot(slots, config.slot)
         store.begin_anew()
 
 
@@ -88,14 +89,14 @@ def make_slot_follow_failovers(pipeline: Pipeline, source: Connection) -> None:
     if slot is None or slot.failover or slot.active_pid is not None:
         return
     try:
-        make_failover(pipeline.source_dsn, slot.name)
+        make_failover(pipeline.replication_dsn, slot.name)
     except PreflightError as error:  # it streams all the same
         logger.warning("the slot %s isn't a failover slot: %s", slot.name, error)
 
 
 def _compare(pipeline: Pipeline, source: Connection) -> tuple[Review, Source]:
     config = pipeline.config
-    return review(source, pipeline.source_dsn, pipeline.store, config.slot, config.publication)
+    return review(source, pipeline.replication_dsn, pipeline.store, config.slot, config.publication)
 
 
 def _park(pipeline: Pipeline, found: Review) -> None:
@@ -110,18 +111,18 @@ def _park(pipeline: Pipeline, found: Review) -> None:
             logger.warning("%s: %s %s", finding.code, finding.message, finding.remedy)
 
 
-def _drop_slot(source: Connection, slot: str) -> None:
+def _drop_slot(slots: Connection, slot: str) -> None:
     """Drop the slot that nothing can be continued from, once nobody streams from it."""
     deadline = time.monotonic() + _DROP_SECONDS
     while True:
         try:
             with suppress(psycopg.errors.UndefinedObject):  # another process was quicker
-                drop_slot(source, slot)
+                drop_slot(slots, slot)
         except psycopg.errors.ObjectInUse as error:
             if time.monotonic() >= deadline:
                 raise SlotBusy(
                     f"the slot {slot} has to be made anew, but somebody streams from it"
-                    f" ({str(error).strip()}).",
+                    f" ({first_line(error)}).",
                     "Stop that flusher, then try again.",
                 ) from error
             time.sleep(_DROP_LOOK_SECONDS)

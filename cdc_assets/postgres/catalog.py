@@ -39,7 +39,16 @@ class Column:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
+        """Raises KeyError, TypeError or ValueError for what isn't a column: it becomes SQL."""
+        return cls(
+            str(data["name"]),
+            str(data["type"]),
+            int(data["number"]),
+            bool(data.get("not_null", False)),
+            str(data.get("generated", "")),
+            int(data.get("type_oid", 0)),
+            int(data.get("modifier", -1)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -130,6 +139,17 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
         key = cursor.fetchone()
     found = tuple(key[0]) if key else ()
     return SourceTable(table, int(oid), kind, columns, found, identity)
+
+
+def check_oid(connection: Connection, table: TableId, oid: int) -> None:
+    """Raises TableProblem unless ``oid``, which the log says, is that of the table of this name."""
+    found = connection.execute(_RELATION, (table.schema, table.name)).fetchone()
+    if found is None or int(found[0]) != oid:
+        raise TableProblem(
+            table,
+            f"the source's table of that name isn't the one that is registered (oid {oid})",
+            f"Copy it anew: cdc-assets resync {table}.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The only place where connections to Postgres are opened.
 
 Every session that reads or decodes pins the settings that decide a value's text form, so that the
-snapshot and the log send the same text for the same value, and clears the role's time-outs, which
-would end a copy half-way. The same settings go to the replication connection: the walsender's
-output functions obey them too.
+snapshot and the log send the same text for the same value, clears the role's time-outs, which
+would end a copy half-way, and looks for names in ``pg_catalog`` alone. The same settings go to the
+replication connection: the walsender's output functions obey them too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import abc
 
 from cdc_assets.errors import ReplicationLost
+from cdc_assets.postgres.parameters import SECRET, resolved
 from cdc_assets.postgres.tls import tls_problem
 
 # One text form for each value, whatever the role or the database has set.
@@ -39,6 +40,9 @@ LOCK_SECONDS = 2.0
 # Where a policy would hide rows from the role, a query fails instead: a copy whose table gets
 # row-level security half-way would silently lack rows.
 NO_HIDDEN_ROWS = {"row_security": "off"}
+# Names that a statement doesn't qualify are Postgres's own, whatever others planted in a schema of
+# the role's own path: an operator for oids, a function of a built-in one's name.
+OWN_NAMES = {"search_path": "pg_catalog"}
 # Those that older servers don't know, so that they can't be part of a connection's options.
 NO_NEW_TIMEOUTS = (
     "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
@@ -64,7 +68,7 @@ def conninfo(
     ``lock_seconds``: how long a statement waits for a lock; None: for as long as it takes.
     """
     given = conninfo_to_dict(dsn)
-    pinned = TEXT_FORM | NO_TIMEOUTS | NO_HIDDEN_ROWS
+    pinned = TEXT_FORM | NO_TIMEOUTS | NO_HIDDEN_ROWS | OWN_NAMES
     pinned |= {"lock_timeout": str(round(1000 * (lock_seconds or 0)))}
     settings = " ".join(f"-c {key}={value}" for key, value in pinned.items())
     options = f"{given.pop('options', '') or ''} {settings}".strip()
@@ -78,9 +82,10 @@ def uri(dsn: str, application_name: str) -> str:
     """The same connection as a libpq URI, for drivers (ADBC) that accept nothing else."""
     from urllib.parse import quote, urlencode
 
-    params = conninfo_to_dict(conninfo(dsn, application_name))
-    host, port = str(params.pop("host", "") or ""), str(params.pop("port", "") or "")
-    query = {k: str(v) for k, v in params.items() if v is not None}
+    # Where it connects from, PG… variables may be others.
+    params = resolved(conninfo(dsn, application_name))
+    host, port = params.pop("host", ""), params.pop("port", "")
+    query = dict(params)
     if host:
         query["host"] = host
     if port:
@@ -165,5 +170,5 @@ def is_outage(state: bytes | None) -> bool:
 
 
 def redacted(dsn: str) -> str:
-    """A DSN without its password, for messages."""
-    return make_conninfo("", **{k: v for k, v in conninfo_to_dict(dsn).items() if k != "password"})
+    """A DSN without its secrets, for messages."""
+    return make_conninfo("", **{k: v for k, v in conninfo_to_dict(dsn).items() if k not in SECRET})

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import PreflightError, SlotBusy, SourceMismatch
+from cdc_assets.errors import PreflightError, SlotBusy, SourceMismatch, first_line
 from cdc_assets.log.progress import restart_copy
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
@@ -75,7 +75,8 @@ def drop_source(pipeline: Pipeline) -> Dropped:
     )
     with pipeline.connect_source("drop") as source:
         slot = config.slot if slot_status(source, config.slot) is not None else None
-        _drop_slot(source, config.slot)
+        with pipeline.connect_slots("drop") as slots:
+            _drop_slot(slots, config.slot)
         store.lock("pins")
         try:
             for row in store.tables():
@@ -102,21 +103,21 @@ def drop_source(pipeline: Pipeline) -> Dropped:
     return Dropped(slot, publication)
 
 
-def _drop_slot(source: psycopg.Connection[Any], slot: str) -> None:
+def _drop_slot(slots: psycopg.Connection[Any], slot: str) -> None:
     began = time.monotonic()
     while True:
         try:
             with suppress(psycopg.errors.UndefinedObject):  # somebody was quicker
-                drop_slot(source, slot)
+                drop_slot(slots, slot)
         except psycopg.errors.ObjectInUse as error:
             waited = time.monotonic() - began
             if waited >= _LONGEST_SECONDS:
                 raise SlotBusy(
-                    f"the slot {slot} is in use ({str(error).strip()}).",
+                    f"the slot {slot} is in use ({first_line(error)}).",
                     "Stop who streams from it, then drop the source again.",
                 ) from error
             if waited >= _PATIENCE_SECONDS:
-                source.execute(
+                slots.execute(
                     "select pg_terminate_backend(active_pid)"
                     " from pg_catalog.pg_replication_slots where slot_name = %s",
                     (slot,),

@@ -29,6 +29,7 @@ from cdc_assets.postgres.partitions import sent_as_root, unlogged
 from cdc_assets.postgres.publications import (
     Publishing,
     inserts_publication,
+    listed_columns,
     publication_oid,
     publish,
     published_in_bulk,
@@ -60,6 +61,9 @@ class Enrolled:
     inserts_only: bool
     left_out: tuple[str, ...]
     """Generated columns that Postgres doesn't send; ``table`` is without them."""
+    withheld: tuple[int, ...]
+    """The numbers of excluded columns that the publication doesn't send either; nor are they in
+    ``table``."""
 
 
 def described(source: Connection, config: SourceConfig, table: TableId) -> Enrolled:
@@ -71,7 +75,7 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
     refuse_mode(found, config.table(table))
     refuse_excluded_key(found, config.table(table))
     heaps(source, table, found.oid)
-    for missing in missing_rights(source, found.oid):
+    for missing in missing_rights(source, found.oid, config.table(table).columns.exclude):
         raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
     follows = config.snapshot.mode != "snapshot_only"
     sent = sent_columns(source, config.publication) if follows else frozenset(("", "s"))
@@ -88,10 +92,20 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
             source,
             inserts_publication(name) if inserts_only else name,
             found,
+            config.table(table).columns.exclude,
             inserts_only=inserts_only,
         )
-    left_out = tuple(c.name for c in found.columns if c.generated not in sent)
-    return Enrolled(found.without(left_out), mode, inserts_only, left_out)
+    unsent = [c for c in found.columns if c.generated not in sent]
+    listed = listed_columns(source, config.publication, [found.oid]) if follows else {}
+    if (numbers := listed.get(found.oid)) is not None:
+        unsent = [c for c in found.columns if c.number not in numbers]
+    return Enrolled(
+        found.without([c.name for c in unsent]),
+        mode,
+        inserts_only,
+        tuple(c.name for c in unsent if c.generated),
+        tuple(c.number for c in unsent if not c.generated),
+    )
 
 
 def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
@@ -197,6 +211,7 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
             found.mode,
             inserts_only=found.inserts_only,
             left_out=found.left_out,
+            withheld=found.withheld,
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import SnapshotLost
+from cdc_assets.errors import SnapshotLost, first_line
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.lsn import Lsn
@@ -80,7 +80,9 @@ def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Hold
         return Holder(pin, row[0], connection)
     except _SNAPSHOT_GONE as error:
         connection.close()
-        raise SnapshotLost(f"the exported snapshot {snapshot_name} is gone: {error}") from error
+        raise SnapshotLost(
+            f"the exported snapshot {snapshot_name} is gone: {first_line(error)}"
+        ) from error
     except BaseException:
         connection.close()
         raise

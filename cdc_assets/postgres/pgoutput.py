@@ -45,6 +45,9 @@ ORIGIN, TYPE, MESSAGE = ord("O"), ord("Y"), ord("M")
 OLD_KEY, OLD_ROW, NEW_ROW = ord("K"), ord("O"), ord("N")
 TEXT, NULL, UNCHANGED = ord("t"), ord("n"), ord("u")
 
+# CASCADE and RESTART IDENTITY.
+_TRUNCATE_OPTIONS = 3
+
 # Of each kind of message, the bytes of the shortest frame (what has a fixed place is in it) and of
 # the longest. Of what isn't a kind no frame is long enough.
 _MOST = np.full(256, np.iinfo(np.int64).max)
@@ -87,8 +90,12 @@ class Relation:
             schema, name, rest = message[5:].split(b"\0", 2)
             identity, count = struct.unpack_from(">cH", rest)
             columns, at = [], 3
+            if identity not in b"dfin":
+                raise ValueError("no such replica identity")
             for _ in range(count):
                 flags, end = rest[at], rest.index(b"\0", at + 1)
+                if flags > 1:
+                    raise ValueError("no such flags of a column")
                 type_oid, modifier = struct.unpack_from(">Ii", rest, end + 1)
                 columns.append(
                     RelationColumn(rest[at + 1 : end].decode(), type_oid, modifier, bool(flags & 1))
@@ -106,10 +113,29 @@ class Relation:
 
 def truncated_relations(message: bytes) -> list[int]:
     """The oids that a Truncate message names. Raises ReplicationProblem if it is torn."""
-    (count,) = struct.unpack_from(">I", message, 1)
-    if len(message) != 6 + 4 * count:
+    count, options = struct.unpack_from(">IB", message, 1)
+    if count == 0 or options > _TRUNCATE_OPTIONS or len(message) != 6 + 4 * count:
         raise broken(f"a Truncate message of {len(message)} bytes for {count} tables")
     return [*struct.unpack_from(f">{count}I", message, 6)]
+
+
+def check_bystander(message: bytes, lsn: int) -> None:
+    """Check a message that nothing is done with: Origin, Type or Message.
+
+    It might be a change whose kind was damaged, and would be skipped. Raises ReplicationProblem.
+    """
+    kind, body = message[0], message[1:]
+    if kind == ORIGIN:
+        fits = body.find(b"\0", 8) == len(body) - 1
+    elif kind == TYPE:
+        names = body[4:].split(b"\0")
+        fits = len(names) == 3 and names[1] != b"" and names[2] == b""
+    else:
+        end = body.find(b"\0", 9)
+        size = int.from_bytes(body[end + 1 : end + 5])
+        fits = body[0] <= 1 and end > 0 and len(body) == end + 5 + size
+    if not fits:
+        raise broken(f"a message of kind {chr(kind)!r} in {len(message)} bytes", lsn)
 
 
 def broken(what: str, lsn: int | None = None) -> ReplicationProblem:
@@ -174,6 +200,10 @@ class Scan:
     def uint32(self, frames: Ints, offset: int) -> Ints:
         """The unsigned 32-bit field (an oid, a transaction id) at ``offset`` of each frame."""
         return be32(self.buffer)[self.start[frames] + offset].astype(np.int64)
+
+    def frame_lsn(self, frame: int) -> int:
+        """What the XLogData header of one frame says."""
+        return int(be64(self.buffer)[self.start[frame] + 1]) % 2**64
 
     def message(self, frame: int) -> bytes:
         """The pgoutput message of one frame."""

@@ -116,7 +116,7 @@ class Pins:
                 slot = slot_status(source, self._config.slot)
                 if slot is None:
                     made = create_slot(
-                        self._pipeline.source_dsn, self._config.slot, temporary=False
+                        self._pipeline.replication_dsn, self._config.slot, temporary=False
                     )
                     set_inserts_from(source, self._config, self._store, made.consistent_point)
                     self._pin(source, made, waiting, first=True)
@@ -209,7 +209,7 @@ class Pins:
 
     def _temporary_slot(self) -> NewSlot:
         name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
-        return create_slot(self._pipeline.source_dsn, name, temporary=True)
+        return create_slot(self._pipeline.replication_dsn, name, temporary=True)
 
     def _begin_inserts(self, source: psycopg.Connection[Any], waiting: list[TableRow]) -> None:
         """Find out from where on the publication of inserts may be asked for, if it came late."""

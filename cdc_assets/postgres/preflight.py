@@ -16,6 +16,7 @@ from psycopg import sql
 from cdc_assets.config import SourceConfig
 from cdc_assets.config_sections import TableConfig
 from cdc_assets.log.store import LogStore
+from cdc_assets.pipeline import replication_dsn
 from cdc_assets.postgres.connect import pools_transactions
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.drop import dropped_since
@@ -24,6 +25,7 @@ from cdc_assets.postgres.left_findings import left_findings
 from cdc_assets.postgres.publication_findings import publication_findings
 from cdc_assets.postgres.replication import FAILOVER_SLOTS, slot_status
 from cdc_assets.postgres.restart_record import Recorded, compare_slot
+from cdc_assets.postgres.role_findings import role_findings
 from cdc_assets.postgres.slot_facts import slot_facts
 from cdc_assets.postgres.source_facts import review
 from cdc_assets.postgres.table_findings import table_findings
@@ -54,8 +56,8 @@ def preflight(
     follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
         *_server(connection, follows, dsn, standby=record),
-        *_privileges(connection, follows),
-        *(_objects(connection, config, store, dsn, record=record) if follows else ()),
+        *role_findings(connection, config, follows),
+        *(_objects(connection, config, store, record=record) if follows else ()),
         *(
             replace(finding, table=table.name)
             for table in (config.tables if tables is None else tables)
@@ -148,29 +150,6 @@ def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -
             "max_slot_wal_keep_size is -1: if nothing reads the slot, WAL fills the disk.",
             "alter system set max_slot_wal_keep_size = '50GB'; select pg_reload_conf(); -- or what"
             " your disk can spare",
-        )
-
-
-# On RDS and Aurora nobody gets the attribute REPLICATION; a membership stands for it there.
-_MAY_REPLICATE = """
-select r.rolreplication or r.rolsuper
-       or exists (select from pg_catalog.pg_roles g
-                   where g.rolname in ('rds_replication', 'rds_superuser')
-                     and pg_catalog.pg_has_role(r.oid, g.oid, 'usage'))
-  from pg_catalog.pg_roles r
- where r.rolname = current_user
-"""
-
-
-def _privileges(connection: Connection, follows: bool) -> Iterator[Finding]:
-    if follows and not _one(connection, _MAY_REPLICATE):
-        role = str(_one(connection, "select current_user::text"))
-        who = sql.Identifier(role).as_string(connection)
-        yield Finding(
-            "replication_privilege",
-            "error",
-            f"the role {role} may not replicate.",
-            f"alter role {who} replication; -- on RDS and Aurora: grant rds_replication to {who};",
         )
 
 
@@ -269,7 +248,6 @@ def _objects(
     connection: Connection,
     config: SourceConfig,
     store: LogStore | None,
-    dsn: str,
     *,
     record: bool,
 ) -> Iterator[Finding]:
@@ -313,7 +291,9 @@ def _objects(
                 f"source {store.source} was dropped at {since}.",
                 "Take its configuration out; or cdc-assets resume: it copies every table anew.",
             )
-        found, _ = review(connection, dsn, store, config.slot, config.publication)
+        found, _ = review(
+            connection, replication_dsn(config), store, config.slot, config.publication
+        )
         yield from (f for f in found.source if f.code != "in_recovery")  # said above
         yield from (replace(finding, table=str(table)) for table, finding in found.tables)
     elif slot is not None:

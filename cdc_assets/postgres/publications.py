@@ -8,7 +8,7 @@ ever waits for long for a lock. Which tables are published, and when, is decided
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString
@@ -106,10 +106,36 @@ def sent_columns(connection: Connection, publication: str) -> frozenset[str]:
     return frozenset(("", "s") if sends_generated_columns(connection, publication) else ("",))
 
 
+def listed_columns(
+    connection: Connection, publication: str, oids: Sequence[int]
+) -> dict[int, frozenset[int]]:
+    """The attribute numbers that are sent of each table with a column list, by the table's oid.
+
+    The publication of inserts beside ``publication`` counts, too: a table is in one of them.
+    """
+    if connection.info.server_version < COLUMN_LISTS:
+        return {}
+    found = connection.execute(
+        "select r.prrelid::bigint, r.prattrs::int2[] from pg_catalog.pg_publication_rel r"
+        " join pg_catalog.pg_publication p on p.oid = r.prpubid"
+        " where p.pubname = any(%s) and r.prrelid = any(%s::oid[]) and r.prattrs is not null",
+        ([publication, inserts_publication(publication)], list(oids)),
+    ).fetchall()
+    return {int(oid): frozenset(numbers) for oid, numbers in found}
+
+
 def refuse_partial_publication(
-    connection: Connection, publication: str, table: SourceTable, *, inserts_only: bool = False
+    connection: Connection,
+    publication: str,
+    table: SourceTable,
+    excluded: Collection[str],
+    *,
+    inserts_only: bool = False,
 ) -> None:
-    """Raise TableProblem if a publication made by hand leaves out something of ``table``."""
+    """Raise TableProblem if a publication made by hand leaves out something of ``table``.
+
+    A column list may leave out the ``excluded`` columns.
+    """
     row = connection.execute(
         "select pubinsert and pubtruncate and (pubupdate and pubdelete or %s), pubviaroot"
         " from pg_catalog.pg_publication where pubname = %s",
@@ -117,15 +143,28 @@ def refuse_partial_publication(
     ).fetchone()
     if row is None:
         return
-    row_filter = column_list = False
+    row_filter = lacks_columns = False
     if connection.info.server_version >= COLUMN_LISTS:
-        row_filter, column_list = connection.execute(
-            "select prqual is not null, prattrs is not null from pg_catalog.pg_publication_rel r"
+        row_filter, listed = connection.execute(
+            "select prqual is not null, prattrs::int2[] from pg_catalog.pg_publication_rel r"
             " join pg_catalog.pg_publication p on p.oid = r.prpubid"
             " where p.pubname = %s and r.prrelid = %s",
             (publication, table.oid),
-        ).fetchone() or (False, False)
-    shape = PublishedShape(bool(row[0]), bool(row[1]), bool(row_filter), bool(column_list))
+        ).fetchone() or (False, None)
+        if listed is not None and table.replica_identity == "f" and not inserts_only:
+            name = sql.Identifier(publication).as_string(None)
+            raise TableProblem(
+                table.id,
+                f"the publication {publication} has a column list for it, with which Postgres"
+                " refuses UPDATE and DELETE under REPLICA IDENTITY FULL",
+                f"alter publication {name} drop table only {table.id}; -- it is added again as a"
+                " whole; or give the table a key for its replica identity",
+            )
+        lacks_columns = listed is not None and any(
+            not column.generated and column.number not in listed and column.name not in excluded
+            for column in table.columns
+        )
+    shape = PublishedShape(bool(row[0]), bool(row[1]), bool(row_filter), lacks_columns)
     missing = shape.missing(publication, table.id, table.kind, inserts_only=inserts_only)
     if missing is not None:
         raise TableProblem(table.id, missing.what, missing.remedy)
@@ -142,12 +181,15 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class PublishedShape:
-    """How a publication sends a table's changes."""
+    """How a publication sends a table's changes.
+
+    ``lacks_columns``: it has a column list for the table without a column that is wanted.
+    """
 
     every_operation: bool
     via_root: bool
     row_filter: bool
-    column_list: bool
+    lacks_columns: bool
 
     @property
     def letters(self) -> str:
@@ -171,14 +213,20 @@ class PublishedShape:
                 f"the publication {publication} sends changes as those of the partitions",
                 f"alter publication {name} set (publish_via_partition_root = true);",
             )
-        if self.row_filter or self.column_list:
-            part = "a row filter" if self.row_filter else "a column list"
+        whole = f"alter publication {name} drop table only {table}; -- it is added again as a whole"
+        if self.row_filter:
             return Missing(
-                "publication_row_filter" if self.row_filter else "publication_column_list",
-                f"the publication {publication} has {part} for it: what it leaves out would"
+                "publication_row_filter",
+                f"the publication {publication} has a row filter for it: what it leaves out would"
                 " silently be missing",
-                f"alter publication {name} drop table only {table};"
-                " -- it is added again as a whole",
+                whole,
+            )
+        if self.lacks_columns:
+            return Missing(
+                "publication_column_list",
+                f"the publication {publication} has a column list for it without a column that"
+                " isn't in columns.exclude: its values would silently be missing",
+                f"{whole}; or list that column, or exclude it",
             )
         return None
 

@@ -1,12 +1,14 @@
-"""Whether a role may read all of a table: every heap of it, and every row.
+"""Whether a role may read all that is wanted of a table: every heap of it, each column, every row.
 
 A copy reads each heap (the plain table, or a leaf of a partitioned one) by its own name, and
 Postgres then asks for rights on that heap, which has none of its root's; and for the use of its
-schema. Read-only, one query a table, which waits for nobody's lock.
+schema. A grant by columns is enough if it has those that are wanted, and those of Postgres by which
+pages and their age are told. Read-only, one query a table, which waits for nobody's lock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import psycopg
@@ -20,6 +22,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # A reason is read by a person; the remedy has all of them.
 _LISTED = 5
 
+# By ctid pages are read; by the others a heap's rows are told from those of another file.
+SYSTEM_COLUMNS = ("ctid", "xmin", "cmin")
+
 _RIGHTS = """
 with recursive part (oid) as (
     select %(oid)s::oid
@@ -29,7 +34,13 @@ with recursive part (oid) as (
       join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
 select n.nspname::text, c.relname::text,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
-       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT')
+       or not exists (
+           select from pg_catalog.pg_attribute a
+            where a.attrelid = c.oid and not a.attisdropped
+              and (a.attnum > 0 or a.attname::text = any(%(system)s::text[]))
+              and a.attname::text <> all(%(excluded)s::text[])
+              and not pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')),
        pg_catalog.row_security_active(c.oid), current_user::text
   from part p
   join pg_catalog.pg_class c on c.oid = p.oid
@@ -38,9 +49,15 @@ select n.nspname::text, c.relname::text,
 """
 
 
-def missing_rights(connection: Connection, oid: int) -> list[Finding]:
-    """Why this role would see only some rows of the table, or none; the remedies are SQL."""
-    rows = connection.execute(_RIGHTS, {"oid": oid}).fetchall()
+def missing_rights(
+    connection: Connection, oid: int, excluded: Collection[str] = ()
+) -> list[Finding]:
+    """Why this role would see only some of the table, or nothing; the remedies are SQL.
+
+    ``excluded``: columns that aren't wanted.
+    """
+    wanted = {"oid": oid, "system": list(SYSTEM_COLUMNS), "excluded": list(excluded)}
+    rows = connection.execute(_RIGHTS, wanted).fetchall()
     closed = sorted({schema for schema, _, usable, *_ in rows if usable is False})
     unread = [TableId(s, n) for s, n, _, readable, *_ in rows if readable is False]
     hidden = [TableId(s, n) for s, n, *_, filtered, _ in rows if filtered]
@@ -55,6 +72,8 @@ def missing_rights(connection: Connection, oid: int) -> list[Finding]:
         ]
         if unread:
             grants.append(f"grant select on {', '.join(map(str, unread))} to {who};")
+            if excluded:
+                grants[-1] += f" -- or only of {', '.join(SYSTEM_COLUMNS)} and the wanted columns"
         found.append(
             Finding(
                 "select_privilege",

@@ -6,6 +6,7 @@ of queries, however many tables there are. What a difference means is in ``resta
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, LiteralString
@@ -96,8 +97,9 @@ def followed(store: LogStore) -> list[TableRow]:
 _TABLES: LiteralString = """
 with wanted as (
     select * from unnest(%(schemas)s::text[], %(names)s::text[], %(oids)s::oid[],
-                         %(publications)s::text[], %(inserts_only)s::bool[])
-        w (schema_name, table_name, old, publication, inserts_only)),
+                         %(publications)s::text[], %(inserts_only)s::bool[],
+                         %(excluded)s::jsonb[], %(hidden)s::jsonb[])
+        w (schema_name, table_name, old, publication, inserts_only, excluded, hidden)),
 publication as (
     select p.*, p.xmin::text as version from pg_catalog.pg_publication p
      where p.pubname = any(%(publications)s::text[]))
@@ -110,7 +112,7 @@ select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
        coalesce(p.pubinsert and p.pubtruncate
                 and (p.pubupdate and p.pubdelete or w.inserts_only), true),
        coalesce(p.pubviaroot, true),
-       coalesce(former.filtered, false), coalesce(former.listed, false)
+       coalesce(former.filtered, false), coalesce(former.lacking, false)
   from wanted w
   left join publication p on p.pubname = w.publication
   left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
@@ -130,7 +132,7 @@ select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
 # A partition that isn't named itself is sent as its root, if anything is.
 _ENTRY: LiteralString = """
 select * from (
-    select 'entry ' || r.oid as entry, {filtered} as filtered, {listed} as listed, 1 as place
+    select 'entry ' || r.oid as entry, {filtered} as filtered, {lacking} as lacking, 1 as place
       from pg_catalog.pg_publication_rel r where r.prpubid = p.oid and r.prrelid = {relation}
     {by_schema}
     union all
@@ -147,6 +149,16 @@ _BY_SCHEMA: LiteralString = """
 """
 
 
+# A column list may leave out what is excluded, by the name or the number that it has.
+_LACKING: LiteralString = """
+r.prattrs is not null and exists (
+    select from pg_catalog.pg_attribute x
+     where x.attrelid = {relation} and x.attnum > 0 and not x.attisdropped and x.attgenerated = ''
+       and x.attnum <> all(r.prattrs::int2[])
+       and not w.excluded ? x.attname::text and not w.hidden @> pg_catalog.to_jsonb(x.attnum))
+"""
+
+
 def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
     """How the publication p has a relation, at most one row; with ``lists`` since Postgres 15."""
     by_schema = sql.SQL(_BY_SCHEMA if lists else "").format(relation=sql.SQL(relation))
@@ -154,7 +166,7 @@ def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
         relation=sql.SQL(relation),
         by_schema=by_schema,
         filtered=sql.SQL("r.prqual is not null" if lists else "false"),
-        listed=sql.SQL("r.prattrs is not null" if lists else "false"),
+        lacking=sql.SQL(_LACKING if lists else "false").format(relation=sql.SQL(relation)),
     )
 
 
@@ -183,6 +195,8 @@ def look_at_tables(
                 for row in rows
             ],
             "inserts_only": [row.inserts_only for row in rows],
+            "excluded": [json.dumps(sorted(row.excluded)) for row in rows],
+            "hidden": [json.dumps(sorted(row.excluded_numbers)) for row in rows],
             "both": [publication, inserts_publication(publication)],
         },
     ).fetchall()

@@ -67,13 +67,19 @@ def table_findings(
             yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
         if (unsent := unlogged(connection, found)) is not None:
             yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
-    yield from missing_rights(connection, found.oid)
+    yield from missing_rights(connection, found.oid, table.columns.exclude)
     if follows:
         yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
     try:
         heaps(connection, found.id, found.oid)
         if follows:
-            refuse_partial_publication(connection, publication, found, inserts_only=inserts_only)
+            refuse_partial_publication(
+                connection,
+                publication,
+                found,
+                table.columns.exclude,
+                inserts_only=inserts_only,
+            )
     except TableProblem as problem:
         yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
     generated = [c.name for c in found.columns if c.generated not in sent]

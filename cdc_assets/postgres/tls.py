@@ -8,14 +8,11 @@ log and its line in ``status``, a sensor, a command.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from pathlib import Path
 
 import psycopg
 
-from cdc_assets.errors import CdcError, ConfigurationError
+from cdc_assets.errors import CdcError
 
 
 class TlsProblem(CdcError, psycopg.OperationalError):
@@ -80,28 +77,3 @@ def tls_problem(text: str) -> TlsProblem | None:
             said = text.strip().splitlines()[-1].strip()
             return TlsProblem(f"{what}: {said.rstrip('.')}.", remedy)
     return None
-
-
-# The algorithm of an elliptic curve's key, as it stands at the beginning of a PKCS-8 file.
-_EC = bytes.fromhex("2a8648ce3d0201")
-
-
-def jdbc_key(path: str) -> dict[str, str]:
-    """The parameters by which the JDBC driver reads the key file that libpq reads, too.
-
-    Raises ConfigurationError for a file whose name it doesn't understand: it goes by that.
-    """
-    if not path.endswith((".pem", ".pk8")):
-        raise ConfigurationError(
-            f"the key {path} (sslkey) can't be read by Spark: the JDBC driver goes by the name.",
-            "Name it *.pem (PKCS-8: openssl pkcs8 -topk8 -nocrypt), the same on Spark's machines.",
-        )
-    if path.endswith(".pem"):
-        try:
-            text = Path(path).read_text(encoding="ascii")
-            lines = [line for line in text.splitlines() if line and not line.startswith("-----")]
-            if _EC in base64.b64decode("".join(lines))[:40]:
-                return {"sslkey": path, "pemKeyAlgorithm": "EC"}
-        except (OSError, UnicodeDecodeError, binascii.Error):
-            pass  # libpq says what is wrong with it
-    return {"sslkey": path}

@@ -45,11 +45,9 @@ _NUMERIC = re.compile(r"\Anumeric\((\d+),(-?\d+)\)\Z")
 _LENGTH = re.compile(r"\((\d+)\)")
 # Types whose cast to text is their output function, too: half a microsecond a value saved.
 _CASTS_PRINT = frozenset({"numeric", "uuid", "json", "jsonb"})
-# What Postgres is made to refuse as an array, and says then.
+# What Postgres is made to refuse as a number, and says then.
 _NO_LIST = "column {}: no list is like it"
-_REFUSED_ARRAY = re.compile(
-    r'malformed array literal: "column (.*): no list is like it"', re.DOTALL
-)
+_REFUSED_ARRAY = re.compile(r'"column (.*): no list is like it"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +249,12 @@ def _list(column: Column, found: TypeMapping, *, refuse: bool, shift: bool) -> s
     cases = [f"when {flat} and {usual} then {{0}}{{1}}"]
     if shift:
         cases.append("when pg_catalog.array_ndims({0}) = 1 then ({0})[:]{1}")
-    if refuse:  # a text that is no array: Postgres refuses and shows it, not the value
-        cases.append("else (left({0}::text, 0) || {2})::{3}{1}")
+    if refuse:  # a text that is no bound: Postgres refuses and shows it, not the value
+        cases.append("else ({0})[:(left({0}::text, 0) || {2})::int4]{1}")
     return sql.SQL(f"case {' '.join(cases)} end").format(
         sql.Identifier(column.name),
         sql.SQL("" if found.native else "::text[]"),
         sql.Literal(_NO_LIST.format(column.name)),
-        sql.SQL(column.type),  # format_type's own spelling
     )
 
 

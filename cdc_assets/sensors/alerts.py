@@ -29,7 +29,7 @@ from cdc_assets.alerts.facts import (
     unreachable,
 )
 from cdc_assets.alerts.memory import Memory, due, observe
-from cdc_assets.alerts.sinks import deliver
+from cdc_assets.alerts.outbox import deliver, undelivered
 from cdc_assets.assets.names import (
     TABLE_TAG,
     WORK_TAG,
@@ -42,6 +42,7 @@ from cdc_assets.checks import lag, sample, values
 from cdc_assets.config import SourceConfig
 from cdc_assets.sensors.sessions import session
 from cdc_assets.status import SourceStatus
+from cdc_assets.texts import of_markdown
 
 TICK_SECONDS = 15
 # Of a kind: enough for the last runs of each table that is copied.
@@ -79,10 +80,9 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
             failed_checks=failed_checks(known),
             unchecked=unchecked(known, _due(config, keys, found.status)),
         )
-        wrong = conditions(found, config)
-        memory = observe(
-            Memory.load(context.cursor), wrong, found.now, lambda key: unknown(key, found)
-        )
+        known_before = Memory.load(context.cursor)
+        wrong = [*conditions(found, config), *undelivered(known_before)]
+        memory = observe(known_before, wrong, found.now, lambda key: unknown(key, found))
         memory, notices = due(memory, config.alerts, found.now)
         memory, problems = deliver(config, memory)
         context.update_cursor(memory.dump())
@@ -184,7 +184,7 @@ def failed_checks(
                 key.asset_key.to_user_string(),
                 key.name,
                 "fail" if fails else "warn",
-                evaluation.description or "it said nothing",
+                of_markdown(evaluation.description or "it said nothing"),
                 values.REMEDY if key.name == values.NAME else None,
             )
         )

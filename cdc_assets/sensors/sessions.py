@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import psycopg
 
 from cdc_assets.config import SourceConfig
-from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.errors import EnvironmentProblem, first_line
 from cdc_assets.pipeline import Pipeline
 
 # The sensor daemon looks every 5 seconds for sensors that are due; an interval of 5 would miss
@@ -60,5 +60,4 @@ def close_all() -> None:
 
 def waiting_sentence(config: SourceConfig, error: Exception) -> str:
     """Why this tick can't do anything yet."""
-    said = str(error).strip().splitlines()
-    return f"Waiting for the Postgres of {config.name}: {said[0] if said else type(error).__name__}"
+    return f"Waiting for the Postgres of {config.name}: {first_line(error)}"

@@ -18,7 +18,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
+from pyarrow import fs
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
@@ -26,7 +28,9 @@ from pyiceberg.types import ListType
 from pyspark.sql import SparkSession
 
 from cdc_assets.config import SourceConfig
-from cdc_assets.errors import Fenced, TableProblem
+from cdc_assets.errors import Fenced, TableProblem, first_line
+from cdc_assets.log.files import Storage
+from cdc_assets.log.places import ForeignPath, Place
 from cdc_assets.log.progress import ChunkProgress, chunks, forget_landed, mark_landed, plan_again
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
@@ -34,6 +38,7 @@ from cdc_assets.snapshot.convert import LakeField
 from cdc_assets.snapshot.swap import swap
 from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.columns import PROPERTY
+from cdc_assets.spark.lake_place import PLACES, deletable
 from cdc_assets.spark.lineage import foreign_change
 from cdc_assets.spark.tables import (
     CHUNKS,
@@ -51,8 +56,21 @@ SUFFIX = "__copy_"
 # What the copy writes of the columns that mode append adds: each row as an insert at the snapshot's
 # LSN. When and by which transaction it was inserted is not known.
 COPIED = ("_op", "_lsn")
+# Properties of a catalog that are about files; others may be its password.
+_OF_FILES = ("s3.", "gcs.", "adls.", "hdfs.", "client.", PY_IO_IMPL, PLACES)
 # A power cut leaves some broken files; more than that is something else.
 _GIVE_UPS = 100
+
+
+def drop_copy(copy: LakeTable, loaded: Table) -> tuple[int, int]:
+    """Drop a table that a copy landed in, with all that is in its folder: files and bytes.
+
+    The catalog forgets it first. What it and its metadata name elsewhere is left alone.
+    """
+    place = deletable(copy, loaded.location())
+    open_catalog(copy.config).drop_table(copy.identifier)
+    selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
+    return place.delete(i.path for i in place.filesystem.get_file_info(selector) if i.is_file)
 
 
 class Landing:
@@ -82,7 +100,7 @@ class Landing:
         elif self.lake.table.partition_by or not self._is_target(loaded):
             self._target, loaded = shadow, self._ours(shadow)
             if loaded is not None and not self._is_target(loaded):
-                open_catalog(self._config).purge_table(shadow.identifier)  # of another life
+                drop_copy(shadow, loaded)  # of another life
                 loaded = None
         else:
             self._target = self.lake
@@ -116,7 +134,8 @@ class Landing:
     def place(self) -> tuple[str, Mapping[str, str]]:
         """The folder of the target's data files, and the properties of the FileIO to get there."""
         loaded = self._last_seen()
-        return f"{loaded.location().rstrip('/')}/data", dict(loaded.io.properties)
+        io = {k: v for k, v in loaded.io.properties.items() if k.startswith(_OF_FILES)}
+        return f"{loaded.location().rstrip('/')}/data", io
 
     def land(self, written: Sequence[ChunkProgress]) -> None:
         """Commit the files of ``written`` chunks, and mark these landed.
@@ -227,12 +246,14 @@ class Landing:
 
     def _drop_shadows(self) -> None:
         """Remove what copies of this epoch and those before it landed in."""
-        catalog = open_catalog(self._config)
         for epoch in range(1, self._row.epoch + 1):
             shadow = LakeTable(self._config, self.lake.table, self._row, suffix=f"{SUFFIX}{epoch}")
             loaded = shadow.load()
             if loaded is not None and COPYING in loaded.properties:
-                catalog.purge_table(shadow.identifier)
+                try:
+                    drop_copy(shadow, loaded)
+                except TableProblem as problem:  # maintenance says so until it is mended
+                    logger.warning("%s", problem)
 
     def _outstanding(
         self, loaded: Table, written: Iterable[ChunkProgress], landed: frozenset[str]
@@ -253,7 +274,7 @@ class Landing:
                 continue
             found = None if held & landed else self._data_file(loaded, file)
             if found is None:
-                logger.warning("%s: giving up %s; reading it again", self._row.table, file)
+                logger.warning("%s: giving up %r; reading it again", self._row.table, file)
                 plan_again(self._store, self._row.table, self._row.epoch, held - landed)
                 continue
             files.append(found)
@@ -263,21 +284,24 @@ class Landing:
     def _data_file(self, loaded: Table, file: str) -> DataFile | None:
         """The file with its statistics, None if it isn't whole.
 
-        Raises TableProblem if it can't be reached from here, or time and again isn't whole.
+        Nor is one that isn't among the table's data files. Raises TableProblem if it can't be
+        reached from here, or time and again isn't whole.
         """
         try:
+            Place(self.place()[0], Storage(), literal=True).path(file)
             return parquet_file_to_data_file(loaded.io, loaded.metadata, file)
-        except (FileNotFoundError, pa.ArrowInvalid) as error:
+        except (FileNotFoundError, pa.ArrowInvalid, ForeignPath) as error:
             self._given_up += 1
             if self._given_up > _GIVE_UPS:
                 raise TableProblem(
                     self._row.table,
-                    f"files that its workers wrote can't be read here, like {file}: {error}",
+                    f"files that its workers wrote can't be read here, like {file}:"
+                    f" {first_line(error)}",
                     "Workers and this process must see the same warehouse: put it on S3, or on a"
                     " file system that all of them share.",
                 ) from error
             return None
         except OSError as error:
             raise TableProblem(
-                self._row.table, f"a file that was copied can't be read now: {error}"
+                self._row.table, f"a file that was copied can't be read now: {first_line(error)}"
             ) from error

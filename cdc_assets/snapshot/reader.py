@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
+from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.postgres.connect import NO_NEW_TIMEOUTS
@@ -55,7 +56,8 @@ class _Transaction:
     def __enter__(self) -> Read:
         self._run("begin isolation level repeatable read read only")
         try:
-            self._run(f"set transaction snapshot '{self._name}'")
+            name = sql.Literal(self._name).as_string(None)
+            self._run(f"set transaction snapshot {name}")
         except BaseException:
             self._run("rollback")
             raise

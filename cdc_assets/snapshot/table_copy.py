@@ -183,6 +183,7 @@ class TableCopy:
             )
         location, io = self._landing.place()
         return CopyTask(
+            table=self.table,
             source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
             snapshot_name=snapshot_name,
             columns=listed.as_string(self._store.connection),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,10 +23,12 @@ from urllib.parse import urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from psycopg import sql
 
 from cdc_assets.errors import first_line
 from cdc_assets.log.claims import Claimed, Claims, ClaimScope, Written
 from cdc_assets.postgres.ctid import CtidRange
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.types import refused_array
 from cdc_assets.snapshot.convert import DoesNotFit, LakeField, convert
 from cdc_assets.snapshot.reader import OpenTransaction, Read, ReadFailed, snapshot_reader
@@ -39,6 +41,22 @@ ROW_GROUP_BYTES = 64 * 2**20
 _SNAPSHOT_GONE = ("22023", "42704", "55000")
 _TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
 
+# The relations that hold a table's rows, as ``catalog.heaps`` has them: those of ``oids``.
+_HEAPS = sql.SQL("""
+with recursive tree as (
+    select c.oid from pg_catalog.pg_class c
+      join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+     where n.nspname = {schema} and c.relname = {name}
+    union
+    select i.inhrelid from pg_catalog.pg_inherits i join tree t on t.oid = i.inhparent
+      join pg_catalog.pg_class p on p.oid = i.inhrelid and p.relispartition
+)
+select c.oid::bigint as oid, n.nspname::text as nspname, c.relname::text as relname
+  from tree join pg_catalog.pg_class c on c.oid = tree.oid and c.relkind = 'r'
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.oid in ({oids})
+""")
+
 OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
 
 
@@ -50,6 +68,7 @@ class CopyTask:
     the folder of the lake table's data files. ``io``: the properties of its FileIO.
     """
 
+    table: TableId
     source_uri: str
     snapshot_name: str
     columns: str
@@ -103,8 +122,9 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
     try:
         while chunks := claims.take():
             with _LakeFile(task) as file, open_transaction(task.snapshot_name) as run:
-                written = [_copy(task, run, chunk, file) for chunk in chunks]
-                _check(run, chunks)
+                heaps = _heaps(run, task.table, chunks)
+                written = [_copy(task, run, chunk, heaps[chunk.oid], file) for chunk in chunks]
+                _check(run, heaps, chunks)
             if not claims.wrote(written, file.path):
                 file.delete()
     except _Rewritten as error:
@@ -122,16 +142,36 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
             return "changed", text
         return "failed", text
     except Exception as error:  # noqa: BLE001 - one table's, told; the others go on
-        return "failed", f"{type(error).__name__}: {str(error).strip()[:500]}"
+        return "failed", f"{type(error).__name__}: {first_line(error)}"
     finally:
         claims.release()
     return "done", ""
 
 
-def _copy(task: CopyTask, run: Read, chunk: Claimed, file: _LakeFile) -> Written:
+def _heaps(run: Read, table: TableId, chunks: Sequence[Claimed]) -> dict[int, TableId]:
+    """The names of the chunks' heaps, by oid, as the snapshot has them.
+
+    Raises _Rewritten unless each is the table itself or one of its partitions: the plan says which
+    they are, but whoever may write a plan isn't for that allowed to read other tables.
+    """
+    oids = {chunk.oid for chunk in chunks}
+    query = _HEAPS.format(
+        schema=sql.Literal(table.schema),
+        name=sql.Literal(table.name),
+        oids=sql.SQL(", ").join(map(sql.Literal, sorted(oids))),
+    )
+    rows = [row for batch in run(query.as_string(None)) for row in batch.to_pylist()]
+    found = {int(row["oid"]): TableId(row["nspname"], row["relname"]) for row in rows}
+    if strange := oids - found.keys():
+        raise _Rewritten(f"what has the oid {min(strange)} isn't the table, nor a part of it")
+    return found
+
+
+def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: _LakeFile) -> Written:
     began, rows, size = time.monotonic(), 0, 0
     pages = CtidRange(chunk.first_block, chunk.end_block)
-    query = f"select {task.columns} from only {chunk.relation} where {pages.predicate}"
+    relation = heap.identifier.as_string(None)
+    query = f"select {task.columns} from only {relation} where {pages.predicate}"
     for batch in run(query):
         rows, size = rows + batch.num_rows, size + batch.nbytes
         file.write(batch)
@@ -139,24 +179,23 @@ def _copy(task: CopyTask, run: Read, chunk: Claimed, file: _LakeFile) -> Written
     return Written(chunk.key, rows, size, time.monotonic() - began)
 
 
-def _check(run: Read, chunks: Sequence[Claimed]) -> None:
+def _check(run: Read, heaps: Mapping[int, TableId], chunks: Sequence[Claimed]) -> None:
     """Raise _Rewritten if a heap isn't the one that was planned; our lock keeps it as it is.
 
     The functions answer as of now. A snapshot doesn't protect from TRUNCATE, and ctids don't
     outlive VACUUM FULL.
     """
-    for relation, oid, filenode in {(c.relation, c.oid, c.filenode) for c in chunks}:
-        name = relation.replace("'", "''")
-        found = [
-            tuple(row.values())
-            for batch in run(
-                f"select to_regclass('{name}')::oid::bigint,"
-                f" pg_catalog.pg_relation_filenode({oid})::bigint"
+    for oid, filenode in {(c.oid, c.filenode) for c in chunks}:
+        name = sql.Literal(heaps[oid].identifier.as_string(None))
+        query = sql.SQL(
+            "select pg_catalog.to_regclass({})::oid::bigint,"
+            " pg_catalog.pg_relation_filenode({})::bigint"
+        ).format(name, sql.Literal(oid))
+        rows = [row for batch in run(query.as_string(None)) for row in batch.to_pylist()]
+        if [tuple(row.values()) for row in rows] != [(oid, filenode)]:
+            raise _Rewritten(
+                f"{heaps[oid]} was truncated, rewritten or replaced while it was copied"
             )
-            for row in batch.to_pylist()
-        ]
-        if found != [(oid, filenode)]:
-            raise _Rewritten(f"{relation} was truncated, rewritten or replaced while it was copied")
 
 
 class _LakeFile:

@@ -10,15 +10,14 @@ never onto a command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import text
@@ -27,50 +26,66 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from cdc_assets.config import SourceConfig
-from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
+from cdc_assets.errors import EnvironmentProblem, first_line
 from cdc_assets.log.files import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
+from cdc_assets.log.schema import search_path, sql_name
 from cdc_assets.pipeline import coordination_dsn
 from cdc_assets.postgres.connect import NO_TIMEOUTS
-from cdc_assets.postgres.tls import TlsProblem, jdbc_key, tls_problem
+from cdc_assets.postgres.jdbc import jdbc
+from cdc_assets.postgres.parameters import SECRET, resolved
+from cdc_assets.postgres.tls import TlsProblem, tls_problem
 from cdc_assets.spark import catalog_place
-from cdc_assets.spark.catalog_place import catalog_schema, make_schema
+from cdc_assets.spark.catalog_place import catalog_schema, make_schema, refuse_foreign_schema
+from cdc_assets.spark.lake_place import file_io
 
 CATALOG = catalog_place.CATALOG
-# libpq parameters of TLS; the JDBC driver knows them by the same name.
-_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword")
 
 # A role's time-outs are meant for its applications.
 _NO_TIMEOUTS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
 
 
-def _catalog_dsn(config: SourceConfig) -> dict[str, str]:
+def catalog_dsn(config: SourceConfig) -> str:
+    """The SQL catalog's address as libpq has it; by default the coordination database's."""
     given = config.lake.catalog.uri
     dsn = given.get_secret_value() if given is not None else coordination_dsn(config)
-    dsn = dsn.replace("postgresql+psycopg://", "postgresql://")
-    return {k: str(v) for k, v in conninfo_to_dict(dsn).items() if v is not None}
+    return dsn.replace("postgresql+psycopg://", "postgresql://")
+
+
+def _parameters(config: SourceConfig) -> dict[str, str]:
+    return {key: value for key, value in resolved(catalog_dsn(config)).items() if value}
 
 
 def _place(config: SourceConfig) -> str:
     """The options of a connection that make it find the catalog's tables; maybe none."""
     with _reached():
         schema = catalog_schema(config)
-    given = _catalog_dsn(config).get("options", "")
-    return f"{given} -c search_path={schema}".strip() if schema is not None else given
+    given = _parameters(config).get("options", "")
+    if schema is None:
+        return given
+    path = search_path(schema).replace("\\", r"\\").replace(" ", r"\ ")
+    return f"{given} -c search_path={path}".strip()
 
 
 def sql_catalog_uri(config: SourceConfig) -> URL:
     """The SQL catalog's address as SQLAlchemy has it; ``render_as_string`` hides the password."""
-    dsn = _catalog_dsn(config)
-    query = {k: dsn[k] for k in _TLS if k in dsn}
+    query = _parameters(config)
     if place := _place(config):
         query["options"] = place
+    user, password = query.pop("user", None), query.pop("password", None)
+    host, port = query.pop("host", "localhost"), query.pop("port", "5432")
+    if "," in host or "," in port:  # SQLAlchemy takes several hosts with as many ports
+        ports = port.split(",") * (host.count(",") + 1 if "," not in port else 1)
+        query |= {"host": host, "port": ",".join(ports)}
+    elif host.startswith(("/", "@")):
+        query |= {"host": host, "port": port}
+    several = "host" in query
     return URL.create(
         "postgresql+psycopg",
-        username=dsn.get("user"),
-        password=dsn.get("password"),
-        host=dsn.get("host", "localhost"),
-        port=int(dsn.get("port", "5432")),
-        database=dsn.get("dbname", dsn.get("user")),
+        username=user,
+        password=password,
+        host=None if several else host,
+        port=None if several else int(port),
+        database=query.pop("dbname", user),
         query=query,
     )
 
@@ -79,15 +94,24 @@ def _options(config: SourceConfig) -> str:
     return f"{_place(config)} {_NO_TIMEOUTS}".strip()
 
 
-def _jdbc_tls(dsn: Mapping[str, str]) -> dict[str, str]:
-    """The same certificates for the JDBC driver; its files have to be on Spark's machine."""
-    found = {key: dsn[key] for key in _TLS if key in dsn}
-    if "sslkey" in found:
-        found |= jdbc_key(found["sslkey"])
-    if found.get("sslrootcert") == "system":
-        del found["sslrootcert"]
-        found["sslfactory"] = "org.postgresql.ssl.DefaultJavaSSLFactory"
-    return found
+def _jdbc_settings(config: SourceConfig) -> dict[str, str]:
+    """The SQL catalog's part of the settings. Raises ConfigurationError for what JDBC lacks."""
+    address, properties = jdbc(_parameters(config))
+    properties["options"] = _options(config)
+    return {
+        "type": "jdbc",
+        "uri": address,
+        **{f"jdbc.{key}": value for key, value in properties.items()},
+        "jdbc.init-catalog-tables": "false",
+        # A pooled connection that the server ended meanwhile is replaced, not an error.
+        "retryable_status_codes": "57P01,57P05",
+    }
+
+
+def refuse_for_jdbc(config: SourceConfig) -> None:
+    """Raise ConfigurationError if the SQL catalog's address demands what Spark can't be held to."""
+    if config.lake.catalog.type == "sql":
+        jdbc(_parameters(config))
 
 
 def spark_settings(config: SourceConfig) -> dict[str, str]:
@@ -101,24 +125,7 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
     }
     kind = config.lake.catalog.type
     if kind == "sql":
-        dsn = _catalog_dsn(config)
-        host = dsn.get("host", "localhost")
-        if host.startswith("/"):
-            raise ConfigurationError(
-                "the SQL catalog can't be reached over a unix socket: JDBC has none.",
-                "Set lake.catalog.uri to the database's TCP address.",
-            )
-        address = f"{host}:{dsn.get('port', '5432')}/{dsn.get('dbname', dsn.get('user', ''))}"
-        settings |= {
-            f"{prefix}.type": "jdbc",
-            f"{prefix}.uri": f"jdbc:postgresql://{address}?options={quote(_options(config))}",
-            f"{prefix}.jdbc.user": dsn.get("user", ""),
-            f"{prefix}.jdbc.password": dsn.get("password", ""),
-            **{f"{prefix}.jdbc.{key}": value for key, value in _jdbc_tls(dsn).items()},
-            f"{prefix}.jdbc.init-catalog-tables": "false",
-            # A pooled connection that the server ended meanwhile is replaced, not an error.
-            f"{prefix}.retryable_status_codes": "57P01,57P05",
-        }
+        settings |= {f"{prefix}.{key}": value for key, value in _jdbc_settings(config).items()}
     else:
         settings[f"{prefix}.type"] = kind
         if config.lake.catalog.uri is not None:
@@ -143,6 +150,7 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
         properties["pool_pre_ping"] = "true"  # idle connections end: by time-outs, by restarts
     elif config.lake.catalog.uri is not None:
         properties["uri"] = config.lake.catalog.uri.get_secret_value()
+    properties |= file_io(config)
     if config.warehouse.startswith("s3://"):
         properties["s3.connect-timeout"] = str(S3_CONNECT_SECONDS)
         properties["s3.request-timeout"] = str(S3_REQUEST_SECONDS)
@@ -174,7 +182,7 @@ def shown(config: SourceConfig) -> dict[str, Any]:
     address = _bare(uri.get_secret_value()) if uri is not None else None
     if kind == "sql":
         shown_uri = sql_catalog_uri(config).set(password=None)
-        address = shown_uri.difference_update_query(["sslpassword"]).render_as_string()
+        address = shown_uri.difference_update_query(SECRET).render_as_string()
     return {
         "name": CATALOG,
         "type": kind,
@@ -192,10 +200,10 @@ def open_catalog(config: SourceConfig) -> Catalog:
     its database can't be reached at first.
     """
     with _reached():
-        schema = catalog_schema(config)
+        ours = config.state.schema_ if catalog_schema(config) == config.state.schema_ else ""
         return _open(
-            coordination_dsn(config) if schema is not None else "",
-            schema or "",
+            coordination_dsn(config) if ours else "",
+            ours,
             tuple(sorted(pyiceberg_properties(config).items())),
         )
 
@@ -226,6 +234,7 @@ def tried(config: SourceConfig) -> Iterator[Catalog]:
         yield open_catalog(config)
         return
     with _reached():
+        refuse_foreign_schema(config)
         properties = pyiceberg_properties(config) | {"init_catalog_tables": "false"}
         catalog, schema = SqlCatalog(CATALOG, **properties), catalog_schema(config)
         engine = catalog.engine
@@ -233,7 +242,7 @@ def tried(config: SourceConfig) -> Iterator[Catalog]:
             # Its sessions are of a connection that is in a transaction, which they don't commit.
             catalog.engine = connection  # type: ignore[assignment]
             if schema is not None and not connection.dialect.has_schema(connection, schema):
-                connection.execute(text(f"create schema {schema}"))  # as the configuration has it
+                connection.execute(text(f"create schema {sql_name(schema)}"))
             catalog.create_tables()
             yield catalog
             transaction.rollback()

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import EnvironmentProblem, first_line
+from cdc_assets.log.ownership import TRUSTED, refuse_foreign
+from cdc_assets.log.schema import sql_name
 from cdc_assets.pipeline import coordination_dsn
 from cdc_assets.postgres.connect import connect
 
@@ -46,12 +49,15 @@ def _schema(dsn: str, ours: str, namespace: str) -> str:
     return ours
 
 
-# Where a table of that name is that may be read; ours first, then the likeliest.
-_CANDIDATES = """
+# Where a table of that name is that may be read, and that no stranger made; ours first, then the
+# likeliest.
+_CANDIDATES: LiteralString = f"""
+with {TRUSTED}
 select n.nspname from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.relname = %(table)s and c.relkind in ('r', 'p')
    and pg_catalog.has_schema_privilege(n.oid, 'usage')
    and pg_catalog.has_table_privilege(c.oid, 'select')
+   and c.relowner in (select oid from trusted)
  order by n.nspname <> %(ours)s, n.nspname <> 'public', n.nspname
 """
 
@@ -71,20 +77,32 @@ def _has_tables(
 def make_schema(dsn: str, schema: str) -> None:
     """Make it unless it is there; a role that may use a schema needn't be allowed to make one.
 
-    Raises EnvironmentProblem.
+    Raises EnvironmentProblem, and CoordinationError if it is somebody else's.
     """
     with connect(dsn, application_name="cdc_assets catalog") as connection:
-        found = connection.execute("select to_regnamespace(%s)", (schema,)).fetchone()
+        refuse_foreign(connection, schema)
+        found = connection.execute(
+            "select pg_catalog.to_regnamespace(%s)", (sql_name(schema),)
+        ).fetchone()
         if found is not None and found[0] is not None:
             return
         try:
             with suppress(psycopg.errors.UniqueViolation):  # somebody else makes it just now
-                connection.execute(
-                    sql.SQL("create schema if not exists {}").format(sql.Identifier(schema))
-                )
+                connection.execute(f"create schema if not exists {sql_name(schema)}".encode())
         except psycopg.errors.InsufficientPrivilege as error:
             raise EnvironmentProblem(
                 f"the role may not make the schema {schema} for the SQL catalog:"
                 f" {first_line(error)}",
                 "cdc-assets check prints the SQL that allows it.",
             ) from error
+        refuse_foreign(connection, schema)  # who was faster may be anybody
+
+
+def refuse_foreign_schema(config: SourceConfig) -> None:
+    """Raise CoordinationError if the schema that the catalog is to be in is somebody else's.
+
+    One where an earlier version made the catalog is whoever's: it is used on.
+    """
+    if catalog_schema(config) == config.state.schema_:
+        with connect(coordination_dsn(config), application_name="cdc_assets catalog") as connection:
+            refuse_foreign(connection, config.state.schema_)

@@ -5,7 +5,7 @@ land long after the next writer has read the table. So nothing is ever written t
 makes a branch of its own from the snapshot it has read, writes there, and moves ``main`` forward as
 its last statement. A dead writer's rows end on a branch that nobody publishes; and Iceberg refuses
 to move ``main`` to a branch that it isn't an ancestor of, so of two writers that started from one
-snapshot only one can publish. That is the fence behind the advisory lock (invariants 6, 7 and 9).
+snapshot only one can publish. That is the fence behind the lock (invariants 6, 7 and 9).
 
 A writer that was taken for dead may still go on, or wake up later. The next one drops its branch;
 but a commit to a branch that was dropped since the statement began makes it anew, off ``main`` as

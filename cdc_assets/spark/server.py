@@ -8,6 +8,10 @@ for it: the child when its stdin ends, the JVM when the child's pipe to it does.
 Others find it through ``spark-<hash of the settings>.json`` in the home: written in one step when
 the server takes sessions, removed when it stops, and believed only while its process lives and its
 port answers. Settings reach child and JVM by a pipe and a private file, never by a command line.
+
+Whoever has a session runs code as this user, and every local user reaches a port of loopback. So
+the server takes sessions only with its token, which is new at each start and stands in that state
+file (mode 0600) alone; Spark's other ports take nobody without a secret of its own making.
 What a client session sets, catalogs above all, does not belong here.
 """
 
@@ -18,6 +22,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -35,22 +40,20 @@ import psutil
 from cdc_assets import process
 from cdc_assets.doctor import check_java
 from cdc_assets.errors import EnvironmentProblem, SparkProblem
+from cdc_assets.foreign_words import trace
+from cdc_assets.private import private_folder, write_private
+from cdc_assets.spark.jars import jar_settings
 
 _log = logging.getLogger(__name__)
 
-# Resolved by Spark itself from Maven repositories at the first start, then from ~/.ivy2.5.2.
-PACKAGES = (
-    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
-    "org.apache.iceberg:iceberg-aws-bundle:1.12.0",  # S3FileIO and the Glue catalog
-    "org.postgresql:postgresql:42.7.11",  # the driver of Iceberg's JDBC catalog
-)
-# 8-14 s on two cores; the first start downloads the packages.
+# 8-14 s on two cores; the first start downloads Spark's jars.
 START_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _JVM_SECONDS = 10.0  # its shutdown hooks remove block files; then it is killed
 _CONNECT_SECONDS = 2.0
 # Clients send a plan in one message; local data in it are up to the client's 128 MB.
 _MESSAGE_BYTES = 256 * 2**20
+_TOKEN = "spark.connect.authenticate.token"  # noqa: S105 - the setting's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class SparkServerSettings:
     memory: str = "3g"
     """The JVM's heap, as Java spells it."""
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """More Spark settings; they win over ours, except for the address."""
+    """More Spark settings; they win over ours, except for the address and who is let in."""
 
     def to_json(self) -> str:
         """One line, the same for equal settings."""
@@ -99,15 +102,16 @@ class SparkServer:
         return f"spark:{self.state_path}"
 
     def url(self) -> str | None:
-        """``sc://127.0.0.1:port`` of the running server, or None."""
+        """``sc://localhost:port/;token=…`` of the running server, a secret; or None."""
         try:
             state = json.loads(self.state_path.read_text())
         except FileNotFoundError:
             return None
-        url: str = state["url"]
-        if not psutil.pid_exists(state["pid"]) or not _answers(url):
+        # An earlier version's server asks for no token: whoever answers there may be anybody.
+        if "token" not in state or not psutil.pid_exists(state["pid"]):
             return None
-        return url
+        port: int = state["port"]
+        return f"sc://localhost:{port}/;token={state['token']}" if _answers(port) else None
 
     def start(self) -> process.Status:
         """Have a server of our own started if it isn't, and return at once; for ticks.
@@ -160,10 +164,9 @@ class SparkServer:
         )
 
 
-def _answers(url: str) -> bool:
-    host, port = url.removeprefix("sc://").split(":")
+def _answers(port: int) -> bool:
     try:
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        socket.create_connection(("127.0.0.1", port), _CONNECT_SECONDS).close()
     except OSError:
         return False
     return True
@@ -172,22 +175,31 @@ def _answers(url: str) -> bool:
 # -- the child's side
 
 
-def spark_properties(settings: SparkServerSettings, scratch: Path) -> dict[str, str]:
-    """All of the server's Spark settings; ``scratch`` is emptied at every start."""
+def spark_properties(
+    settings: SparkServerSettings,
+    scratch: Path,
+    token: str,
+    jars: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """All of the server's Spark settings, secrets too; ``scratch`` is emptied at every start.
+
+    ``jars``: what ``jar_settings`` made of the user's settings.
+    """
     log4j = resources.files("cdc_assets.spark") / "log4j2.properties"
     turns = Path(str(resources.files("cdc_assets.spark") / "fairscheduler.xml"))
     ours = {
         "spark.app.name": "cdc_assets",
         "spark.master": f"local[{settings.cores}]",
         "spark.driver.memory": settings.memory,
-        "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={log4j} -Dderby.system.home={scratch / 'derby'}"
+        # A user's own options come after these. Temporary files are rows, models and libraries.
+        "spark.driver.defaultJavaOptions": (
+            f'"-Dlog4j2.configurationFile={log4j}" "-Dderby.system.home={scratch / "derby"}"'
+            f' "-Djava.io.tmpdir={_temporary(scratch)}"'
         ),
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": turns.as_uri(),
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.maxInboundMessageSize": str(_MESSAGE_BYTES),
-        "spark.jars.packages": ",".join(PACKAGES),
         "spark.sql.extensions": (
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),
@@ -206,7 +218,13 @@ def spark_properties(settings: SparkServerSettings, scratch: Path) -> dict[str, 
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",  # the kernel's choice: nobody can be quicker
     }
-    return {**ours, **settings.conf, **address}
+    # The RPC and blocks of a local master ask for a secret that Spark makes up by itself.
+    access = {_TOKEN: token, "spark.authenticate": "true"}
+    return {**ours, **settings.conf, **(jars or {}), **address, **access}
+
+
+def _temporary(scratch: Path) -> Path:
+    return scratch / "tmp"
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
@@ -227,19 +245,29 @@ def _escaped(character: str) -> str:
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
+# Of another Spark that this environment is about.
+_OTHERS = (
+    "SPARK_REMOTE",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_CONNECT_AUTHENTICATE_TOKEN",
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+)
+
+
 def _start_spark(properties: Mapping[str, str], scratch: Path) -> Any:
     """A classic Spark session in a new JVM that serves Connect, too."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    file = scratch / "spark.properties"
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(properties_text(properties))
+    file = private_folder(scratch) / "spark.properties"
+    _temporary(scratch).mkdir()
+    write_private(file, properties_text(properties))
     try:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f'--properties-file "{file}" pyspark-shell'
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
-        for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_HOME", "SPARK_CONF_DIR"):
-            os.environ.pop(name, None)  # another Spark's
+        os.environ["TMPDIR"] = str(_temporary(scratch))  # of Python workers
+        for name in _OTHERS:
+            os.environ.pop(name, None)
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.getOrCreate()
@@ -262,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     settings = SparkServerSettings.from_json(process.read_settings() or "{}")
     stopping = process.die_with_parent()
-    server = SparkServer(settings, options.home)
+    server = SparkServer(settings, private_folder(options.home))
     scratch = server.home / f"spark-{settings.key}"
     with server.state_path.with_suffix(".lock").open("w") as lock:
         if not process.acquire(lock, stopping):
@@ -277,8 +305,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = 1
         try:
             code = _serve(server, scratch, stopping)
-        except Exception:  # noqa: BLE001 - the parent names this log, whatever it was
-            _log.exception("the Spark server failed")
+        except EnvironmentProblem as problem:
+            sys.stderr.write(f"{problem}\n")
+        except Exception as error:  # noqa: BLE001 - the parent names this log, whatever it was
+            _log.error("the Spark server failed:\n%s", trace(error))
         finally:
             server.state_path.unlink(missing_ok=True)
             shutil.rmtree(scratch, ignore_errors=True)
@@ -289,10 +319,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int:
     began = time.monotonic()
-    spark = _start_spark(spark_properties(server.settings, scratch), scratch)
+    jars = jar_settings(server.settings.conf, _log.info)
+    token = secrets.token_urlsafe(32)
+    spark = _start_spark(spark_properties(server.settings, scratch, token, jars), scratch)
     jvm = spark.sparkContext._gateway.proc
     try:
-        _write_state(server.state_path, f"sc://127.0.0.1:{_connect_port(spark)}")
+        state = {"port": _connect_port(spark), "token": token, "pid": os.getpid()}
+        write_private(server.state_path, json.dumps(state))
         _log.info("serving after %.1f s", time.monotonic() - began)
         while not stopping.wait(0.5):
             if jvm.poll() is not None:
@@ -305,12 +338,6 @@ def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int
             jvm.wait(_JVM_SECONDS)
         except subprocess.TimeoutExpired:
             jvm.kill()
-
-
-def _write_state(path: Path, url: str) -> None:
-    half = path.with_suffix(".new")
-    half.write_text(json.dumps({"url": url, "pid": os.getpid(), "started_at": time.time()}))
-    half.replace(path)
 
 
 if __name__ == "__main__":

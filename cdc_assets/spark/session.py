@@ -6,18 +6,23 @@ difference. Only the DataFrame and SQL API is used: a Connect client has nothing
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from pyspark.errors.exceptions.connect import SparkConnectException, SparkConnectGrpcException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client import DefaultChannelBuilder
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from cdc_assets.config import SourceConfig, home
 from cdc_assets.errors import first_line
@@ -44,9 +49,26 @@ def _keep_release_threads() -> None:
 
 _keep_release_threads()
 
-# PySpark prints what it raises, as JSON with its own and Java's stack; we say it in a sentence.
-for _name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-    PySparkLogger.getLogger(_name).disabled = True
+# PySpark prints what it raises, as JSON with its own and Java's stack, and values; we say it in a
+# sentence. By its level: whoever configures logging anew enables what is merely disabled.
+for _name in (
+    "DataFrameQueryContextLogger",
+    "SQLQueryContextLogger",
+    "pyspark.sql.connect.logging",
+):
+    PySparkLogger.getLogger(_name).setLevel(logging.CRITICAL + 1)
+
+
+class _Loopback(DefaultChannelBuilder):
+    """The way to our own server, which listens on 127.0.0.1.
+
+    PySpark takes a token there without TLS if it is called localhost. But that name may lead to ::1
+    first, where the same port is free for any local user, who would be given the token.
+    """
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._port}"
 
 
 class Patience(DefaultPolicy):
@@ -108,7 +130,13 @@ def spark_problem(config: SourceConfig) -> str | None:
 
 def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
     """A new session of the source's own; the caller stops it."""
-    session: SparkSession = SparkSession.builder.remote(url or connect_url(config)).create()
+    address = url or connect_url(config)
+    if config.spark.remote is not None:
+        session: SparkSession = SparkSession.builder.remote(address).create()
+    else:
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as the other way does
+        builder = ConnectSession.builder.channelBuilder(_Loopback(address))
+        session = cast(SparkSession, builder.create())
     prepare_session(session, config)
     return session
 

@@ -19,11 +19,13 @@ from cdc_assets import layout
 from cdc_assets.config import SourceConfig
 from cdc_assets.config_sections import EXTRA_COLUMNS, TableConfig
 from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.log.places import ForeignPath
 from cdc_assets.log.store import Cursor
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.names import lake_column, safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
+from cdc_assets.spark import lake_place
 from cdc_assets.spark.catalog import CATALOG, forgetting, open_catalog
 from cdc_assets.spark.columns import PROPERTY, TableColumns
 from cdc_assets.spark.lineage import count, cursor_properties, may_have_rows, position, said
@@ -259,19 +261,29 @@ class LakeTable:
         such column, so rows that differ in it alone are the same there.
         """
         loaded = self.load()
-        text = loaded.properties.get(PROPERTY) if loaded is not None else None
-        unknown = TableColumns.parse(text).unknown if text is not None else ()
+        unknown = self.recorded(loaded).unknown if loaded is not None else ()
         return [c for c in self.columns if c.source.number not in unknown]
+
+    def recorded(self, loaded: Table) -> TableColumns:
+        """What the table itself says of its columns; an older version's says nothing."""
+        text = loaded.properties.get(PROPERTY)
+        if text is None:
+            return TableColumns(self.row.columns, self.row.key_columns)
+        return TableColumns.parse(text)
 
     def load(self) -> Table | None:
         """The table through pyiceberg, None if it doesn't exist.
 
-        Raises TableProblem if the catalog leads to a metadata file that isn't there.
+        Raises TableProblem if the catalog leads to a metadata file that isn't there, or isn't where
+        the table's has to be.
         """
         try:
-            return open_catalog(self.config).load_table(self.identifier)
+            loaded = open_catalog(self.config).load_table(self.identifier)
+            lake_place.check(self, loaded)
         except NoSuchTableError:
             return None
+        except ForeignPath as error:
+            raise lake_place.misled(self, error.what) from error
         except FileNotFoundError as error:
             raise TableProblem(
                 self.row.table,
@@ -280,6 +292,7 @@ class LakeTable:
                 f"See that the warehouse can be reached. If the file is gone for good:"
                 f" {forgetting(self.config, self.name)}; then cdc-assets resync '{self.row.table}'",
             ) from error
+        return loaded
 
     def state(self) -> LakeState:
         """Read copy, landed chunks and cursor from the ancestors of the current snapshot."""

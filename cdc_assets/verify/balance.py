@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_assets.spark.tables import LakeTable
+from cdc_assets.verify.key_names import NameKey
 
 # As many differing keys as a person will read; the count is of all.
 SHOWN_KEYS = 20
@@ -16,7 +17,7 @@ SHOWN_KEYS = 20
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What two sides have in common, and not; ``keys`` are some that differ, with ``columns``."""
+    """What two sides have in common, and not; ``keys`` names some that differ."""
 
     source_rows: int
     lake_rows: int
@@ -26,9 +27,16 @@ class Balance:
 
 
 def balance(
-    read: DataFrame, theirs: DataFrame, lake: LakeTable, *, at_least: bool = False
+    read: DataFrame,
+    theirs: DataFrame,
+    lake: LakeTable,
+    name: NameKey,
+    *,
+    at_least: bool = False,
 ) -> Balance:
     """Compare two sides (``rows.digested``); ``theirs`` says in ``lake`` how often a row counts.
+
+    ``name``: what a row is called by its key.
 
     A row that doesn't occur equally often on both sides differs; with ``at_least`` one that occurs
     less often in the lake.
@@ -62,7 +70,7 @@ def balance(
         once = [r.key for r in shown if (r.source, r.lake) == (1, 1)]
         columns = _columns(read, theirs, lake, once) if once else {}
         keys = [
-            f"{r.key} (source {r.source}, lake {r.lake}"
+            f"{name(r.key)} (source {r.source}, lake {r.lake}"
             + (f": {', '.join(columns[r.key])})" if columns.get(r.key) else ")")
             for r in shown
         ]

@@ -37,6 +37,7 @@ from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.spark.publish import patiently
 from cdc_assets.spark.tables import LakeTable
 from cdc_assets.verify.balance import balance
+from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
 from cdc_assets.verify.point import READ_AGAIN, moment, offset_of, passed, whole_at
 from cdc_assets.verify.rows import Shape, as_of, comparable, lake_side, shapes, source_side
@@ -49,7 +50,7 @@ Outcome = Literal["equal", "different", "not compared"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What comparing one table found. ``keys`` are some that differ, ``columns`` what of them.
+    """What comparing one table found. ``keys`` names some that differ, ``columns`` what of them.
 
     ``problem``: why it wasn't compared, ``since`` when. ``lost``: by column, how many values of the
     source have no form in the lake; they are compared as what its policy makes of them. ``others``:
@@ -96,8 +97,10 @@ def verify(
     tables: Sequence[TableId],
     flush_to: Callable[[Lsn], None],
     on_progress: Callable[[str], None] = lambda _: None,
+    *,
+    show_keys: bool = False,
 ) -> list[Comparison]:
-    """Compare ``tables``, one after the other.
+    """Compare ``tables``, one after the other; ``show_keys``: for who asked, see ``key_names``.
 
     ``flush_to`` returns once everything that committed below an LSN is registered. A table that
     can't be compared (its copy isn't complete, it is parked) is reported with its problem. One that
@@ -110,7 +113,7 @@ def verify(
     found = []
     for number, table in enumerate(tables, 1):
         on_progress(f"{number} of {len(tables)}: {table}")
-        found.append(_verified(pipeline, session, table, flush_to, on_progress))
+        found.append(_verified(pipeline, session, table, flush_to, on_progress, show_keys))
     return found
 
 
@@ -120,12 +123,13 @@ def _verified(
     table: TableId,
     flush_to: Callable[[Lsn], None],
     on_progress: Callable[[str], None],
+    show_keys: bool,
 ) -> Comparison:
     began, rounds = time.monotonic(), ROUNDS
     while True:
         rounds -= 1
         try:
-            done = _compare(pipeline, session, table, flush_to, on_progress)
+            done = _compare(pipeline, session, table, flush_to, on_progress, show_keys)
         except _Again as again:
             if rounds:
                 continue
@@ -158,6 +162,7 @@ def _compare(
     table: TableId,
     flush_to: Callable[[Lsn], None],
     on_progress: Callable[[str], None],
+    show_keys: bool,
 ) -> Comparison:
     """Raises CdcError where it can't be compared, _Again if it was truncated or altered."""
     offset = offset_of(comparable(pipeline, table).state())
@@ -186,7 +191,8 @@ def _compare(
             raise TableProblem(
                 table, f"{read:,} rows of the source were read, and it counts {counted:,}"
             )
-        found = balance(source_side(texts, beside), lake_side(beside), lake)
+        name = key_names(pipeline, lake, asked=show_keys)
+        found = balance(source_side(texts, beside), lake_side(beside), lake, name)
         return Comparison(
             table,
             point,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pyspark.sql import functions as F
 
-from cdc_assets.spark.columns import PROPERTY, TableColumns
 from cdc_assets.spark.tables import ticked
 from cdc_assets.verify.rows import Beside
 
@@ -14,8 +13,7 @@ def other_columns(beside: Beside) -> tuple[str, ...]:
     if not beside.others:
         return ()
     loaded = beside.lake.load()
-    said = loaded.properties.get(PROPERTY) if loaded is not None else None
-    ours = set(TableColumns.parse(said).fields.values()) if said is not None else set[int]()
+    ours = set(beside.lake.recorded(loaded).fields.values()) if loaded is not None else set[int]()
     ids = {f.name: f.field_id for f in loaded.schema().fields} if loaded is not None else {}
     there = set(beside.rows.columns)  # not one that was added since the snapshot
     counts = beside.rows.agg(

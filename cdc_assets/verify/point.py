@@ -56,7 +56,7 @@ def moment(
     else:
         name = f"{pipeline.config.slot[:48]}_{purpose}_{uuid.uuid4().hex[:8]}"
         made = create_slot(
-            pipeline.source_dsn, name, temporary=True, patience_seconds=patience_seconds
+            pipeline.replication_dsn, name, temporary=True, patience_seconds=patience_seconds
         )
     with ExitStack() as stack:
         stack.callback(made.connection.finish)

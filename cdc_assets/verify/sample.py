@@ -40,12 +40,16 @@ from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.foreign_errors import explained
 from cdc_assets.log.verified import compared, remember_compared, remember_missed
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.ctid import CtidRange
+from cdc_assets.postgres.key_lookup import key_columns
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import under
+from cdc_assets.spark.lost_care import surviving
 from cdc_assets.spark.tables import LakeTable, ticked
 from cdc_assets.verify.balance import SHOWN_KEYS, balance
+from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.point import (
     READ_AGAIN,
     Texts,
@@ -97,7 +101,7 @@ class Sampled:
     """What comparing a part of a table found.
 
     ``share`` of the table, from 0 to 1, from ``begin`` on; ``rows`` of the source were compared
-    and ``looked_up`` keys of the lake looked up. ``keys`` and ``columns`` are some that differ.
+    and ``looked_up`` keys of the lake looked up. ``keys`` and ``columns`` name some that differ.
     ``moved`` keys changed meanwhile and weren't compared. ``skipped`` says why nothing was, and
     ``since`` when that is so. ``round_ended``: when all of the table had been compared in turn.
     ``differed_at``: when rows of it differed last, if not all of it was found equal since.
@@ -126,7 +130,8 @@ def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_row
     begin, copy = compared(store, table).next_share, store.copy_state(table)
     epoch = copy.epoch if copy is not None else None
     try:
-        found = _compare(pipeline, session, table, sample_rows, begin)
+        with surviving(store, table, "the comparison of a sample of it"):
+            found = _compare(pipeline, session, table, sample_rows, begin)
     except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
         since = remember_missed(store, table)
         said = first_line(explained(problem, pipeline.config))
@@ -175,7 +180,8 @@ def _compare(
         whole = not lake.key and share == 1
         some = None if whole else _of_keys(read, texts, beside)
         theirs = still(lake_side(beside, some), beside, gone)
-        found = balance(read, theirs, lake, at_least=not lake.key and not whole)
+        name = key_names(pipeline, lake)
+        found = balance(read, theirs, lake, name, at_least=not lake.key and not whole)
         keys = _window(beside, begin, share, sample_rows, gone) if lake.key else {}
         surplus = _surplus(pipeline, snapshot_name, lake, keys)
         return Sampled(
@@ -186,7 +192,7 @@ def _compare(
             found.source_rows,
             len(keys),
             found.differing + len(surplus),
-            (*found.keys, *(f"{key} (only in the lake)" for key in surplus))[:SHOWN_KEYS],
+            (*found.keys, *(f"{name(key)} (only in the lake)" for key in surplus))[:SHOWN_KEYS],
             found.columns,
             len(gone),
         )
@@ -260,30 +266,32 @@ def _surplus(
         closing(pipeline.connect_source("sample", reads=True)) as source,
         under(source, snapshot_name),
     ):
+        check_oid(source, lake.row.table, lake.row.oid)
+        columns = key_columns(source, lake.row.oid, [c.source.number for c in lake.key])
+        if any(c.source.number not in columns for c in lake.key):
+            raise TableProblem(lake.row.table, REWRITTEN)
+        key = [columns[column.source.number] for column in lake.key]
         # Values stand in the statement: beside parameters a name with % in it would be one, too.
         query = sql.SQL(
             "select k.n from unnest({arrays}) with ordinality as k ({names}, n)"
             " where not exists (select from {table} t where {equal})"
         )
-        names = sql.SQL(", ").join(sql.Identifier(f"k{i}") for i in range(len(lake.key)))
+        names = [sql.Identifier(f"k{i}") for i in range(len(key))]
         equal = sql.SQL(" and ").join(
-            sql.SQL("t.{} = k.{}::{}").format(
-                sql.Identifier(column.source.name),
-                sql.Identifier(f"k{i}"),
-                sql.SQL(column.source.type),  # as format_type quotes it
-            )
-            for i, column in enumerate(lake.key)
+            column.equals_listed("t", sql.SQL("k.{}").format(name))
+            for column, name in zip(key, names, strict=True)
         )
-        for start in range(0, len(listed), _LOOKUP_KEYS):
-            some = listed[start : start + _LOOKUP_KEYS]
-            arrays = sql.SQL(", ").join(
-                sql.SQL("{}::text[]").format(sql.Literal(list(values)))
-                for values in zip(*(keys[key] for key in some), strict=True)
-            )
+        # What no index helps to find is looked for at once: each statement reads the whole table.
+        scans = any(column.read_by == "nothing" for column in key)
+        step = max(1, len(listed)) if scans else _LOOKUP_KEYS
+        for start in range(0, len(listed), step):
+            some = listed[start : start + step]
+            texts = zip(*(keys[each] for each in some), strict=True)
+            arrays = [c.listed(values) for c, values in zip(key, texts, strict=True)]
             found = source.execute(
                 query.format(
-                    arrays=arrays,
-                    names=names,
+                    arrays=sql.SQL(", ").join(arrays),
+                    names=sql.SQL(", ").join(names),
                     table=lake.table.rows,
                     equal=equal,
                 )

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import attributes
+from cdc_assets.postgres.catalog import attributes, check_oid
 from cdc_assets.postgres.connect import uri
 from cdc_assets.postgres.ctid import CtidRange, plan_chunks
 from cdc_assets.postgres.names import TableId
@@ -74,6 +74,7 @@ def read_source(
     """
     config, lake = pipeline.config, beside.lake
     with closing(pipeline.connect_source("verify")) as source:
+        check_oid(source, lake.row.table, lake.row.oid)
         columns, lost = _listed(source, beside)
         listed = sql.SQL(", ").join([*columns.values(), lost])
         found = parts(source, lake.row.oid, only=lake.table.only)
@@ -155,5 +156,8 @@ def _listed(
                 sql.SQL("case when {} then {} end").format(made.lost, sql.Literal(str(number)))
             )
     nothing = sql.SQL("null::text")
-    counted = sql.SQL("nullif(pg_catalog.concat_ws(',', {}), '')").format(sql.SQL(", ").join(lost))
+    # A function takes a hundred arguments, a table has more columns.
+    counted = sql.SQL("nullif(pg_catalog.array_to_string(array[{}]::text[], ','), '')").format(
+        sql.SQL(", ").join(lost)
+    )
     return columns, sql.SQL("{} as {}").format(counted if lost else nothing, sql.Identifier(LOST))

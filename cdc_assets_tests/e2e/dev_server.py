@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+
 ROOT = Path(__file__).parents[2]
 # Dagster and the runs take some seconds to stop; Postgres and Spark have 20.
 STOP_SECONDS = 60.0
@@ -108,7 +110,6 @@ def dev_server(
     """
     home, dagster_home = folder / "home", folder / "home" / "dagster"
     dagster_home.mkdir(parents=True)
-    home.chmod(0o755)
     shutil.copy(ROOT / "dagster.yaml", dagster_home)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -142,3 +143,4 @@ def dev_server(
         for left in server.family():
             with suppress(psutil.Error):
                 left.kill()
+        EmbeddedPostgres(home / "shop" / "postgres").remove()

@@ -49,11 +49,11 @@ def test_tables_are_pinned_again_after_the_pins_session_is_lost(
 ) -> None:
     monkeypatch.setattr(heart, "HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(pin_keeper, "PIN_SECONDS", 0.2)
-    adopted = list[psycopg.Connection[object]]()
+    adopted = list[LogStore]()
     adopt: Callable[..., int] = Heart.adopt
 
     def recorded(self: Heart, store: LogStore) -> int:
-        adopted.append(store.connection)
+        adopted.append(store)
         return adopt(self, store)
 
     monkeypatch.setattr(Heart, "adopt", recorded)
@@ -61,9 +61,8 @@ def test_tables_are_pinned_again_after_the_pins_session_is_lost(
     with flushing(config) as progress:
         wait_for(lambda: progress.state == "streaming")
         pins = adopted[1]
-        key = f"cdc_assets:_pg2iceberg:{source.name}:pins"
-        pins.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (key,))
-        kept = cut(pins)
+        pins.lock("pins")
+        kept = cut(pins.connection)
         with psycopg.connect(source.log_dsn or "", autocommit=True) as log:
             log.execute(
                 "update _pg2iceberg.tables set state = 'waiting', snapshot_lsn = null,"

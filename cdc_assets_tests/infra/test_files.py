@@ -14,19 +14,27 @@ import dagster as dg
 import hcl2
 import pytest
 import yaml
+from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from cdc_assets.cli import cli
 from cdc_assets.config import load_config
-from cdc_assets.spark.server import PACKAGES, SparkServerSettings, spark_properties
+from cdc_assets.spark.jars import JARS
+from cdc_assets.spark.server import SparkServerSettings, spark_properties
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
 DOCKER = INFRA / "docker"
-SECRETS = {"APP_DSN": "postgresql://u:p@h/app", "STATE_DSN": "postgresql://u:p@h/state"}
+SECRETS = {
+    "APP_DSN": "postgresql://u:p@h/app",
+    "APP_REPLICATION_DSN": "postgresql://u:p@h/app",
+    "STATE_DSN": "postgresql://u:p@h/state",
+    "SPARK_TOKEN": "t0ken",
+}
 # What differs where the server is reached from other machines.
 ADDRESS = re.compile(r"spark\.(master|driver|connect\.grpc\.binding|app\.name|jars|sql\.warehouse)")
 # A file, which is elsewhere in an image or a bucket.
 TURNS = "spark.scheduler.allocation.file"
+TOKEN = "spark.connect.authenticate.token"
 
 
 def _compose() -> dict[str, Any]:
@@ -42,7 +50,7 @@ def _variables(value: object) -> set[str]:
 def test_the_services_name_what_is_there() -> None:
     compose = _compose()
     services, volumes = compose["services"], set(compose["volumes"])
-    example = (DOCKER / "example.env").read_text()
+    example = (DOCKER / "example.env").read_text() + (DOCKER / "images.lock").read_text()
     assert _variables(compose) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
     for name, service in services.items():
         assert set(service.get("depends_on", ())) <= set(services), name
@@ -96,17 +104,35 @@ def test_spark_has_the_settings_of_our_own_server(tmp_path: Path) -> None:
         if line and not line.startswith("#")
     ]
     theirs = {key: value.strip() for key, value in lines}
-    ours = spark_properties(SparkServerSettings(), tmp_path)
-    assert theirs["spark.jars.packages"].split(",") == list(PACKAGES)
+    ours = spark_properties(SparkServerSettings(), tmp_path, "t0ken")
+    places = [f"file:///opt/spark/jars/{jar.name}" for jar in JARS]
+    assert theirs["spark.jars"].split(",") == places
     for key, value in ours.items():
         # A plugin would start a second server; the UI and the log are a matter of taste.
-        if not ADDRESS.match(key) and key not in {"spark.plugins", "spark.ui.enabled", TURNS}:
+        apart = {"spark.plugins", "spark.ui.enabled", TURNS, TOKEN}
+        if not ADDRESS.match(key) and key not in apart:
             assert theirs.get(key) == value, key
     dockerfile = (DOCKER / "Dockerfile").read_text()
     pattern = r"^COPY .* cdc_assets/spark/fairscheduler\.xml (\S+)$"
     copied = re.search(pattern, dockerfile, re.MULTILINE)
     assert copied
     assert theirs[TURNS] == f"file://{copied[1]}fairscheduler.xml"
+
+
+def test_the_containers_spark_asks_for_the_token_that_the_sources_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    services = _compose()["services"]
+    required = "${SPARK_TOKEN:?}"
+    assert services["spark"]["environment"]["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == required
+    # With that variable a client would want TLS of every server.
+    for name in ("code", "flusher", "webserver", "daemon"):
+        assert "SPARK_CONNECT_AUTHENTICATE_TOKEN" not in services[name]["environment"]
+    assert "ports" not in services["spark"]
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    builder = DefaultChannelBuilder(load_config(DOCKER / "sources" / "app.yaml").spark.remote or "")
+    assert builder.metadata() == [("authorization", "Bearer t0ken")]
 
 
 def test_terraform_parses_and_sets_what_our_own_server_does(tmp_path: Path) -> None:
@@ -121,10 +147,10 @@ def test_terraform_parses_and_sets_what_our_own_server_does(tmp_path: Path) -> N
     named = re.findall(r"(?:data\.)?\b(aws_\w+)\.(\w+)\b", text)
     assert named
     assert set(named) <= made
-    for package in PACKAGES:
-        if "postgresql" not in package:  # the catalog is Glue there
-            assert package in text
-    ours = spark_properties(SparkServerSettings(), tmp_path)
+    for jar in JARS:
+        if jar.artifact != "postgresql":  # the catalog is Glue there
+            assert re.search(rf'"{re.escape(jar.name)}"\s*= "{jar.sha256}"', text)
+    ours = spark_properties(SparkServerSettings(), tmp_path, "t0ken")
     for key in ("spark.python.daemon.module", "spark.sql.artifact.isolation.enabled"):
         assert re.search(rf'"{re.escape(key)}"\s*= "{re.escape(ours[key])}"', text), key
     assert f'"{TURNS}"' in text

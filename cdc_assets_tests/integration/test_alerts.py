@@ -164,8 +164,10 @@ def test_what_waits_is_asked_without_reading_the_log_of_a_day(world: World) -> N
     store = world.pipeline.store
     store.connection.execute(
         "insert into log_index (source, table_name, start_offset, end_offset, path, row_count,"
-        " byte_size, flushable_lsn, commit_time) select 'world', 'public.t', i, i + 1, 'f' || i, 1,"
-        " 9, 'FFFFFFFF/0', now() from generate_series(0, 19999) i"
+        " byte_size, flushable_lsn, commit_time) select 'world', 'public.t', i, i + 1,"
+        " %s || '/world/t/2026-01-01/' || i || '.parquet', 1,"
+        " 9, 'FFFFFFFF/0', now() from generate_series(0, 19999) i",
+        (world.config.staging_uri,),
     )
     store.connection.execute(
         'insert into mat_cursor (consumer_group, source, table_name, "offset", applied_lsn)'

@@ -21,6 +21,7 @@ from cdc_assets.errors import Fenced
 from cdc_assets.log import claims
 from cdc_assets.log.claims import Claims, ClaimScope, Written
 from cdc_assets.log.progress import ChunkProgress, await_another_pin, chunks, restart_copy
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import Pins
 from cdc_assets.snapshot.copy import copy_table
@@ -216,11 +217,8 @@ def _written_but_not_landed(source: Lake, keys: list[str]) -> list[ChunkProgress
     assert row is not None
     opened = Landing(source.config, source.pipeline.store, row)
     opened.open()
-    with psycopg.connect(source.pipeline.source_dsn, autocommit=True) as other:
-        other.execute(
-            "select pg_advisory_lock(hashtextextended(%s, 0))",
-            (source.pipeline.store._lock_key(lock),),
-        )
+    with Pipeline.open(source.config) as other:
+        other.store.lock(lock)
         from cdc_assets.snapshot.copy import _Coordinator
 
         copy = TableCopy(source.pipeline, source.session, row, frozenset(keys), lambda _: None)

@@ -48,7 +48,7 @@ def test_a_change_that_cannot_be_sent(source: Bench, monkeypatch: pytest.MonkeyP
         source.execute("insert into t values (2, '42')")
         wait_for(lambda: progress.state == "stuck")
         said = progress.last_error or ""
-        assert "invalid internal value for enum: 42" in said
+        assert "invalid internal value for enum" in said
         assert f"can't send what follows LSN {progress.flushed}" in said
         sessions = progress.sessions
         wait_for(lambda: progress.sessions > sessions)  # it goes on trying …

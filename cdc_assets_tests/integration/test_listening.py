@@ -88,5 +88,5 @@ def test_spark_settings_of_the_user_do_not_open_it(tmp_path: Path) -> None:
         "spark.connect.grpc.binding.address": "0.0.0.0",
         "spark.driver.host": "example.org",
     }
-    properties = spark_properties(SparkServerSettings(conf=conf), tmp_path)
+    properties = spark_properties(SparkServerSettings(conf=conf), tmp_path, "t0ken")
     assert {properties[name] for name in conf} == {"127.0.0.1"}

@@ -161,11 +161,11 @@ def test_invariant_7_a_merge_that_dies_half_way_changes_nothing_and_is_done_agai
 
         return merge(WithoutFastForward(), lake_table, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(drain_module, "merge", die_before_publishing)
-    with pytest.raises(KeyboardInterrupt):
-        source.drain(M)
+    with monkeypatch.context() as dying:
+        dying.setattr(drain_module, "merge", die_before_publishing)
+        with pytest.raises(KeyboardInterrupt):
+            source.drain(M)
     assert source.rows(M) == expected
-    monkeypatch.undo()
     source.drain_all()
     assert source.rows(M) == sorted(source.execute("select * from m"), key=repr)
     assert source.rows(H) == sorted(source.execute("select * from h"), key=repr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,7 +158,9 @@ def test_verify_says_what_differs(source: Lake, ui: Ui) -> None:
     ]
     source.session.sql("update lake.src.b set v = 'wrong' where id = 7")
     result = ui.launch("verify", tables=["b"])
-    assert 'public.b: 1 keys differ: {"id":"7"}' in ui.why(result)
+    assert re.search(
+        r"public\.b: 1 keys differ: #[0-9a-f]{12} \(source 1, lake 1: v\)", ui.why(result)
+    )
 
 
 def test_a_dropped_source_leaves_its_tables_and_nothing_else(

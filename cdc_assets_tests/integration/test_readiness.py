@@ -307,16 +307,18 @@ def test_a_coordination_schema_of_a_newer_version(ready: str) -> None:
     assert found(config_of(ready))["coordination_older"].severity == "info"
 
 
-def test_clocks_that_are_apart(ready: str) -> None:
-    """The coordination database's clock is ahead: a function of its own stands before the real."""
-    with psycopg.connect(ready, autocommit=True) as source:
-        source.execute(
-            "create schema ahead; create function ahead.clock_timestamp() returns timestamptz"
-            " language sql as $$ select pg_catalog.clock_timestamp() + interval '1 minute' $$"
+def test_clocks_that_are_apart(ready: str, postgres_dsn: NewDatabase) -> None:
+    """The coordination database's clock is ahead: another function has the place of the real."""
+    state = postgres_dsn()
+    with psycopg.connect(state, autocommit=True) as administrator:
+        administrator.execute(
+            "set allow_system_table_mods = on;"
+            " alter function pg_catalog.clock_timestamp() rename to really;"
+            " create function pg_catalog.clock_timestamp() returns timestamptz language sql"
+            " as $$ select pg_catalog.really() + interval '1 minute' $$"
         )
-    options = "-c search_path=ahead,pg_catalog,public"
-    state = {"postgres_url": make_conninfo(ready, options=options)}
-    assert "60 s apart" in found(config_of(ready, state=state))["clock_skew"].message
+    ahead = config_of(ready, state={"postgres_url": state})
+    assert "60 s apart" in found(ahead)["clock_skew"].message
     assert "clock_skew" not in found(config_of(ready))
 
 

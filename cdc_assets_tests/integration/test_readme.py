@@ -75,7 +75,8 @@ class Newcomer:
         assert done.returncode == 0, done.stderr
 
     def config(self, monkeypatch: pytest.MonkeyPatch) -> SourceConfig:
-        monkeypatch.setenv("APP_DSN", make_conninfo(self.admin, user="cdc", password="…"))
+        for name, role in (("APP_DSN", "cdc"), ("APP_STREAM_DSN", "cdc_stream")):
+            monkeypatch.setenv(name, make_conninfo(self.admin, user=role, password="…"))
         file = self.folder / "defs.yaml"
         file.write_text(block("yaml"))
         return load_config(file)
@@ -109,7 +110,7 @@ def newcomer_at(postgres: EmbeddedPostgres, folder: Path) -> Iterator[Newcomer]:
                 " where database = 'app'"
             )
             superuser.execute("drop database app with (force)")
-            superuser.execute("drop role app_owner; drop role if exists cdc")
+            superuser.execute("drop role app_owner; drop role if exists cdc, cdc_stream")
             superuser.execute("alter system reset wal_level")
 
 
@@ -185,7 +186,7 @@ create table public.parted_1 partition of parted for values from (0) to (100);
 """
 # What is wrong, the code of it in check, and whose trouble it is: the source's, or that table's.
 STATES = [
-    ("alter role cdc noreplication", "replication_privilege", None),
+    ("alter role cdc_stream noreplication", "replication_privilege", None),
     ("drop schema _pg2iceberg", "coordination_schema catalog_unwritable", None),
     ("drop publication cdc_app", "publication_privilege", None),
     ("alter publication cdc_app drop table orders", "table_owner", "public.orders"),

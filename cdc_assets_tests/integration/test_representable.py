@@ -110,9 +110,9 @@ def test_a_look_is_bounded_by_bytes_and_not_by_what_one_merge_takes(
     """Or a table with many changes would never be caught up with, and its log goes after a day."""
     store, table = source.pipeline.store, source.lake_table(T)
     unrepresentable(source.pipeline, source.session, table)
-    lsn = current_lsn(source.source)
+    lsn, folder = current_lsn(source.source), f"{store.places[0].uri}/public.t"
     files = [
-        StagedFile(T, f"file:///{n}.parquet", BATCH_ROWS, 1000, lsn, store.server_now())
+        StagedFile(T, f"{folder}/2026-01-01/{n}.parquet", BATCH_ROWS, 1000, lsn, store.server_now())
         for n in range(3)
     ]
     store.register(files, lsn, None)

@@ -24,8 +24,8 @@ SETTINGS = {"fsync": "off", "max_slot_wal_keep_size": "16MB", "max_prepared_tran
 
 
 @pytest.fixture
-def server(tmp_home: Path) -> Iterator[EmbeddedPostgres]:
-    made = EmbeddedPostgres(tmp_home / "source", settings=SETTINGS)
+def server(public_directory: Path, tmp_home: Path) -> Iterator[EmbeddedPostgres]:
+    made = EmbeddedPostgres(public_directory / "restored", settings=SETTINGS)
     made.start()
     yield made
     made.remove()

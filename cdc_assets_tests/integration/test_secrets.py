@@ -102,6 +102,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}
+        self.words = [WORD]
 
     def add(self, where: str, text: str | bytes) -> None:
         self.texts[where] = text.encode() if isinstance(text, str) else text
@@ -120,7 +121,8 @@ class Seen:
 
     @property
     def leaks(self) -> list[str]:
-        return [where for where, text in self.texts.items() if WORD.encode() in text]
+        words = [word.encode() for word in self.words]
+        return [where for where, text in self.texts.items() if any(word in text for word in words)]
 
 
 @pytest.mark.parametrize("spark_too", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -147,6 +149,7 @@ def test_nobody_finds_a_secret(
     try:
         if spark_too:
             spark.ensure()
+            seen.words.append(json.loads(spark.state_path.read_text())["token"])
         _works(config, file, seen, folder, spark_too)
         seen.processes()
         # Flusher and decoder, the server's processes; Spark's child and its JVM.
@@ -227,8 +230,9 @@ def _fails(
         for command in tried:
             _command(wrong, seen, command, name=f"wrong {name}")
         monkeypatch.setenv(name, SECRETS[name])
-    remotes = ("sc://127.0.0.1:1/;token=${TOKEN}", "sc://127.0.0.1:1/;use_ssl=true;token=${TOKEN}")
-    for number, remote in enumerate(remotes if spark_too else remotes[:1]):
+    options = ("token=", "authorization=Bearer%20", "use_ssl=true;token=")
+    remotes = [f"sc://127.0.0.1:1/;{option}${{TOKEN}}" for option in options]
+    for number, remote in enumerate(remotes if spark_too else remotes[:2]):
         wrong.write_text(json.dumps({**raw, "spark": {"remote": remote}}))
         _command(wrong, seen, "check", name=f"remote {number}")
     rest = {"type": "rest", "uri": "http://u:${CATALOG}@127.0.0.1:1/x"}

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 from psycopg import sql
 from pyspark.sql import types as T
 
@@ -53,8 +54,15 @@ TEXTS: list[tuple[str, T.DataType, str, str | None, str | None, bool | None]] = 
 ]
 
 
+def _owner(dsn: str) -> psycopg.Connection[Any]:
+    """A session that prints as ours do, and finds the test's tables by their names."""
+    connection = connect(dsn)
+    connection.execute("set search_path = public")
+    return connection
+
+
 def test_the_source_prints_its_values_by_the_stated_rules(any_postgres_dsn: NewDatabase) -> None:
-    with connect(any_postgres_dsn()) as source:
+    with _owner(any_postgres_dsn()) as source:
         source.execute("create type pair as (a int, b text)")
         source.execute("create domain positive as int")
         for kind, lake, policy, value, expected, lost in TEXTS:
@@ -72,7 +80,7 @@ def test_the_source_prints_its_values_by_the_stated_rules(any_postgres_dsn: NewD
 
 
 def test_every_row_of_a_tree_is_in_one_range(any_postgres_dsn: NewDatabase) -> None:
-    with connect(any_postgres_dsn()) as source:
+    with _owner(any_postgres_dsn()) as source:
         source.execute("create table p (id int, v text) partition by list (id)")
         source.execute("create table one partition of p for values in (1) partition by list (v)")
         source.execute("create table one_a partition of one for values in ('a')")
@@ -106,19 +114,19 @@ def test_a_snapshot_is_held_without_the_slot_that_would_keep_wal(
         {"name": "held", "postgres": {"dsn": dsn}, "tables": [{"name": "public.t"}]}, "test"
     )
     slots = "select count(*) from pg_replication_slots where database = current_database()"
-    with connect(dsn) as source, Pipeline.open(config) as pipeline:
+    with _owner(dsn) as source, Pipeline.open(config) as pipeline:
         source.execute("create table t (id int); insert into t values (1)")
         with moment(pipeline, "verify") as (point, snapshot_name):
             source.execute("insert into t values (2)")
             wait_for(lambda: source.execute(slots).fetchone() == (0,))
             with connect(dsn) as other, under(other, snapshot_name):
-                assert other.execute("select id from t").fetchall() == [(1,)]
+                assert other.execute("select id from public.t").fetchall() == [(1,)]
             assert point < current_lsn(source)
 
 
 def test_values_without_a_form_are_counted_range_by_range(any_postgres_dsn: NewDatabase) -> None:
     """A statement over all of a large table would keep its lock, and vacuum waiting, for hours."""
-    with connect(any_postgres_dsn()) as source:
+    with _owner(any_postgres_dsn()) as source:
         source.execute("create table t (id int, d date) with (fillfactor = 10)")
         source.execute(
             "insert into t select i, case when i % 100 = 0 then 'infinity' else '2024-01-01' end"

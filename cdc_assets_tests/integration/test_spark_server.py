@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -44,7 +45,7 @@ def eventually(fact: Callable[[], bool], seconds: float = 30.0) -> bool:
 def test_sessions_work_and_python_tasks_run_in_this_python(spark_server: SparkServer) -> None:
     url = spark_server.ensure()
     assert url is not None
-    assert url.startswith("sc://127.0.0.1:")
+    assert url.startswith("sc://localhost:")
     session = SparkSession.builder.remote(url).create()
     try:
         seen = session.range(1).mapInArrow(_interpreter, "executable string").collect()
@@ -164,6 +165,15 @@ def test_a_state_file_of_a_dead_server_is_not_believed(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     for pid in (gone.pid, os.getpid()):  # a number that is free, and one that belongs to another
-        state = {"url": "sc://127.0.0.1:1", "pid": pid, "started_at": 0.0}
+        state = {"port": 1, "token": "t0ken", "pid": pid}
+        server.state_path.write_text(json.dumps(state))
+        assert server.url() is None
+
+
+def test_a_server_of_an_earlier_version_which_takes_anybody_is_not_used(tmp_path: Path) -> None:
+    server = SparkServer(SparkServerSettings(), tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"sc://127.0.0.1:{listener.getsockname()[1]}"
+        state = {"url": url, "pid": os.getpid(), "started_at": 0.0}
         server.state_path.write_text(json.dumps(state))
         assert server.url() is None

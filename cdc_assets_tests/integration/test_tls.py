@@ -18,8 +18,9 @@ from cdc_assets.errors import ConfigurationError
 from cdc_assets.flusher.main import run
 from cdc_assets.flusher.report import Progress
 from cdc_assets.postgres.connect import connect, replication_connect
+from cdc_assets.postgres.jdbc import jdbc_key
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.tls import TlsProblem, jdbc_key, tls_problem
+from cdc_assets.postgres.tls import TlsProblem, tls_problem
 from cdc_assets.spark.catalog import open_catalog, shown
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.flusher_support import wait_for

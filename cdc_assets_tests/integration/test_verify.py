@@ -27,7 +27,7 @@ from cdc_assets.verify.sample import sample
 from cdc_assets.verify.source import read_source
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing, wait_for
-from cdc_assets_tests.lake_support import Lake, lake
+from cdc_assets_tests.lake_support import Lake, lake, unhashed
 
 pytestmark = pytest.mark.spark
 
@@ -78,7 +78,7 @@ def test_every_kind_of_difference_is_found_and_named(source: Lake) -> None:
     assert not t.equal
     assert t.differing == 8
     assert [f'"id":"{i}"' in " ".join(t.keys) for i in (1, 2, 3, 4, 5, 6, 7, 99)] == [True] * 8
-    assert (h.differing, h.keys) == (1, ('{"a":"1","b":"x"} (source 3, lake 4)',))
+    assert (h.differing, unhashed(h.keys)) == (1, ['{"a":"1","b":"x"} (source 3, lake 4)'])
 
 
 def test_a_table_that_is_truncated_while_it_is_read_is_compared_again(
@@ -254,5 +254,5 @@ def test_errors_of_what_it_checks_are_not_its_own(
         opened.copy()
         opened.execute("insert into n values (1, 1.5, 0.1), (2, 1.25, 1e-30), (3, null, 'NaN')")
         n, p = opened.verify()
-        assert (n.differing, n.keys) == (1, ('{"id":"2"} (source 1, lake 1: v)',))
+        assert (n.differing, unhashed(n.keys)) == (1, ['{"id":"2"} (source 1, lake 1: v)'])
         assert (p.source_rows, p.lake_rows, p.differing) == (10, 5, 5)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from cdc_assets.config import home
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.spark.server import SparkServer, SparkServerSettings
 from cdc_assets_tests.jvm_support import QUICK_JVM
@@ -101,14 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     logging.basicConfig(level=logging.CRITICAL)
     os.environ |= QUICK_JVM | {"CDC_ASSETS_HOME": str(options.home)}
-    options.home.mkdir(parents=True, exist_ok=True)
-    options.home.chmod(0o755)  # Postgres, started by root, is somebody else
     until = time.monotonic() + 60 * options.minutes
     with ExitStack() as stack:
-        spark = SparkServer(SparkServerSettings(), options.home)
+        spark = SparkServer(SparkServerSettings(), home())
         spark.start()
         stack.callback(spark.stop)
-        postgres = stack.enter_context(EmbeddedPostgres(options.home / "postgres", 18, None, _FAST))
+        postgres = EmbeddedPostgres(options.home / "postgres", 18, None, _FAST)
+        stack.callback(postgres.remove)
         servers = stack.enter_context(serving(postgres.start(), spark.wait(), options.home))
         soak = Soak(servers, options.home / "failed", options.shrink, options.verbose)
         for number, (name, plan) in enumerate(_plans(options)):

@@ -25,6 +25,7 @@ from moto.server import ThreadedMotoServer
 from cdc_assets.alerts import sinks
 from cdc_assets.alerts.conditions import FAIL, WARN, Condition, Limits
 from cdc_assets.alerts.memory import OUTBOX, Memory, Notice, due, observe
+from cdc_assets.alerts.outbox import deliver
 from cdc_assets.alerts.settings import AlertsConfig
 from cdc_assets.cli import cli
 from cdc_assets.config import SourceConfig, parse_config
@@ -182,7 +183,7 @@ def test_the_last_word_is_always_true(
 
 def _send(config: SourceConfig, *found: Condition) -> tuple[Memory, list[str]]:
     memory, _ = due(observe(Memory(), found, START), config.alerts, START)
-    return sinks.deliver(config, memory)
+    return deliver(config, memory)
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +218,7 @@ def test_what_a_sink_does_not_take_waits_for_it_and_its_address_is_in_no_message
         assert problem == "0:webhook took no message: HTTPError 503; 1 wait"
         assert list(memory.outbox) == ["0:webhook"], "the log has taken it"
         assert TOKEN not in memory.dump()
-        again, problems = sinks.deliver(config, Memory.load(memory.dump()))
+        again, problems = deliver(config, Memory.load(memory.dump()))
         assert (again.outbox, problems, len(inbox.received)) == ({}, [], 1)
     _, [gone] = _send(config, _condition())
     assert gone == "0:webhook took no message: ConnectionRefusedError; 1 wait"
@@ -241,8 +242,8 @@ def test_the_log_has_problems_and_recoveries(caplog: pytest.LogCaptureFixture) -
     for step, found in enumerate(([_condition()], [])):
         now = START + timedelta(seconds=step)
         memory, _ = due(observe(memory, found, now), config.alerts, now)
-        memory, _ = sinks.deliver(config, memory)
-    assert [(r.levelname, r.message.splitlines()[0]) for r in caplog.records] == [
+        memory, _ = deliver(config, memory)
+    assert [(r.levelname, r.getMessage().splitlines()[0]) for r in caplog.records] == [
         ("ERROR", "shop: FAIL: flusher is wrong"),
         ("WARNING", "shop: OK (was FAIL): no longer: flusher is wrong"),
     ]
@@ -287,7 +288,7 @@ def test_a_reply_that_is_none_and_a_message_that_cannot_be_made_hold_up_nobody(
 
         monkeypatch.setattr(sinks, "_post", choosy)
         waiting = {"0:webhook": memory.outbox["0:webhook"] * 2}
-        memory, [problem] = sinks.deliver(_config(_webhook(inbox)), Memory(outbox=waiting))
+        memory, [problem] = deliver(_config(_webhook(inbox)), Memory(outbox=waiting))
         assert problem == "0:webhook can't be given a message, which is left out: ValueError"
         assert (memory.outbox, len(inbox.received)) == ({}, 2)
 
@@ -299,7 +300,7 @@ def test_a_sink_that_is_down_for_long_gets_the_newest() -> None:
         now = START + timedelta(seconds=step)
         memory, _ = due(observe(memory, [_condition(f"k{step}")], now), config.alerts, now)
     assert len(memory.outbox["0:log"]) == OUTBOX
-    assert memory.outbox["0:log"][-1][0]["key"] == f"k{OUTBOX + 9}"
+    assert memory.outbox["0:log"][-1].notices[0]["key"] == f"k{OUTBOX + 9}"
 
 
 def test_a_sink_may_want_failures_only_and_their_recovery() -> None:
@@ -309,7 +310,7 @@ def test_a_sink_may_want_failures_only_and_their_recovery() -> None:
         for step, found in enumerate(([_condition("a", WARN)], [_condition("a")], [])):
             now = START + timedelta(seconds=step)
             memory, _ = due(observe(memory, found, now), config.alerts, now)
-            memory, _ = sinks.deliver(config, memory)
+            memory, _ = deliver(config, memory)
     assert [body["text"] for body in inbox.received] == [
         "[cdc shop] FAIL (was WARN): a is wrong",
         "[cdc shop] OK (was FAIL): no longer: a is wrong",
@@ -334,8 +335,7 @@ def test_mail_arrives_by_smtp() -> None:
     assert mail["To"] == "ops@example.com, dba@example.com"
     assert mail.get_content().replace("\r", "").splitlines() == [
         "Source shop:",
-        "FAIL: größe",
-        "Bcc: x is wrong",
+        "FAIL: größe Bcc: x is wrong",
         "  since 2026-01-01 00:00:00 UTC, 0 s: very",
         "  do: do something",
     ]

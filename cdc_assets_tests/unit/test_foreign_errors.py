@@ -12,7 +12,9 @@ from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from cdc_assets.config import parse_config
 from cdc_assets.errors import SparkProblem, first_line
-from cdc_assets.foreign_errors import PlainFormatter, explained, without_stack
+from cdc_assets.foreign_errors import explained
+from cdc_assets.foreign_words import without_stack
+from cdc_assets.traces import PlainFormatter
 
 JAVA = """[INTERNAL_ERROR] it broke
 \tat org.apache.spark.sql.Dataset.collect(Dataset.scala:1)

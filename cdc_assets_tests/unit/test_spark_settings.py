@@ -33,11 +33,18 @@ def test_settings_survive_the_pipe_in_one_line(conf: dict[str, str], cores: int)
     assert SparkServerSettings.from_json(settings.to_json()) == settings
 
 
-def test_a_users_setting_wins_but_never_the_address(tmp_path: Path) -> None:
-    conf = {"spark.sql.ansi.enabled": "false", "spark.connect.grpc.binding.address": "0.0.0.0"}
-    made = spark_properties(SparkServerSettings(3, "5g", conf), tmp_path)
+def test_a_users_setting_wins_but_never_the_address_nor_who_is_let_in(tmp_path: Path) -> None:
+    conf = {
+        "spark.sql.ansi.enabled": "false",
+        "spark.connect.grpc.binding.address": "0.0.0.0",
+        "spark.connect.authenticate.token": "",
+        "spark.authenticate": "false",
+    }
+    made = spark_properties(SparkServerSettings(3, "5g", conf), tmp_path, "t0ken")
     assert made["spark.sql.ansi.enabled"] == "false"
     assert made["spark.connect.grpc.binding.address"] == "127.0.0.1"
+    assert made["spark.connect.authenticate.token"] == "t0ken"
+    assert made["spark.authenticate"] == "true"
     assert made["spark.master"] == "local[3]"
     assert made["spark.driver.memory"] == "5g"
 

@@ -17,6 +17,12 @@ data "aws_iam_policy_document" "lake" {
   }
 
   statement {
+    sid       = "Jars"
+    actions   = ["s3:GetObject"]
+    resources = ["${aws_s3_bucket.lake.arn}/spark/*"]
+  }
+
+  statement {
     sid = "Catalog"
     actions = [
       "glue:GetDatabase", "glue:GetDatabases", "glue:CreateTable", "glue:GetTable",

@@ -2,11 +2,13 @@
 
 locals {
   connect_port = 15002
+  # As cdc_assets/spark/jars.py has them; the catalog is Glue, so there is no JDBC driver.
+  spark_jars = {
+    "iceberg-spark-runtime-4.1_2.13-1.12.0.jar" = "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
+    "iceberg-aws-bundle-1.12.0.jar"             = "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957"
+  }
   spark_defaults = {
-    "spark.jars.packages" = join(",", [
-      "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
-      "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
-    ])
+    "spark.jars"                               = join(",", [for jar in aws_s3_object.jar : "s3://${jar.bucket}/${jar.key}"])
     "spark.scheduler.mode"                     = "FAIR"
     "spark.scheduler.allocation.file"          = "s3://${aws_s3_object.scheduler.bucket}/${aws_s3_object.scheduler.key}"
     "spark.sql.extensions"                     = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -28,8 +30,47 @@ locals {
 # Jobs share the cores by turns, as on a server of one's own.
 resource "aws_s3_object" "scheduler" {
   bucket = aws_s3_bucket.lake.bucket
-  key    = "staging/fairscheduler.xml"
+  key    = "spark/fairscheduler.xml"
   source = "${path.module}/../../cdc_assets/spark/fairscheduler.xml"
+}
+
+# What runs as Spark is verified before it is uploaded, to where Spark may only read.
+resource "aws_s3_object" "jar" {
+  for_each    = local.spark_jars
+  bucket      = aws_s3_bucket.lake.bucket
+  key         = "spark/jars/${each.key}"
+  source      = "${var.spark_jars_folder}/${each.key}"
+  source_hash = each.value
+
+  lifecycle {
+    precondition {
+      condition     = filesha256("${var.spark_jars_folder}/${each.key}") == each.value
+      error_message = "${each.key} isn't what cdc_assets/spark/jars.py lists: fetch it again by python -m cdc_assets.spark.jars --to FOLDER."
+    }
+  }
+}
+
+resource "aws_s3_object" "certificates" {
+  bucket = aws_s3_bucket.lake.bucket
+  key    = "spark/certificates.zip"
+  source = var.certificates_file
+}
+
+# Between its nodes Spark speaks TLS: rows and keys pass there. At rest the bucket encrypts.
+resource "aws_emr_security_configuration" "spark" {
+  name_prefix = "${var.name}-"
+  configuration = jsonencode({
+    EncryptionConfiguration = {
+      EnableAtRestEncryption    = false
+      EnableInTransitEncryption = true
+      InTransitEncryptionConfiguration = {
+        TLSCertificateConfiguration = {
+          CertificateProviderType = "PEM"
+          S3Object                = "s3://${aws_s3_object.certificates.bucket}/${aws_s3_object.certificates.key}"
+        }
+      }
+    }
+  })
 }
 
 resource "aws_security_group" "primary" {
@@ -60,6 +101,7 @@ resource "aws_emr_cluster" "spark" {
   release_label                     = var.emr_release
   applications                      = ["Spark"]
   service_role                      = aws_iam_role.emr.arn
+  security_configuration            = aws_emr_security_configuration.spark.name
   keep_job_flow_alive_when_no_steps = true
   termination_protection            = true
   log_uri                           = "s3://${aws_s3_bucket.lake.bucket}/logs/emr/"

@@ -49,6 +49,16 @@ variable "spark_image_uri" {
   description = "The image of infra/docker/Dockerfile, target spark, for the cluster's Python."
 }
 
+variable "spark_jars_folder" {
+  type        = string
+  description = "Where python -m cdc_assets.spark.jars --to FOLDER put Spark's jars."
+}
+
+variable "certificates_file" {
+  type        = string
+  description = "A zip of privateKey.pem, certificateChain.pem and trustedCertificates.pem, as EMR takes them, for TLS between its nodes."
+}
+
 variable "instance_type" {
   type        = string
   default     = "m7g.xlarge"

@@ -1,0 +1,172 @@
+"""What other people's errors say, without the values that they quote.
+
+Postgres, Spark, pyarrow and Python name the value that they stumble over, and a value belongs in no
+message, log or trace. This is the one place where a foreign message becomes ours: :func:`said` is
+its sentence and :func:`trace` its stack. What tells where to look stays: the class of the error,
+names, types, places, addresses; what is quoted, and may be a row's, becomes an ellipsis.
+
+Nothing is imported for it: it serves Spark's Python workers and the decoder, too.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+
+HIDDEN = "…"
+_LENGTH = 500
+
+# Where somebody's stack begins, in a message or in what is logged.
+_STACK = re.compile(
+    r"\n[^\S\n]*(at [\w.$/<>]+\(|JVM stacktrace|Driver stacktrace|Caused by: "
+    r"|Traceback \(most recent)"
+)
+_GRPC_DETAILS = re.compile(r'\n[^\S\n]*details = "(.*)"')
+# From the first quotation mark to the last: what is quoted may have quotation marks itself. An
+# apostrophe within a word is none. Where it doesn't end, the rest is quoted.
+_QUOTED = re.compile(
+    r"""(?:\b[bBrRuU])?(?P<single>(?<!\w)')(?:.*'(?!\w)|.*)"""
+    r"""|(?P<double>")(?:.*"|.*)|(?P<tick>`)(?:.*`|.*)""",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.,:/eE+-]*(?!\w)")
+# An expression over a table's rows, as Iceberg prints it.
+_EXPRESSION = re.compile(r"\bref\(.*", re.DOTALL)
+
+# SQL states whose messages name objects of the catalog, and no values; a syntax error quotes some
+# of the statement.
+_NAMING = re.compile("(?!42601)(?:0[8A]|2[3568BD]|3[4BDF]|4[02]|5[34578]|F0)")
+# States that are the server's own. Any other is a function's: it says what it likes.
+_SERVERS = re.compile("0[1-389ABFLPZ]|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|XX")
+
+# Parameters of Spark's messages that are types or names; any other may be a value.
+_NAME = re.compile(
+    "(?:source|target|required|actual|input|data|stmt)Type|(?:object|relation|table|column|field"
+    "|routine|function|catalog)Name|left|right|config|ansiConfig|proposal|precision|scale|operat.*"
+)
+_CONDITION = re.compile(r"\A\s*\[([A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]")
+_FRAME = re.compile(r"\s+at [\w.$/<>]+\([\w.$ <>]*(?::-?\d+)?\)")
+_CAUSE = re.compile(r"Caused by: [\w.$]+(?:Exception|Error)(?![\w.$])")
+_WORKERS_FRAME = re.compile(r'\s+File "[^"\n]*\.pyx?", line \d+, in [\w<>.]+')
+
+
+def without_stack(text: str) -> str:
+    """``text`` up to where a stack trace begins."""
+    found = _STACK.search("\n" + text)
+    return text[: max(0, found.start() - 1)].rstrip() if found else text
+
+
+def masked(text: str, *, numbers: bool = True) -> str:
+    """``text`` without what it quotes, and without its ``numbers``."""
+    text = _QUOTED.sub(_ellipsis, _EXPRESSION.sub(HIDDEN, text))
+    return _NUMBER.sub(HIDDEN, text) if numbers else text
+
+
+def _ellipsis(found: re.Match[str]) -> str:
+    mark = found["single"] or found["double"] or found["tick"]
+    return f"{mark}{HIDDEN}{mark}"
+
+
+def said(error: BaseException) -> str:
+    """The sentence of a foreign error that a person needs, in one line and without values."""
+    packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    text = str(error).strip()
+    if (orig := getattr(error, "orig", None)) is not None and "sqlalchemy" in packages:
+        return said(orig)  # its own has the statement and its parameters
+    if "psycopg" in packages:
+        told = _of_postgres(error, text)
+    elif "adbc_driver_manager" in packages:
+        told = of_server(text, getattr(error, "sqlstate", None))
+    elif "grpc" in packages or _unavailable(error):
+        told = details[1] if (details := _GRPC_DETAILS.search(text)) else text
+    elif "pyspark" in packages:
+        told = _of_spark(error, text)
+    elif "pyiceberg" in packages or "botocore" in packages or isinstance(error, UnicodeError):
+        told = masked(text, numbers=isinstance(error, UnicodeError))
+    elif isinstance(error, OSError) and not isinstance(error, UnicodeError):
+        told = text  # paths and addresses: no row is in a file's name
+    else:
+        told = masked(without_stack(text))
+    lines = told.strip().splitlines()
+    return lines[0][:_LENGTH] if lines else type(error).__name__
+
+
+def of_server(text: str, state: str | None) -> str:
+    """A message of a Postgres server, without values; ``state``: its SQL state, if known."""
+    if state is None:
+        return masked(text, numbers=False)
+    if not _SERVERS.match(state):
+        return f"a function raised an error of its own (SQL state {state})"
+    if _NAMING.match(state):
+        return text
+    return f"{masked(text, numbers=state[:2] == '22')} (SQL state {state})"
+
+
+def _of_postgres(error: BaseException, text: str) -> str:
+    state = getattr(error, "sqlstate", None)
+    diag = getattr(error, "diag", None)
+    primary = getattr(diag, "message_primary", None)
+    if primary is None:  # libpq's, of the connection, or psycopg's own, of a value
+        names = {cls.__name__ for cls in type(error).__mro__}
+        if state is None and not names & {"OperationalError", "InterfaceError"}:
+            return masked(text)
+        return text if state is None else of_server(text.split("\n", 1)[0], state)
+    if "function" in (getattr(diag, "context", None) or ""):
+        state = "P0001" if state is None or state[:2] != "57" else state
+    return of_server(primary, state)
+
+
+def _unavailable(error: BaseException) -> bool:
+    code = getattr(error, "getGrpcStatusCode", None)
+    return code is not None and code().name == "UNAVAILABLE"
+
+
+def _of_spark(error: BaseException, text: str) -> str:
+    parameters: dict[str, str] = (getattr(error, "getMessageParameters", dict)() or {}).copy()
+    text = without_stack(text).split("\n== SQL", 1)[0]
+    if text.startswith("<"):  # gRPC's own form begins with its class
+        details = _GRPC_DETAILS.search(str(error))
+        return details[1] if details else masked(text)
+    condition = _CONDITION.match(text)
+    if condition is None:
+        return masked(text, numbers="org.apache.iceberg" not in text)
+    for name, value in sorted(parameters.items(), key=lambda item: -len(item[1])):
+        if _NAME.fullmatch(name) or not value:
+            continue
+        if value not in text:
+            return f"[{condition[1]}]"
+        text = text.replace(value, HIDDEN)
+    if not parameters:
+        text = f"[{condition[1]}]{masked(text[condition.end() :])}"
+    return text
+
+
+def trace(error: BaseException) -> str:
+    """The stack of ``error`` and of what led to it: frames and sentences, and no value."""
+    return "\n\n".join("\n".join(_stack(each)) for each in reversed(list(_chain(error)))) + "\n"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+
+
+def _stack(error: BaseException) -> Iterator[str]:
+    kind = type(error)
+    yield "Traceback (most recent call last):"
+    yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    from cdc_assets.errors import first_line  # which needs this module
+
+    yield f"{kind.__module__}.{kind.__qualname__}: {first_line(error)}"
+    theirs = getattr(error, "getStackTrace", None)
+    java = (theirs() if theirs is not None else None) or str(error)
+    for line in java.splitlines():
+        if _FRAME.fullmatch(line) or _WORKERS_FRAME.match(line):
+            yield line
+        elif (cause := _CAUSE.match(line)) is not None:
+            yield cause[0]

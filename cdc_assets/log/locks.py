@@ -1,0 +1,188 @@
+"""Locks of a session: rows of the coordination schema that mean something while the session lives.
+
+Anybody who may connect to a database can take any advisory lock there, so none of those decides
+here. A lock is a row, which takes rights in the schema, and belongs to a *life*: an advisory lock
+with a random key, of which each session has one. The server lets go of a life with its session,
+however that ends, after whatever the session had under way; nobody has to tidy up, and nothing is
+held open at the database meanwhile.
+
+Why no two sessions have a lock (invariant 9): a row changes hands by compare-and-swap, from the
+life that was seen in it; and that one was over by then, which it stays for ever: with the key go
+the process and its role, and no other session has all three. A stranger who takes such a key has
+another process; if that number comes again for him, another role.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+# Who waits looks whether the lock is free: at first so often, later by what it has waited already.
+_LOOK_SECONDS, _LOOK_SHARE, _LOOK_AT_LEAST_SECONDS = 0.05, 0.05, 0.5
+# So often it says that it waits, and asks the server's list of locks, which costs more, whether the
+# holder lives.
+_WISH_SECONDS = 1.0
+# Others leave the lock to who waits for so long after it last said so.
+_WISHED_SECONDS = 3.0
+
+_BEGIN = """
+select pg_catalog.pg_advisory_lock(%s), pid, usesysid from pg_catalog.pg_stat_activity
+ where pid = pg_catalog.pg_backend_pid()
+"""
+_LIVES: LiteralString = """
+select p.classid::bigint << 32 | p.objid::bigint as life, p.pid, a.usesysid as role
+  from pg_catalog.pg_locks p join pg_catalog.pg_stat_activity a on a.pid = p.pid
+ where p.locktype = 'advisory' and p.granted and p.mode = 'ExclusiveLock' and p.objsubid = 1
+   and p.database = (select oid from pg_catalog.pg_database
+                      where datname = pg_catalog.current_database())
+"""
+_LOOK: LiteralString = f"""
+select life, case when life is null then false when not %s then true
+       else exists ({_LIVES} and p.pid = l.pid and a.usesysid = l.role
+                    and p.classid::bigint << 32 | p.objid::bigint = l.life) end, pid
+  from locks l where source = %s and name = %s
+"""
+# What a crash of the server would lose is void then: nobody waits for the disk.
+_LAX: LiteralString = "(select pg_catalog.set_config('synchronous_commit', 'off', true)) lax"
+_TAKE_NEW: LiteralString = f"""
+insert into locks (source, name, life, pid, role)
+select %(source)s, %(name)s, %(life)s, %(pid)s, %(role)s from {_LAX} on conflict do nothing
+"""
+_TAKE: LiteralString = f"""
+update locks set life = %(life)s, pid = %(pid)s, role = %(role)s,
+       wanted_by = nullif(wanted_by, %(life)s)
+  from {_LAX}
+ where source = %(source)s and name = %(name)s and life is not distinct from %(seen)s
+   and (wanted_by is null or wanted_by = %(life)s or wanted_until < clock_timestamp())
+"""
+_WISH: LiteralString = f"""
+update locks set wanted_by = %(life)s,
+       wanted_until = clock_timestamp() + make_interval(secs => %(seconds)s)
+  from {_LAX}
+ where source = %(source)s and name = %(name)s
+   and (wanted_by is null or wanted_by = %(life)s or wanted_until < clock_timestamp())
+"""
+_NO_WISH: LiteralString = f"""
+update locks set wanted_by = null from {_LAX}
+ where source = %(source)s and name = %(name)s and wanted_by = %(life)s
+"""
+_GIVE: LiteralString = f"""
+with gone as (
+    delete from locks using {_LAX}
+     where source = %(source)s and name = %(name)s and life = %(life)s
+       and (wanted_by is null or wanted_until < clock_timestamp()) returning 1)
+update locks set life = null
+ where source = %(source)s and name = %(name)s and life = %(life)s
+   and not exists (select from gone)
+"""
+_FORGET: LiteralString = f"""
+with lives as materialized ({_LIVES}),
+dead as (select name, life from locks l where source = %(source)s and not exists (
+    select from lives v where v.life = l.life and v.pid = l.pid and v.role = l.role))
+delete from locks k using dead d
+ where k.source = %(source)s and k.name = d.name and k.life is not distinct from d.life
+   and (wanted_until is null or wanted_until < clock_timestamp())
+"""
+
+
+class SessionLocks:
+    """The locks of one session on ``connection``, which is in autocommit mode, for one source.
+
+    A session may take a lock that it has once more, and gives it back as often.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], source: str) -> None:
+        self.connection = connection
+        self.source = source
+        self._life: dict[str, Any] = {}
+        self._held = Counter[str]()
+
+    def try_lock(self, name: str) -> bool:
+        """Take the lock ``name`` if nobody has it, or waits for it."""
+        return self._take(name, judge=True)
+
+    def lock(self, name: str) -> None:
+        """Wait for the lock ``name``, in turn with others."""
+        self._wait(name, None)
+
+    def lock_within(self, name: str, seconds: float) -> bool:
+        """Wait for the lock ``name``, in turn with others; False if it takes longer."""
+        return self._wait(name, time.monotonic() + seconds)
+
+    def unlock(self, name: str) -> None:
+        """Give back the lock ``name``; nothing if this session doesn't have it."""
+        if self._held[name] > 1:
+            self._held[name] -= 1
+        elif self._held.pop(name, 0):
+            try:
+                self._outside()
+                self.connection.execute(_GIVE, self._me(name))
+            except BaseException:
+                self.connection.close()  # a session that lives on would keep it, and not know
+                raise
+
+    def lock_holder(self, name: str) -> int | None:
+        """The backend that holds the lock, this session's included; None if it is free."""
+        row = self._look(name, judge=True)
+        return int(row[2]) if row is not None and row[1] else None
+
+    def is_locked(self, name: str) -> bool:
+        """Whether any session, this one included, holds the lock."""
+        return self.lock_holder(name) is not None
+
+    def forget_locks(self) -> None:
+        """Remove what sessions that are over have left of their locks."""
+        self.connection.execute(_FORGET, {"source": self.source})
+
+    def _look(self, name: str, *, judge: bool) -> tuple[Any, ...] | None:
+        return self.connection.execute(_LOOK, (judge, self.source, name)).fetchone()
+
+    def _me(self, name: str) -> dict[str, Any]:
+        if not self._life:
+            key = secrets.randbits(64) - (1 << 63)
+            row = self.connection.execute(_BEGIN, (key,)).fetchone()
+            assert row is not None
+            self._life = {"life": key, "pid": row[1], "role": row[2], "source": self.source}
+        return {**self._life, "name": name}
+
+    def _outside(self) -> None:
+        # A transaction around it could undo it, has others wait, and would reach the disk late.
+        status = self.connection.info.transaction_status
+        assert status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    def _take(self, name: str, *, judge: bool) -> bool:
+        self._outside()
+        if name in self._held:
+            self._held[name] += 1
+            return True
+        found = self._look(name, judge=judge)
+        if found is not None and found[1]:
+            return False
+        me = self._me(name)
+        if found is None:
+            done = self.connection.execute(_TAKE_NEW, me)
+        else:
+            done = self.connection.execute(_TAKE, {**me, "seen": found[0]})
+        if done.rowcount:
+            self._held[name] = 1
+        return bool(done.rowcount)
+
+    def _wait(self, name: str, deadline: float | None) -> bool:
+        began, wished = time.monotonic(), 0.0
+        while True:
+            due = time.monotonic() >= wished + _WISH_SECONDS
+            if self._take(name, judge=due):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                self.connection.execute(_NO_WISH, self._me(name))
+                return False
+            if due:
+                self.connection.execute(_WISH, {**self._me(name), "seconds": _WISHED_SECONDS})
+                wished = time.monotonic()
+            waited = time.monotonic() - began
+            time.sleep(min(max(_LOOK_SHARE * waited, _LOOK_SECONDS), _LOOK_AT_LEAST_SECONDS))

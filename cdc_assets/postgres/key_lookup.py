@@ -1,0 +1,98 @@
+"""Finding rows at the source by the texts of their key, without running code of its owners.
+
+A cast, the check of a domain and an operator that is merely called ``=`` are functions that whoever
+owns a type may have written, and would run with our rights. So the operator is the one of the key's
+own index, whose operator class only a superuser can make, and a text becomes a value by the input
+function of a built-in type, or of an extension's. Values of any other type are printed and compared
+as text, which no index helps: even for an enum's, Postgres may choose the comparison by a cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.postgres.types import text_form
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """How a text is compared with a column of the key; ``operator`` and ``type`` are SQL.
+
+    ``read_by``: what makes a value of a text. A cast to a built-in type is Postgres's own; one to
+    another type may be its owner's, but a literal is read by the input function.
+    """
+
+    name: str
+    operator: str
+    type: str
+    read_by: Literal["cast", "input", "nothing"]
+
+    def equals(self, alias: str, text: sql.Composable) -> sql.Composable:
+        """Whether the column has the value of ``text``, a literal."""
+        column = sql.Identifier(alias, self.name)
+        if self.read_by == "nothing":
+            return sql.SQL("{} = {}").format(text_form(column), text)
+        return sql.SQL("{} {} {}").format(column, sql.SQL(self.operator), text)
+
+    def listed(self, texts: Iterable[str]) -> sql.Composable:
+        """An array of texts, to be unnested and compared by :meth:`equals_listed`."""
+        element = self.type if self.read_by == "input" else "text"
+        return sql.SQL("{}::{}[]").format(sql.Literal(list(texts)), sql.SQL(element))
+
+    def equals_listed(self, alias: str, element: sql.Composable) -> sql.Composable:
+        """Whether the column is an element of an array that :meth:`listed` made."""
+        if self.read_by == "cast":
+            element = sql.SQL("{}::{}").format(element, sql.SQL(self.type))
+        return self.equals(alias, element)
+
+
+# The operator is that of the key's index (see ``catalog``), or of any other unique one. A modifier
+# of the type would cut values off.
+_KEY_COLUMNS = """
+with recursive base as (
+    select a.attnum, a.attname, a.atttypid as type
+      from pg_catalog.pg_attribute a
+     where a.attrelid = %(oid)s and a.attnum = any(%(numbers)s::int2[]) and not a.attisdropped
+    union all
+    select b.attnum, b.attname, t.typbasetype
+      from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd')
+select b.attnum, b.attname::text, coalesce(equal.operator, ''), pg_catalog.format_type(t.oid, -1),
+       case when equal.operator is null then 'nothing'
+            when t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace then 'cast'
+            when t.typtype = 'b' and t.typelem = 0 and equal.of = t.oid and o.rolsuper then 'input'
+            else 'nothing' end
+  from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype <> 'd'
+  join pg_catalog.pg_roles o on o.oid = t.typowner
+  left join lateral (
+       select pg_catalog.format('operator(%%I.%%s)', n.nspname, o.oprname) as operator,
+              c.opcintype as of
+         from pg_catalog.pg_index i,
+              unnest(i.indkey::int2[], i.indclass::oid[]) with ordinality k (attnum, class, place),
+              pg_catalog.pg_opclass c, pg_catalog.pg_am m, pg_catalog.pg_amop p,
+              pg_catalog.pg_operator o, pg_catalog.pg_namespace n
+        where i.indrelid = %(oid)s and i.indisunique and i.indisvalid
+          and k.attnum = b.attnum and k.place <= i.indnkeyatts and c.oid = k.class
+          and m.oid = c.opcmethod and m.amname = 'btree' and p.amopfamily = c.opcfamily
+          and p.amopstrategy = 3
+          and p.amoplefttype = c.opcintype and p.amoprighttype = c.opcintype
+          and o.oid = p.amopopr and n.oid = o.oprnamespace
+        order by i.indisreplident desc, i.indisprimary desc, i.indexrelid limit 1) equal on true
+"""
+
+
+def key_columns(
+    connection: Connection, oid: int, numbers: Iterable[int]
+) -> Mapping[int, KeyColumn]:
+    """How the source compares columns of a table, by attribute number; nothing of one that is gone.
+
+    One that no unique index has any more is compared as text.
+    """
+    found = connection.execute(_KEY_COLUMNS, {"oid": oid, "numbers": list(numbers)}).fetchall()
+    return {int(number): KeyColumn(*rest) for number, *rest in found}

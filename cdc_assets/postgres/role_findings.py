@@ -1,0 +1,200 @@
+"""What ``check`` finds of the roles: the one that reads, and the one that streams if it is another.
+
+Whoever owns a table may have written functions that Postgres calls when it plans a query of it (a
+constant call in an index, a constraint, statistics). They run with the rights of the role that
+reads, so every right beyond reading is named. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.config import SourceConfig
+from cdc_assets.errors import CdcError, first_line
+from cdc_assets.postgres.connect import connect
+from cdc_assets.postgres.findings import Finding
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.replication import system_identifier
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_LEAST = "Give it what infra/postgres/roles.sql gives, and no more."
+
+# On RDS and Aurora nobody gets the attribute REPLICATION; a membership stands for it there.
+_MAY_REPLICATE = """
+select r.rolreplication or r.rolsuper
+       or exists (select from pg_catalog.pg_roles g
+                   where g.rolname in ('rds_replication', 'rds_superuser')
+                     and pg_catalog.pg_has_role(r.oid, g.oid, 'usage'))
+  from pg_catalog.pg_roles r
+ where r.rolname = current_user
+"""
+
+# What a role may by itself, in a person's words. Memberships count that it can make use of, which
+# NOINHERIT only delays.
+_ATTRIBUTES = """
+select current_user::text, r.rolsuper, pg_catalog.array_remove(array[
+         case when r.rolcreaterole then 'may create roles' end,
+         case when r.rolcreatedb then 'may create databases' end,
+         case when r.rolbypassrls and not %(hidden)s
+              then 'bypasses row-level security, which no table here has' end] ||
+         array(select 'is a member of ' || g.rolname from pg_catalog.pg_roles g
+                where g.rolname in ('pg_write_all_data', 'pg_write_server_files',
+                                    'pg_execute_server_program', 'pg_read_server_files',
+                                    'pg_signal_backend', 'pg_read_all_data',
+                                    'pg_create_subscription', 'pg_maintain',
+                                    'rds_superuser', 'cloudsqlsuperuser', 'azure_pg_admin')
+                  and pg_catalog.pg_has_role(r.oid, g.oid, 'member')
+                order by g.rolname), null)
+  from pg_catalog.pg_roles r where r.rolname = current_user
+"""
+
+# Of the replicated tables and what belongs to them: which are the role's, and which it may change.
+_TABLES = """
+with recursive part (root, oid) as (
+    select c.oid, c.oid
+      from unnest(%(schemas)s::text[], %(names)s::text[]) w (schema_name, table_name)
+      join pg_catalog.pg_namespace n on n.nspname = w.schema_name
+      join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
+    union all
+    select p.root, i.inhrelid from part p join pg_catalog.pg_inherits i on i.inhparent = p.oid)
+select n.nspname::text, c.relname::text, pg_catalog.bool_or(f.owned), pg_catalog.bool_or(f.writable)
+  from part p
+  join pg_catalog.pg_class c on c.oid = p.root
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+  join pg_catalog.pg_class k on k.oid = p.oid
+  cross join lateral (
+       select pg_catalog.pg_has_role(k.relowner, 'member') as owned,
+              pg_catalog.has_table_privilege(k.oid, 'INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER')
+              or pg_catalog.has_any_column_privilege(k.oid, 'INSERT, UPDATE') as writable) f
+ group by n.nspname, c.relname
+having pg_catalog.bool_or(f.owned) or pg_catalog.bool_or(f.writable)
+ order by 1, 2
+"""
+# A finding is read by a person.
+_LISTED = 5
+
+# Event triggers that run at a login or at DDL, by functions that are not a superuser's.
+_EVENT_TRIGGERS = """
+select e.evtname::text, o.rolname::text
+  from pg_catalog.pg_event_trigger e
+  join pg_catalog.pg_proc f on f.oid = e.evtfoid
+  join pg_catalog.pg_roles o on o.oid = f.proowner
+ where e.evtenabled <> 'D' and not o.rolsuper and o.rolname not in ('rdsadmin', 'cloudsqladmin')
+ order by 1
+"""
+
+
+def role_findings(connection: Connection, config: SourceConfig, follows: bool) -> Iterator[Finding]:
+    """Whether the roles may do what they have to, and what they may do besides."""
+    given = config.postgres.replication_dsn
+    if follows:
+        if given is None:
+            yield from _may_replicate(connection)
+        else:
+            yield from _streams(connection, given.get_secret_value())
+    if not config.postgres.embedded:  # whose only role is its superuser
+        yield from _excess(connection, config, apart=given is not None)
+    for trigger, owner in connection.execute(_EVENT_TRIGGERS):
+        yield Finding(
+            "event_trigger",
+            "warning",
+            f"the event trigger {trigger} runs a function of {owner}, with the rights of whoever"
+            " connects or runs DDL, which are ours, too.",
+            "A superuser makes the function his own, or drops the trigger.",
+        )
+
+
+def _may_replicate(connection: Connection) -> Iterator[Finding]:
+    able, role = connection.execute(
+        f"select ({_MAY_REPLICATE}), current_user::text".encode()
+    ).fetchone() or (True, "")
+    if not able:
+        who = sql.Identifier(str(role)).as_string(connection)
+        yield Finding(
+            "replication_privilege",
+            "error",
+            f"the role {role} may not replicate.",
+            f"alter role {who} replication; -- on RDS and Aurora: grant rds_replication to {who};",
+        )
+
+
+def _streams(source: Connection, dsn: str) -> Iterator[Finding]:
+    """Whether the second address is the same database's, and its role may replicate."""
+    try:
+        with connect(dsn, application_name="cdc_assets check") as slots:
+            if _place(slots) != _place(source):
+                yield Finding(
+                    "replication_elsewhere",
+                    "error",
+                    "postgres.replication_dsn is another database than postgres.dsn.",
+                    "Give the same server and database in both; only the role differs.",
+                )
+            yield from _may_replicate(slots)
+    except psycopg.OperationalError as error:
+        yield Finding(
+            "replication_unreachable",
+            "error",
+            "the source can't be reached by postgres.replication_dsn:"
+            f" {error.what if isinstance(error, CdcError) else first_line(error)}",
+            (error.remedy if isinstance(error, CdcError) else "")
+            or "Correct postgres.replication_dsn, or the role's password.",
+        )
+
+
+def _place(connection: Connection) -> tuple[str, str]:
+    row = connection.execute("select current_database()::text").fetchone()
+    assert row is not None
+    return system_identifier(connection), str(row[0])
+
+
+def _excess(connection: Connection, config: SourceConfig, *, apart: bool) -> Iterator[Finding]:
+    tables = [table.id for table in config.tables]
+    wanted = {"schemas": [t.schema for t in tables], "names": [t.name for t in tables]}
+    streams = "may replicate besides"
+    row = connection.execute(_ATTRIBUTES, {"hidden": _hides_rows(connection, wanted)}).fetchone()
+    assert row is not None
+    role, superuser, more = str(row[0]), bool(row[1]), list(row[2])
+    if superuser:
+        more = ["is a superuser: code of whoever owns a table may run as one"]
+    else:
+        found = connection.execute(_TABLES, wanted).fetchall()
+        for what, place in (("owns, or may become the owner of,", 2), ("may write to", 3)):
+            if named := [str(TableId(r[0], r[1])) for r in found if r[place]]:
+                listed = ", ".join(named[:_LISTED]) + (", …" if len(named) > _LISTED else "")
+                more.append(f"{what} {listed}")
+        if not apart and _one(connection, _MAY_REPLICATE):
+            more.append(streams)
+    if more:
+        remedy = _LEAST
+        if not apart:
+            remedy += " The role that streams is another one, by postgres.replication_dsn."
+        yield Finding(
+            "excess_rights",
+            "info" if more == [streams] else "warning",  # one role for both is a choice
+            f"the role {role}, which reads the tables, {'; '.join(more)}.",
+            remedy,
+        )
+
+
+def _hides_rows(connection: Connection, wanted: dict[str, list[str]]) -> bool:
+    return bool(
+        _one(
+            connection,
+            "select exists (select"
+            " from unnest(%(schemas)s::text[], %(names)s::text[]) w (schema_name, table_name)"
+            " join pg_catalog.pg_namespace n on n.nspname = w.schema_name"
+            " join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name"
+            " where c.relrowsecurity)",
+            wanted,
+        )
+    )
+
+
+def _one(connection: Connection, query: str, params: dict[str, list[str]] | None = None) -> Any:
+    row = connection.execute(query.encode(), params).fetchone()
+    return row[0] if row else None

@@ -1,0 +1,184 @@
+"""Where a lake table's files are, by the configuration: what the catalog says is held against it.
+
+Whoever may write in the catalog can lead a table to any metadata, and metadata names any file. A
+SQL catalog, where the coordination role may write by default, is believed only as far as it has the
+location that we give to that table. A REST or Glue catalog chooses locations by itself: there a
+table is used wherever it is, and its files are deleted only below the warehouse, in a folder that
+has its name. ``lake.catalog.locations`` says what is right beside these.
+
+What is checked here is checked before each use. Spark asks the catalog once more by itself, so
+whoever changes an entry in between isn't seen before the next use.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+from pyiceberg.io import PY_IO_IMPL, InputFile, OutputFile
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table
+from pyiceberg.typedef import Properties
+
+from cdc_assets.config import SourceConfig, home
+from cdc_assets.errors import TableProblem
+from cdc_assets.log.files import Storage
+from cdc_assets.log.places import ForeignPath, Place, staged_places
+from cdc_assets.postgres.names import safe_folder
+
+if TYPE_CHECKING:
+    from cdc_assets.spark.tables import LakeTable
+
+PLACES = "cdc.places"
+
+
+class PlacedFileIO(PyArrowFileIO):
+    """pyiceberg's, for what is below the places of its property PLACES, a JSON list; no more.
+
+    Raises ForeignPath.
+    """
+
+    def __init__(self, properties: Properties) -> None:
+        super().__init__(properties)
+        self._places = [
+            Place(uri, Storage(), literal=True) for uri in json.loads(properties[PLACES])
+        ]
+
+    def new_input(self, location: str) -> InputFile:  # type: ignore[override]
+        return super().new_input(self._ours(location))
+
+    def new_output(self, location: str) -> OutputFile:  # type: ignore[override]
+        return super().new_output(self._ours(location))
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        super().delete(self._ours(location if isinstance(location, str) else location.location))
+
+    def _ours(self, location: str) -> str:
+        if any(place.holds(location) for place in self._places):
+            return location
+        raise ForeignPath(location, " or ".join(place.uri for place in self._places))
+
+
+def file_io(config: SourceConfig) -> dict[str, str]:
+    """The properties that keep pyiceberg to the places that the configuration names, if it does."""
+    places = trusted_places(config)
+    if config.lake.catalog.type != "sql":
+        return {}
+    try:
+        for uri in places:
+            Place(uri, Storage(), literal=True)
+    except ForeignPath:  # a warehouse that is neither a folder nor in S3
+        return {}
+    return {
+        PY_IO_IMPL: f"{PlacedFileIO.__module__}.{PlacedFileIO.__name__}",
+        PLACES: json.dumps(places),
+    }
+
+
+def check(lake: LakeTable, loaded: Table) -> None:
+    """Raises TableProblem where a SQL catalog leads to another place than the table's."""
+    if lake.config.lake.catalog.type != "sql":
+        return
+    location, metadata = loaded.location(), loaded.metadata_location
+    if not _expected(lake, location):
+        raise misled(lake, f"it is at {location}")
+    if not _below([location, *lake.config.lake.catalog.locations], metadata):
+        raise misled(lake, f"its metadata is {metadata}")
+
+
+def misled(lake: LakeTable, found: str) -> TableProblem:
+    """The catalog leads to ``found``, which isn't the table's."""
+    from cdc_assets.spark.catalog import forgetting
+
+    expected = lake.location or f"a folder {lake.config.namespace}/{lake.name}… of the warehouse"
+    return TableProblem(
+        lake.row.table,
+        f"the catalog leads its lake table {lake.sql_name} elsewhere than to {expected}:"
+        f" {found.rstrip('.')}. Nothing there is touched.",
+        "If that is right, say so in lake.catalog.locations (of an earlier warehouse: its URI)."
+        f" If not, the catalog was tampered with: {forgetting(lake.config, lake.name)}; then"
+        f" cdc-assets resync '{lake.row.table}'",
+    )
+
+
+def _expected(lake: LakeTable, location: str) -> bool:
+    config = lake.config
+    trusted = trusted_places(config)
+    if any(_same(location, uri) for uri in config.lake.catalog.locations):
+        return True
+    if config.lake.catalog.type == "sql":
+        own = f"{config.namespace}/{safe_folder(lake.name)}"
+        return any(_same(location, f"{uri}/{own}") for uri in trusted)
+    names = location.lower().split("/")[-2:]
+    return (
+        _below(trusted, location)
+        and names[0] in (config.namespace, f"{config.namespace}.db")
+        and names[-1].startswith((lake.name.lower(), safe_folder(lake.name).lower()))
+    )
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two URIs are of one folder, also where one has a symbolic link in it."""
+    if one.rstrip("/") == other.rstrip("/"):
+        return True
+    with suppress(ForeignPath):
+        parent, _, name = other.rstrip("/").rpartition("/")
+        place = Place(parent, Storage(), literal=True)
+        return place.below(place.path(one)) == name
+    return False
+
+
+def _below(folders: list[str], uri: str) -> bool:
+    for folder in folders:
+        try:
+            if Place(folder, Storage(), literal=True).holds(uri):
+                return True
+        except ForeignPath:  # of another kind of storage: its own words, without dots
+            inside = uri.startswith(f"{folder.rstrip('/')}/") and "/../" not in uri
+            if "://" in folder and not folder.startswith(("file:", "s3:")) and inside:
+                return True
+    return False
+
+
+def trusted_places(config: SourceConfig) -> list[str]:
+    """Where lake tables may be: the warehouse as it is, and as earlier versions spelled it."""
+    places = [config.warehouse, *config.lake.catalog.locations]
+    if config.lake.catalog.warehouse is None:
+        earlier = (home() / config.name / "warehouse").as_uri()
+        places += [earlier] if earlier not in places else []
+    return places
+
+
+def deletable(lake: LakeTable, location: str) -> Place:
+    """The place that a lake table's files may be deleted in. Raises TableProblem if there is none.
+
+    Nor is there if the flusher's files are in it, or it in theirs.
+    """
+    if not _expected(lake, location):
+        raise misled(lake, f"it is at {location}")
+    for staged in staged_places(lake.config):
+        if (
+            _same(location, staged.uri)
+            or _below([staged.uri], location)
+            or _below([location], staged.uri)
+        ):
+            raise TableProblem(
+                lake.row.table,
+                f"its files at {location} can't be told from staged files, which are below"
+                f" {staged.uri}: what nobody needs there stays",
+                "Have staging.uri and lake.catalog.warehouse apart from each other.",
+            )
+    return Place(location.rstrip("/"), Storage.of(lake.config.s3), literal=True)
+
+
+def nested(place: Place) -> str | None:
+    """The metadata of another table that is below a table's folder, if there is any."""
+    selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
+    for info in place.filesystem.get_file_info(selector):
+        if info.path.endswith(".metadata.json"):
+            below = place.below(info.path) or ""
+            if below.count("/") != 1 or not below.startswith("metadata/"):
+                return str(info.path)
+    return None

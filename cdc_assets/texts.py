@@ -1,0 +1,61 @@
+"""Text of others, fit for where it is shown: names, comments, errors may hold anything.
+
+One function a place: :func:`plain` and :func:`one_line` for terminals, logs and messages,
+:func:`markdown` for what Dagster's UI renders, :func:`header` for a mail's or a topic's subject;
+and :func:`bounded` for all that has a limit.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Control characters but newline and tab; what turns the direction of writing; what ends a line
+# without being a newline; halves of characters, which nothing can encode.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+# What CommonMark and its tables give a meaning to, wherever in a line it stands.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
+# What is made a link of without any mark: an invisible character takes it apart.
+_LINK = re.compile(r"(?<=:)(?=//)|(?<=[Ww]{3})(?=\.)|(?<=@)(?=\w)")
+_APART = "\u200b"
+# SNS takes fewer than 100 characters, and a mail's subject reads no better when it is longer.
+_SUBJECT = 99
+# Of a check's description, of a Markdown report, and of comments in an asset's metadata: as much as
+# a person reads. Each is an event in Dagster's storage for ever.
+DESCRIPTION, REPORT, TABLE_COMMENT, COLUMN_COMMENT = 4_000, 100_000, 1_000, 300
+
+
+def bounded(text: str, most: int) -> str:
+    """At most ``most`` characters, with an ellipsis where something was cut off."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def plain(text: str) -> str:
+    """``text`` with what a terminal would obey, or no encoding has, written as Python does it."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """:func:`plain`, with each stretch of white space as one blank."""
+    return plain(" ".join(text.split()))
+
+
+def markdown(text: str) -> str:
+    """``text`` as one line of Markdown that shows it as it is: no markup, image or link."""
+    return _SPECIAL.sub(r"\\\1", _LINK.sub(_APART, one_line(text)))
+
+
+def of_markdown(text: str) -> str:
+    """What :func:`markdown` was made from."""
+    return re.sub(r"\\([\\`*_{}\[\]<>#|!~&])", r"\1", text).replace(_APART, "")
+
+
+def header(text: str, end: str = "") -> str:
+    """``text`` as a subject: one short line, with ``end`` in any case."""
+    return bounded(one_line(text), _SUBJECT - len(end)) + end
+
+
+def described(text: str) -> str:
+    """``text`` as the description of a check or an asset, which Dagster's UI takes for Markdown."""
+    return markdown(bounded(text, DESCRIPTION))

@@ -1,0 +1,1 @@
+"""The promises of ``docs/security.md``: a file or two each."""

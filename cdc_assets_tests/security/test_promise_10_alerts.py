@@ -1,0 +1,316 @@
+"""Promise 10: alerts always get out, whatever a name holds."""
+
+from __future__ import annotations
+
+import email.policy
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email import message_from_string
+from io import StringIO
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+from rich.table import Table
+
+from cdc_assets import terminal
+from cdc_assets.alerts.conditions import FAIL, Condition
+from cdc_assets.alerts.memory import Memory, Waiting, due, observe
+from cdc_assets.alerts.outbox import deliver, undelivered
+from cdc_assets.assets.metadata import described_metadata
+from cdc_assets.assets.names import all_tables
+from cdc_assets.checks.lag import check_lag
+from cdc_assets.checks.ready import check_ready
+from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.health.report import Health, Problem, markdown
+from cdc_assets.postgres.comments import Described, DescribedColumn
+from cdc_assets.postgres.findings import Finding
+from cdc_assets.postgres.names import TableId
+from cdc_assets.status import SourceStatus, TableStatus
+from cdc_assets.texts import header, of_markdown, plain
+from cdc_assets.texts import markdown as as_markdown
+from cdc_assets_tests.sink_support import Inbox, mailbox, webhook
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+HOSTILE = (
+    "\\[bold]x[/bold]\\",
+    "[link=http://evil]x[/]",
+    "\x1b]0;owned\x07\x1b[2J\r\nBcc: all@example.com\r\n\r\nbody",
+    "![x](http://evil/p.png) [y](javascript:z) <img src=http://evil/q> | `a` www.evil.example",
+    "<!channel> <http://evil|here> *b* _i_ &lt; :smile:",
+    "\u202egnp.exe\u2028\u2029\x9b31m\x00\udcff",
+    ".\r\n.\r\nQUIT",
+    "x" * 100_000,
+    "\U0001f4a5" * 50_000,
+    '"' * 200,
+)
+NAMES = st.text(max_size=300) | st.text(
+    alphabet="\x1b\\[]()!<>|`*_&#~:/@.w \r\n\x00a{}\"'\u202e\ud800", max_size=80
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+
+
+def _config(*sinks: dict[str, Any]) -> SourceConfig:
+    raw = {
+        "name": "shop",
+        "postgres": {"dsn": "postgresql://h/d"},
+        "tables": [{"name": "t"}],
+        "alerts": {"sinks": list(sinks), "min_interval": 0},
+    }
+    return parse_config(raw, "test")
+
+
+def _webhook(inbox: Inbox) -> dict[str, Any]:
+    return {"type": "webhook", "url": f"http://127.0.0.1:{inbox.port}/x"}
+
+
+def _mail(inbox: Inbox) -> dict[str, Any]:
+    at = {"host": "127.0.0.1", "port": inbox.port, "security": "none"}
+    return {"type": "mail", **at, "from": "cdc@example.com", "to": ["ops@example.com"]}
+
+
+def _wrong(name: str) -> Condition:
+    return Condition(f"parked:{name}", f"{name} is parked", name, f"resync '{name}'", FAIL)
+
+
+def _told(config: SourceConfig, found: list[Condition]) -> tuple[Memory, list[str]]:
+    memory, _ = due(observe(Memory(), found, START), config.alerts, START)
+    return deliver(config, Memory.load(memory.dump()))
+
+
+def _as_sent(body: dict[str, Any]) -> str:
+    """All that a webhook's message says."""
+    return json.dumps(body, ensure_ascii=False)
+
+
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]")
+
+
+@settings(max_examples=40)
+@given(NAMES)
+@example(HOSTILE[2])
+@example(HOSTILE[5])
+@example(HOSTILE[7])
+@example(HOSTILE[8])
+def test_every_sink_takes_a_message_about_any_name(name: str) -> None:
+    _sent_everywhere(name)
+
+
+def _sent_everywhere(name: str) -> None:
+    with webhook() as slack, mailbox() as mail:
+        config = _config(_webhook(slack), _mail(mail), {"type": "log"})
+        memory, problems = _told(config, [_wrong(name)])
+        assert (memory.outbox, problems) == ({}, [])
+    [body], [text] = slack.received, mail.received
+    said = _as_sent(body)
+    assert len(said) < 40_000
+    for part in [body["text"], *(a[k] for a in body["attachments"] for k in ("title", "text"))]:
+        assert not _OBEYED.search(part)
+        assert "<" not in part and ">" not in part
+    assert (body["mrkdwn"], body["unfurl_links"], body["unfurl_media"]) == (False, False, False)
+    assert max(map(len, text.encode().split(b"\r\n"))) < 998
+    read = message_from_string(text, policy=email.policy.default)
+    assert sorted(read.keys()) == sorted(
+        ["Subject", "From", "To", "Content-Type", "Content-Transfer-Encoding", "MIME-Version"]
+    )
+    subject = str(read["Subject"]).strip()  # it may begin with a fold
+    assert subject.startswith("[cdc shop] FAIL: ")
+    assert not _OBEYED.search(subject)
+
+
+def test_a_great_many_tables_with_long_names_and_reasons_fit_every_sink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published: list[dict[str, str]] = []
+
+    class Client:
+        def publish(self, **message: str) -> None:
+            published.append(message)
+
+    monkeypatch.setattr("boto3.client", lambda *_, **__: Client())
+    names = [f'public."{"&é" * 30}{number}"' for number in range(600)]
+    with webhook() as slack, mailbox() as mail:
+        topic = {"type": "sns", "topic_arn": "arn:aws:sns:eu-central-1:1:cdc"}
+        config = _config(_webhook(slack), _mail(mail), topic)
+        found = [replace(_wrong(name), detail="&" * 100_000) for name in names]
+        memory, problems = _told(config, found)
+        assert (memory.outbox, problems) == ({}, [])
+    assert len(memory.dump()) < 2_000_000
+    assert len(_as_sent(slack.received[0])) < 40_000
+    assert "more; cdc-assets status shows all" in slack.received[0]["attachments"][-1]["text"]
+    assert "more; cdc-assets status shows all" in mail.received[0]
+    assert max(map(len, mail.received[0].encode().split(b"\r\n"))) < 998
+    [sent] = published
+    assert len(sent["Subject"]) < 100 and sent["Subject"].isascii()
+    assert len(sent["Message"].encode()) < 256 * 1024
+    assert sent["Subject"].endswith("(and 599 more)")
+
+
+def _looks(config: SourceConfig, memory: Memory, times: int) -> tuple[Memory, list[str]]:
+    told: list[str] = []
+    for _ in range(times):
+        memory, problems = deliver(config, Memory.load(memory.dump()))
+        told += problems
+    return memory, told
+
+
+@pytest.mark.parametrize("status", [302, 400, 413, 500])
+def test_a_message_that_a_sink_never_takes_lets_the_others_by_and_is_left_out(status: int) -> None:
+    with webhook() as inbox, webhook() as elsewhere:
+        inbox.poison, inbox.status = "poison", status
+        inbox.location = f"http://127.0.0.1:{elsewhere.port}/"
+        config, memory = _config(_webhook(inbox)), Memory()
+        found = []
+        for number, name in enumerate(("poison", "b", "c")):
+            now = START + timedelta(seconds=number)
+            found.append(_wrong(name))
+            memory, _ = due(observe(memory, found, now), config.alerts, now)
+        assert [len(w) for w in memory.outbox.values()] == [3]
+        memory, told = _looks(config, memory, 10)
+        # Told as long as it lasts; the other sinks say so, too.
+        assert any("poison" not in problem and f"HTTPError {status}" in problem for problem in told)
+        assert [c.key for c in undelivered(memory)] == ["sink:0:webhook"]
+        assert len(inbox.received) == 2, "the others came through"
+        now = START + timedelta(minutes=1)
+        for number in range(40):  # life goes on
+            at = now + timedelta(seconds=number)
+            found.append(_wrong(f"d{number}"))
+            memory, _ = due(observe(memory, found, at), config.alerts, at)
+            memory, problems = deliver(config, memory)
+            told += problems
+        assert memory.outbox == {}
+        assert any("left out" in problem for problem in told)
+        assert elsewhere.attempts == 0, "a redirect isn't followed"
+
+
+def test_a_sink_that_is_away_loses_nothing_however_long() -> None:
+    with webhook() as inbox:
+        config, memory = _config(_webhook(inbox)), Memory()
+        for number, name in enumerate("abc"):
+            now = START + timedelta(seconds=number)
+            memory, _ = due(observe(memory, [_wrong(name)], now), config.alerts, now)
+        inbox.refusals = 10**6
+        memory, told = _looks(config, memory, 100)
+        assert all("took no message" in problem for problem in told)
+        assert len(memory.outbox["0:webhook"]) == 3
+        inbox.refusals = 0
+        memory, _ = _looks(config, memory, 1)
+        assert (memory.outbox, len(inbox.received)) == ({}, 3)
+
+
+def test_what_waited_in_the_form_of_an_earlier_version_is_delivered() -> None:
+    with webhook() as inbox:
+        config = _config(_webhook(inbox))
+        memory, _ = due(observe(Memory(), [_wrong("a\x1b[2J")], START), config.alerts, START)
+        old = json.loads(memory.dump())
+        old["outbox"] = {key: [w["notices"] for w in ws] for key, ws in old["outbox"].items()}
+        loaded = Memory.load(json.dumps(old))
+        assert isinstance(loaded.outbox["0:webhook"][0], Waiting)
+        memory, _ = deliver(config, loaded)
+        assert (memory.outbox, len(inbox.received)) == ({}, 1)
+
+
+def _rendered(markup: str) -> list[str]:
+    """The kinds of a Markdown document's elements, as GitHub's flavour has them."""
+    found: list[str] = []
+    tokens = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    for token in tokens.parse(markup):
+        found.append(token.type)
+        found += [child.type for child in token.children or ()]
+    return found
+
+
+def _shown(markup: str) -> str:
+    tokens = MarkdownIt("commonmark").parse(markup)
+    parts = [c.content for t in tokens for c in t.children or () if c.type == "text"]
+    return "".join(parts)
+
+
+_ACTIVE = {"image", "link_open", "html_inline", "html_block", "code_inline", "s_open"}
+
+
+@given(NAMES)
+@example(HOSTILE[3])
+@example("http://evil/x www.evil.com a@evil.com https://evil")
+def test_markdown_shows_any_name_as_it_is(name: str) -> None:
+    made = as_markdown(f"a {name} z")
+    assert not _ACTIVE & set(_rendered(made)), made
+    # What the UI links without a mark, by the patterns of GitHub's flavour.
+    bare = r"https?://|www\.[\w.-]|[\w.+-]@[-\w]"
+    assert not re.search(bare, _shown(made), re.IGNORECASE)
+    plainly = plain(" ".join(f"a {name} z".split())).replace("\u200b", "")
+    assert of_markdown(made) == plainly
+    assert _shown(made).replace("\u200b", "") == plainly
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_checks_and_reports_are_no_markup_whatever_a_table_is_called(name: str) -> None:
+    config = _config({"type": "log"})
+    names = all_tables(config)[0]
+    finding = Finding("table_missing", "error", f"{name} isn't there", f"make {name}", None)
+    status = TableStatus(name, "l", "parked", name, 1, None, None, None, None, 0, 0, 0, 0)
+    ready, lag = check_ready([finding], names), check_lag(status, names)
+    slot = {"name": "s", "exists": False, "retained_bytes": 0}
+    told = {"state": "down", "last_error": name}
+    source = SourceStatus("shop", (status,), slot, told, {})
+    report = markdown(Health(source, (Problem(_wrong(name), "fail"),), ()))
+    shown = [str(ready.metadata["findings"].value), ready.description or "", lag.description or ""]
+    for said in shown:
+        assert len(said) < 12_000
+        assert not (_ACTIVE - {"code_inline"}) & set(_rendered(said)), said
+    # This renderer leaves the plots alone: it takes no SVG.
+    assert not (_ACTIVE - {"code_inline"}) & set(_rendered(report)), report
+
+
+def test_comments_of_any_size_are_bounded_in_an_assets_metadata() -> None:
+    column = DescribedColumn("c", "text", not_null=False, is_key=False, comment="x" * 10**7)
+    found = Described(TableId("public", "t"), "y" * 10**7, 1, (column,) * 100)
+    made = described_metadata(found, "postgresql://h/d")
+    assert len(made["comment"]) == 1_000
+    assert all(len(c.description) == 300 for c in made["columns"].columns)
+
+
+@given(NAMES)
+@example(HOSTILE[0])
+@example(HOSTILE[1])
+@example("[bold\\")
+@example(":smile:")
+def test_a_terminal_shows_any_name_as_it_is_and_obeys_none(name: str) -> None:
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=10_000, highlight=False, soft_wrap=True)
+    console.print(terminal.shown(f"<{name}>"))
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue().rstrip("\n") == f"<{plain(name)}>".rstrip("\n").expandtabs(8)
+    table = Table()
+    table.add_column("table")
+    table.add_row(terminal.shown(name))
+    console.print(table)
+    assert "\x1b]" not in out.getvalue() and "\x07" not in out.getvalue()
+
+
+def test_labels_and_lines_of_the_command_line_are_no_markup(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in HOSTILE:
+        terminal.labelled("error:", "bold red", name)
+        terminal.note(name)
+        terminal.say(name)
+    out, err = capsys.readouterr()
+    assert not _OBEYED.search(out.replace("\n", "")) and not _OBEYED.search(err)
+    assert "[bold]x[/bold]" in err and "\\[bold]x[/bold]\\" in out
+
+
+@given(NAMES)
+def test_a_subject_is_one_short_line(name: str) -> None:
+    made = header(name, " (and 3 more)")
+    assert len(made) < 100 and made.endswith(" (and 3 more)")
+    assert made.isprintable() or "\u200b" in name or not _OBEYED.search(made)

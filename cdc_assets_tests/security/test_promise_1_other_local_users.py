@@ -1,0 +1,344 @@
+"""Other users of this machine get neither code nor data: everything is tried as ``nobody``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc_assets.config import home
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.postgres.names import TableId
+from cdc_assets.private import private_folder
+from cdc_assets.spark.server import SparkServer
+from cdc_assets.spark.session import server
+from cdc_assets_tests.conftest import with_database
+from cdc_assets_tests.flusher_support import start_flusher, wait_for
+from cdc_assets_tests.lake_support import lake
+from cdc_assets_tests.security.intruder import spark_connect
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can try things as another user")
+T = TableId("public", "t")
+# A password of a source's role, which is in the settings of flusher and Spark sessions.
+PASSWORD = "pLanTed-password"
+
+
+@dataclass
+class Platform:
+    """What runs, with rows copied and merged."""
+
+    home: Path
+    spark: SparkServer
+    metrics_port: int
+    token: str
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        children = psutil.Process().children(recursive=True)
+        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+
+    def ports(self) -> dict[int, str]:
+        """Every port that a process of ours listens on, and whose it is."""
+        found = {}
+        for process in self.family:
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found[connection.laddr.port] = " ".join(process.cmdline()[:4])
+        return found
+
+
+def intrude(**wanted: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc_assets_tests.security.intruder"],
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def platform(postgres: EmbeddedPostgres, public_directory: Path) -> Iterator[Platform]:
+    """In a home that, as its parent, anybody gets to, made under the umask that most have."""
+    folder = public_directory / "open to all"
+    before = os.umask(0o022)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CDC_ASSETS_HOME", str(folder))
+    admin = postgres.start()
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute("create database intruded")
+        connection.execute(f"create role intruded superuser login password '{PASSWORD}'".encode())
+    dsn = with_database(admin, "intruded").replace("postgres:", "intruded:", 1)
+    dsn = dsn.replace(dsn.split(":")[2].split("@")[0], PASSWORD)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    setup = "create table t (id int primary key, v text);"
+    setup += "insert into t select n, 'row ' || n from generate_series(1, 1000) n"
+    settings = {"spark": {"memory": "1g"}, "metrics": {"port": port}}
+    try:
+        with lake(dsn, "", setup, "t", **settings) as source:
+            spark = server(source.config)
+            source.pin()
+            source.copy()
+            source.execute("update t set v = 'changed' where id < 10")
+            source.flush()
+            source.drain(T)
+            assert len(source.rows(T)) == 1000
+            configured = folder / "source.json"
+            configured.write_text(source.config.dump())
+            flusher = start_flusher(configured)
+            wait_for(lambda: _serves(port))
+            token = json.loads(spark.state_path.read_text())["token"]
+            yield Platform(folder, spark, port, token)
+            assert flusher.stdin is not None
+            flusher.stdin.close()
+            flusher.wait(60)
+            spark.stop()
+    finally:
+        patch.undo()
+        os.umask(before)
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+                " where datname = 'intruded'"
+            )
+            connection.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+                " where database = 'intruded'"
+            )
+            connection.execute("drop database intruded with (force)")
+            connection.execute("drop role intruded")
+
+
+def _serves(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return b"cdc_assets_flusher_" in answer.read()
+    except OSError:
+        return False
+
+
+@as_root
+@pytest.mark.spark
+def test_no_port_of_ours_gives_anything_without_a_secret(platform: Platform) -> None:
+    ports = platform.ports()
+    found = {int(port): said for port, said in intrude(ports=list(ports))["ports"].items()}
+    assert found.keys() == ports.keys()
+    # The exception: the flusher's figures.
+    figures = found.pop(platform.metrics_port)
+    assert [attack for attack, said in figures.items() if said.startswith("granted")] == ["http"]
+    got = {(port, ports[port]): said for port, said in found.items() if "granted" in str(said)}
+    assert not got, pformat(got)
+    # Each speaks a protocol that is known here, and refuses in its words; but for the accumulators
+    # of PySpark's own process, which hang up.
+    unknown = {
+        (port, ports[port]): said
+        for port, said in found.items()
+        if not said.keys() - {"accumulators"}
+        and not (said and "cdc_assets.spark.server" in ports[port])
+    }
+    assert not unknown, pformat(unknown)
+    refusing = {attack for said in found.values() for attack in said}
+    assert refusing >= {"postgres", "spark_connect", "spark_transport", "py4j", "python_worker"}
+
+
+@as_root
+@pytest.mark.spark
+def test_spark_connect_answers_whoever_has_the_token(platform: Platform) -> None:
+    """Or the refusals above would say nothing."""
+    port = json.loads(platform.spark.state_path.read_text())["port"]
+    said = spark_connect(port, platform.token)
+    assert said is not None and "ReleaseSession answers" in said
+
+
+@pytest.mark.spark
+def test_a_token_goes_as_a_header_to_a_server_without_tls(platform: Platform) -> None:
+    """As the containers' sources have it; by ``;token=`` PySpark would want TLS there."""
+    port = json.loads(platform.spark.state_path.read_text())["port"]
+    session = SparkSession.builder.remote(
+        f"sc://127.0.0.1:{port}/;authorization=Bearer%20{platform.token}"
+    ).create()
+    try:
+        assert session.range(3).count() == 3
+    finally:
+        session.stop()
+
+
+@pytest.mark.spark
+def test_the_metrics_have_figures_and_names_of_tables_only(platform: Platform) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{platform.metrics_port}/any/path") as answer:
+        lines = answer.read().decode().splitlines()
+    labels = {line.partition("{")[2].partition("}")[0] for line in lines if line[0] != "#"}
+    keys = {pair.partition("=")[0] for label in labels for pair in label.split(",") if pair}
+    states = {"cdc_assets_flusher_state", "cdc_assets_flusher_wal_status"}
+    assert keys <= {"source", "table", "operation", "le"} | states
+    text = "\n".join(lines)
+    assert PASSWORD not in text and "postgresql://" not in text
+
+
+@as_root
+@pytest.mark.spark
+def test_nobody_looks_into_a_file_or_folder_of_the_home(platform: Platform) -> None:
+    paths = [f"{platform.home}/.", *map(str, platform.home.rglob("*"))]
+    # Rows as they were staged, the table, Spark's blocks and temporary files, its log and state.
+    for kind in (
+        *("src/staging/**/*.parquet", "src/warehouse/**/*.parquet", "src/warehouse/**/*.json"),
+        *("spark-*/local/**/shuffle_*", "spark-*/tmp/*", "spark-*.log", "spark-*.json"),
+    ):
+        assert list(platform.home.glob(kind)), kind
+    control = platform.home.parent / "for everybody"
+    control.write_text("seen")
+    control.chmod(0o644)
+    assert intrude(paths=[*paths, str(control)])["paths"] == [str(control)]
+
+
+@as_root
+@pytest.mark.spark
+def test_no_temporary_file_of_ours_is_for_others_to_read(platform: Platform) -> None:
+    """Of what our processes have open; the tests' own servers are nobody's home."""
+    opened = {file.path for process in platform.family for file in process.open_files()}
+    places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+    installed = sys.prefix  # wherever it is, it is for everybody
+    temporary = [
+        path
+        for path in opened
+        if path.startswith(places)
+        and not path.startswith(installed)
+        and not re.search(r"/pg\d+/", path)
+    ]
+    assert any(path.startswith(f"{platform.home}/spark-") for path in temporary)
+    assert intrude(paths=temporary)["paths"] == []
+
+
+@as_root
+@pytest.mark.spark
+def test_what_is_public_of_a_process_has_no_secret(platform: Platform) -> None:
+    secrets = (platform.token, PASSWORD)
+    family = platform.family
+    for process in family:
+        command = " ".join(process.cmdline())
+        assert not [secret for secret in secrets if secret in command], process
+    environments = [f"/proc/{process.pid}/environ" for process in family]
+    ours = [path for path in environments if Path(path).stat().st_uid == os.geteuid()]
+    assert len(ours) > 3
+    assert [p for p in ours if any(s.encode() in Path(p).read_bytes() for s in secrets)] == []
+
+
+@as_root
+@pytest.mark.spark
+def test_nobody_reads_an_environment_of_ours(platform: Platform) -> None:
+    code = (
+        "import os, sys; os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: print(path, open(path, 'rb').read())\n"
+        "    except OSError: pass"
+    )
+    paths = [f"/proc/{process.pid}/environ" for process in platform.family]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, check=True)
+    assert done.stdout == b""
+
+
+@pytest.mark.spark
+def test_the_token_is_in_its_state_file_and_nowhere_else(platform: Platform) -> None:
+    assert platform.spark.state_path.stat().st_mode & 0o777 == 0o600
+    has = [
+        path
+        for path in platform.home.rglob("*")
+        if path.is_file() and platform.token.encode() in path.read_bytes()
+    ]
+    assert has == [platform.spark.state_path]
+    assert platform.token not in repr(platform.spark) + repr(platform.spark.settings)
+
+
+def test_a_home_that_others_got_to_is_closed_to_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CDC_ASSETS_HOME", str(tmp_path / "new" / "home"))
+    assert home().stat().st_mode & 0o777 == 0o700
+    assert not caplog.messages
+    home().chmod(0o755)
+    assert home().stat().st_mode & 0o777 == 0o700
+    home()
+    assert caplog.messages == [f"others could get to {home()}: its mode is 0700 now"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_a_home_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(EnvironmentProblem, match=rf"may write to \(mode {mode:04o}\).*chmod 700"):
+        private_folder(tmp_path)
+    assert tmp_path.stat().st_mode & 0o7777 == mode
+
+
+@as_root
+def test_a_home_of_another_user_or_their_group_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 0)
+    with pytest.raises(EnvironmentProblem, match=r"user 65534, not of 0.* CDC_ASSETS_HOME"):
+        private_folder(tmp_path)
+    os.chown(tmp_path, 0, 65534)
+    tmp_path.chmod(0o770)
+    with pytest.raises(EnvironmentProblem, match="others may write to"):
+        private_folder(tmp_path)
+    os.chown(tmp_path, 0, 0)  # this user's own group, with nobody else in it
+    assert private_folder(tmp_path).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_command_in_such_a_home_says_what_to_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    settings = {
+        "name": "src",
+        "postgres": {"dsn": "postgresql://u@127.0.0.1:1/x"},
+        "tables": [{"name": "t"}],
+    }
+    file = tmp_path / "source.json"
+    file.write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc_assets.cli", "--config", str(file), "materialize"],
+        env={**os.environ, "CDC_ASSETS_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1
+    assert "may write to (mode 0777), so what is in it can't be trusted." in said
+    assert "Set CDC_ASSETS_HOME to a folder of your own." in said
+
+
+@as_root
+def test_an_embedded_postgres_keeps_its_data_when_its_home_is_closed(
+    public_directory: Path,
+) -> None:
+    folder = public_directory / "was open"
+    folder.mkdir(mode=0o755)
+    made = EmbeddedPostgres(folder / "src" / "postgres", settings={"fsync": "off"})
+    with made, psycopg.connect(made.start(), autocommit=True) as connection:
+        connection.execute("create table kept as select 1 as one")
+    assert (made.directory / "data" / "PG_VERSION").exists()
+    private_folder(folder)
+    try:
+        with made, psycopg.connect(made.start()) as connection:
+            assert connection.execute("select one from kept").fetchone() == (1,)
+        assert not (made.directory / "data").exists()
+    finally:
+        made.remove()
