@@ -9,7 +9,8 @@ were as remembered, and its *horizon*: the transaction ID below which all were o
 - A file that holds a row of a transaction below the horizon was never emptied since: nobody who was
   over by then can have written to a file made later, so the row was copied into it. VACUUM FULL,
   CLUSTER and a move to another tablespace do that, and keep the writer's ID in each row.
-- A rewriting ALTER TABLE doesn't keep it, but has changed a column in the same transaction.
+- A rewriting ALTER TABLE doesn't keep it, but has changed a column in the same transaction, and
+  rewrites all heaps of the table. One that doesn't rewrite changes columns, too, and no file.
 - A TRUNCATE of the whole table is in the log. It empties all heaps in one transaction; so it
   explains no file that somebody made later. The log has to be as far as the look, to be asked.
 - A heap that came is empty as a rule. What was loaded into it before it was attached was written
@@ -18,7 +19,7 @@ were as remembered, and its *horizon*: the transaction ID below which all were o
   that left and came again between two looks has the file that it had, and was attached by another
   transaction; what happened to its rows meanwhile is told as little.
 
-Not told apart: a TRUNCATE of one partition in the very transaction of a rewriting ALTER TABLE; rows
+Not told apart: a TRUNCATE of one partition beside a rewriting ALTER TABLE, between two looks; rows
 loaded by somebody whose transaction began after that which attaches, and ended before it does; a
 TRUNCATE of one partition, if one of the whole table follows before the next look. An empty heap
 whose file was copied counts as truncated, and so does one that pg_repack has written.
@@ -144,14 +145,19 @@ def judge(
             "partition_attached",
             f"{', '.join(loaded)} was attached with rows in it, which are never sent",
         )
-    doubtful = [oid for oid in found.replaced if not (traces[oid].kept or traces[oid].altered)]
+    stayed = known.files.keys() - found.left
+    rewritten = found.replaced >= stayed
+    doubtful = [
+        oid
+        for oid in found.replaced
+        if not (traces[oid].kept or (traces[oid].altered and rewritten))
+    ]
     if not doubtful:
         return "harmless"
     if known.pending is None or flushed is None or flushed < known.pending:
         return "undecided"
     if known.truncated is not None and known.truncated > known.seen.lsn:
         at_once = {traces[oid].changed_by for oid in doubtful}
-        stayed = known.files.keys() - found.left
         if len(at_once) == 1 and set(doubtful) == stayed:
             return "harmless"
     if set(known.files) == set(doubtful) and all(trace.empty for trace in traces.values()):

@@ -50,8 +50,16 @@ def judged(
 
 def test_a_file_with_rows_from_before_was_copied() -> None:
     assert judged({1: 11, 2: 20}, replace(NEW, kept=True)) == "harmless"
-    assert judged({1: 11, 2: 20}, replace(NEW, altered=True)) == "harmless"
     assert judged({1: 11, 2: 20}, NEW) == "rows_replaced"
+
+
+def test_an_alter_table_that_rewrites_one_heap_rewrites_all() -> None:
+    altered = replace(NEW, altered=True)
+    assert judged({1: 11, 2: 21}, altered, altered) == "harmless"
+    # It was truncated, and a column was added, which rewrites nothing.
+    assert judged({1: 11, 2: 20}, altered) == "rows_replaced"
+    # The one that isn't the ALTER TABLE's.
+    assert judged({1: 11, 2: 21}, altered, NEW) == "rows_replaced"
 
 
 @pytest.mark.parametrize("flushed", [0, 199])
