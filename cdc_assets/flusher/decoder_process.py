@@ -72,6 +72,7 @@ class Settings:
 
     source: str
     source_dsn: str = field(repr=False)
+    publication: str
     staging_uri: str
     storage: Storage
     flush_bytes: int
@@ -194,21 +195,21 @@ class _Worker:
         return self.specs.get(oid)
 
     def _as_sent(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
-        now = _attributes(self.settings, relation.oid)
+        now, listed = _attributes(self.settings, relation.oid)
         sent = spec
         if relation.replica_identity == "f":
-            key, doubt = key_of(spec, relation, now)
+            key, doubt = key_of(spec, relation, now, listed=listed)
             sent = replace(sent, key_columns=key, doubt=doubt)
         if spec.excluded:
-            sent = replace(sent, excluded=self._left_out(spec, relation, now))
+            sent = replace(sent, excluded=self._left_out(spec, relation, now, listed=listed))
         return sent
 
     def _left_out(
-        self, spec: DecodeSpec, relation: Relation, now: Sequence[Attribute]
+        self, spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
     ) -> frozenset[str]:
         seen = self.excluded.get((relation.oid, spec.excluded), frozenset[int]())
         spec = replace(spec, excluded_numbers=spec.excluded_numbers | seen)
-        found = hidden(spec, relation, now)
+        found = hidden(spec, relation, now, listed=listed)
         if found.numbers != spec.excluded_numbers or found.doubtful:
             self.excluded[relation.oid, spec.excluded] = found.numbers
             self.pipe.send(Excluded(spec.table, found.numbers, found.doubtful))
@@ -314,13 +315,17 @@ class _Worker:
             )
 
 
-def _attributes(settings: Settings, oid: int) -> tuple[Attribute, ...]:
-    """The source's catalog of one table; waits for a source that is down."""
+def _attributes(settings: Settings, oid: int) -> tuple[tuple[Attribute, ...], bool]:
+    """The source's catalog of one table, and whether the publication lists its columns.
+
+    Waits for a source that is down.
+    """
     # Few decoders need this, and it takes 20 MB.
     import psycopg
 
     from cdc_assets.postgres.catalog import attributes
     from cdc_assets.postgres.connect import connect
+    from cdc_assets.postgres.publications import listed_columns
 
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(psycopg.OperationalError),
@@ -330,7 +335,8 @@ def _attributes(settings: Settings, oid: int) -> tuple[Attribute, ...]:
         with attempt:
             name = f"cdc_assets {settings.source} decoder"
             with connect(settings.source_dsn, application_name=name) as connection:
-                return attributes(connection, oid)
+                listed = listed_columns(connection, settings.publication, [oid])
+                return attributes(connection, oid), oid in listed
     raise AssertionError  # it is tried again for ever
 
 

@@ -154,6 +154,7 @@ class Session:
         self._settings = Settings(
             config.name,
             pipeline.source_dsn,
+            config.publication,
             pipeline.staging_uri,
             Storage.of(config.s3),
             config.staging.flush_bytes,
