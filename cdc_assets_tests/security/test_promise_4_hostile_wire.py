@@ -22,6 +22,7 @@ from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import Received, Stream
 from cdc_assets.flusher.waiting import decoded
+from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
 from cdc_assets_tests.flusher_support import Bench, bench, named_after
@@ -75,16 +76,24 @@ def _transaction(*messages: bytes, at: int = 900, ends_at: int | None = None) ->
 
 
 INSERT = ref.insert(OURS, ["1", "abc"])
+ORIGIN = b"O" + struct.pack(">Q", 5) + b"elsewhere\0"
 
 
 def test_what_is_in_order_is_read() -> None:
     bystanders = (
         b"M" + struct.pack(">BQ", 1, 5) + b"prefix\0" + struct.pack(">I", 4) + b"word",
-        b"O" + struct.pack(">Q", 5) + b"elsewhere\0",
+        ORIGIN,
+        b"O" + bytes(9),
         b"Y" + struct.pack(">I", 7) + b"public\0mood\0",
     )
     frames = [*_transaction(*bystanders, INSERT), ref.keepalive(950), *_transaction(INSERT, at=950)]
     assert _read(frames, position=900) == (2, [])
+
+
+def test_origins_are_read_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one for each transaction of a source that subscribes: nine times the work, else."""
+    monkeypatch.setattr(pgoutput, "check_bystander", lambda *_: pytest.fail("one by one"))
+    assert _read([*_transaction(ORIGIN, INSERT), *_transaction(ORIGIN, at=1900)]) == (1, [])
 
 
 REFUSED: dict[str, tuple[list[bytes], str]] = {
@@ -103,6 +112,14 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
     ),
     "a row that became the name of a type": (_transaction(b"Y" + INSERT[1:]), "kind 'Y'"),
     "a row that became an origin": (_transaction(b"O" + INSERT[1:]), "kind 'O'"),
+    "an origin of two names": (
+        _transaction(b"O" + struct.pack(">Q", 5) + b"else\0where\0"),
+        "kind 'O' .* at LSN 0/321 ",
+    ),
+    "an origin whose name doesn't end": (
+        [*_transaction(ORIGIN, INSERT), *_transaction(ORIGIN[:-1], INSERT, at=1900)],
+        "kind 'O' .* at LSN 0/709 ",
+    ),
     "two transactions that became one": (
         [*_transaction(INSERT)[:-1], *_transaction(INSERT, at=1900)[1:]],
         "a Commit that isn't its transaction's at LSN 0/76C ",
