@@ -182,13 +182,21 @@ class _Flusher:
 
     def _session(self, pipeline: Pipeline, flushed: Lsn) -> None:
         self._streamed = True
-        session = Session(pipeline, flushed, self._progress, stop=self._stop, until=self._until)
+        session = Session(
+            pipeline,
+            flushed,
+            self._progress,
+            stop=self._stop,
+            until=self._until,
+            patience=self._standstill.patience,
+        )
         assert self._keeper is not None
         self._keeper.on_mismatch = self._reviewer.on_mismatch = session.fail
         try:
             session.run()
         except StreamLost as error:
-            judged = self._standstill.judged(self._progress.flushed, error)
+            done = self._progress
+            judged = self._standstill.judged(done.flushed, error, done.files)
             if judged is error:
                 raise
             raise judged from error

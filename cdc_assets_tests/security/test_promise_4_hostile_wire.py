@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem
-from cdc_assets.flusher import stream
+from cdc_assets.flusher import main, stream
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import Received, Stream
@@ -25,8 +25,9 @@ from cdc_assets.flusher.waiting import decoded
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
-from cdc_assets_tests.flusher_support import Bench, bench, named_after
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
 from cdc_assets_tests.pgoutput_reference import UNCHANGED
+from cdc_assets_tests.security.damaging_relay import SLOW_SECONDS
 from cdc_assets_tests.security.hostile_streams import looping
 
 OURS, OTHER, NOBODYS = 7, 8, 9
@@ -236,6 +237,25 @@ def test_nothing_of_a_damaged_batch_is_registered_or_acknowledged(
     assert len(source.log("public.u")) == 1
 
 
+@contextmanager
+def _line(source: Bench, more: str) -> Iterator[subprocess.Popen[str]]:
+    """The source is reached by a ``damaging_relay`` for the length of the block."""
+    info, dsn = source.connection.info, source.dsn
+    program = [sys.executable, "-m", "cdc_assets_tests.security.damaging_relay"]
+    relay = subprocess.Popen(
+        [*program, info.host, str(info.port), more], stdout=subprocess.PIPE, text=True
+    )
+    assert relay.stdout is not None
+    try:
+        port = int(relay.stdout.readline())
+        source.dsn = make_conninfo(dsn, port=port, sslmode="disable", gssencmode="disable")
+        yield relay
+    finally:
+        source.dsn = dsn
+        relay.kill()
+        relay.wait()
+
+
 @pytest.mark.parametrize("damage", [-7, 0, 3, 2**20], ids="{:+}".format)
 def test_a_message_of_a_damaged_length_is_sent_again(
     source: Bench, monkeypatch: pytest.MonkeyPatch, damage: int, caplog: pytest.LogCaptureFixture
@@ -245,23 +265,26 @@ def test_a_message_of_a_damaged_length_is_sent_again(
     source.execute("create table t (id int primary key, v text)")
     source.flush(source.config("public.t"))
     source.execute("insert into t values (1, 'damaged'), (2, 'too')")
-    info = source.connection.info
-    program = [sys.executable, "-m", "cdc_assets_tests.security.damaging_relay"]
-    relay = subprocess.Popen(
-        [*program, info.host, str(info.port), str(damage)], stdout=subprocess.PIPE, text=True
-    )
-    assert relay.stdout is not None
-    try:
-        port = int(relay.stdout.readline())
-        source.dsn = make_conninfo(source.dsn, port=port, sslmode="disable", gssencmode="disable")
+    with _line(source, str(damage)) as relay:
         config = source.config("public.t")
         with suppress(ReplicationProblem):
             source.flush(config)
         source.flush(config)
-    finally:
-        relay.kill()
-        relay.wait()
+    assert relay.stdout is not None
     assert relay.stdout.readline() == "damaged\n"
     assert [row.data["id"] for row in source.log("public.t")] == ["1", "2"]
     said = ("hasn't ended in 2 s", "connection was lost", "can't be read as pgoutput protocol 1")
     assert any(each in caplog.text for each in said)
+
+
+def test_a_row_that_takes_a_slow_line_longer_than_that_arrives_in_the_end(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "ENDLESS_SECONDS", SLOW_SECONDS / 3)
+    monkeypatch.setattr(main, "FIRST_WAIT_SECONDS", 0.01)
+    source.execute("create table t (id int primary key, v text)")
+    source.flush(source.config("public.t"))
+    source.execute("insert into t values (1, 'slow')")
+    with _line(source, "slow"), flushing(source.config("public.t")) as progress:
+        wait_for(lambda: source.log("public.t"), 30)
+    assert progress.sessions >= 4  # thrice as long was too short: 1, 1, and 2 times
