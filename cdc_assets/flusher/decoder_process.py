@@ -50,6 +50,8 @@ from cdc_assets.log.files import Storage
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import Relation
+from cdc_assets.texts import one_line
+from cdc_assets.traces import log_level, log_to_stderr
 
 if TYPE_CHECKING:
     from cdc_assets.postgres.catalog import Attribute
@@ -215,8 +217,8 @@ class _Worker:
             self.pipe.send(Excluded(spec.table, found.numbers, found.doubtful))
         renamed = {c.name for c in relation.columns} & found.names - spec.excluded
         if renamed:
-            names = ", ".join(sorted(renamed))
-            logger.warning("%s: not staged, as excluded under another name: %s", spec.table, names)
+            said = f"{spec.table}: not staged, as excluded under another name: "
+            logger.warning("%s", one_line(said + ", ".join(sorted(renamed))))
         return found.names
 
     def run(self) -> None:
@@ -369,9 +371,13 @@ def serve(pipe: Connection) -> int:
 
 
 class DecoderProcess:
-    """The receiver's end: starts the process, ends it for sure."""
+    """The receiver's end: starts the process, ends it for sure.
+
+    Raises ConfigurationError where its log would have no level.
+    """
 
     def __init__(self, settings: Settings) -> None:
+        environment = {**os.environ, **_ALLOCATION, "CDC_ASSETS_LOG_LEVEL": log_level()}
         self.pipe, theirs = Pipe()
         # A fresh interpreter, not multiprocessing's spawn: that would import the caller's main
         # module again (a whole Dagster code server), and leave a resource tracker behind.
@@ -379,7 +385,7 @@ class DecoderProcess:
             [sys.executable, "-m", "cdc_assets.flusher.decoder_main", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ALLOCATION},
+            env=environment,
         )
         theirs.close()
         self.pipe.send(settings)
@@ -420,7 +426,7 @@ def main() -> None:
     # Ctrl-C and a group's SIGTERM are the receiver's to handle: it still wants what is complete.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO"))
+    log_to_stderr(log_level())
     pipe = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_receiver, args=(pipe,), daemon=True).start()
     sys.exit(serve(pipe))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import random
 import sys
 import threading
@@ -48,7 +47,7 @@ from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.process import die_with_parent, read_settings
 from cdc_assets.refusal import refuse_to_flush
-from cdc_assets.traces import log_to_stderr
+from cdc_assets.traces import log_level, log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -273,11 +272,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cdc_assets.flusher", description=(__doc__ or "")[:70])
     parser.add_argument("--config", metavar="FILE", help="default: handed down by the parent")
     options = parser.parse_args(arguments)
-    log_to_stderr(os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO").upper(), stacks=True)
+    log_to_stderr(logging.INFO, stacks=True)
     settings = "" if options.config else read_settings()
     stop = die_with_parent()
     config: SourceConfig | None = None
     try:
+        logging.getLogger().setLevel(log_level())
         config = load_config(options.config) if options.config else config_from_parent(settings)
         result = run(config, stop=stop)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log's last line is quoted
