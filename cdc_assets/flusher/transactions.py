@@ -41,7 +41,8 @@ from cdc_assets.postgres.pgoutput import (
 _BODY = XLOG_HEADER_BYTES + 1
 _CHANGE = _BODY + 4  # behind the relation's oid
 _ORIGIN_NAME = _BODY + 8  # behind the commit's LSN at the origin
-# The LSN of the record that a frame comes from in the XLogData header, or the end of a keepalive's.
+# In the XLogData header: the LSN of the record that a frame comes from; of a Commit, where it ends.
+# Of a keepalive, the end of the WAL.
 _LSN = 1
 
 
@@ -97,6 +98,7 @@ class Batch:
             & (scan.lsn(commits, _BODY + 1) == commit_lsn[transaction[commits]])
             & (times == commit_time[transaction[commits]])
             & (ends >= commit_lsn[transaction[commits]])
+            & (ends == scan.lsn(commits, _LSN))
         )
         _check(scan, commits, as_begun, "a Commit that isn't its transaction's")
         keepalives = scan.of(KEEPALIVE)

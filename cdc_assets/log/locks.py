@@ -198,7 +198,10 @@ class SessionLocks:
             return True
         found = self._look(name, judge=judge)
         if found is not None and found[1]:
-            return False
+            if found[0] != self._life.get("life"):
+                return False
+            self._held[name] = 1  # who took it was interrupted before it was told
+            return True
         me = self._me(name)
         if found is None:
             done = self.connection.execute(_TAKE_NEW, me)

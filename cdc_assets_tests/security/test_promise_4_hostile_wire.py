@@ -72,8 +72,13 @@ def _transaction(*messages: bytes, at: int = 900, ends_at: int | None = None) ->
         ref.xlog(at - 100, ref.begin(at, 5, 7)),
         *(ref.xlog(0, message) for message in TOLD),
         *(ref.xlog(at - 99, message) for message in messages),
-        ref.xlog(at, ref.commit(at if ends_at is None else ends_at, at + 8, 5)),
+        ref.xlog(at + 8, ref.commit(at if ends_at is None else ends_at, at + 8, 5)),
     ]
+
+
+def _ends_elsewhere(frame: bytes) -> bytes:
+    """All that is still to come would be skipped."""
+    return frame[:37] + b"\x01" + frame[38:] if frame[25:26] == b"C" else frame
 
 
 INSERT = ref.insert(OURS, ["1", "abc"])
@@ -123,10 +128,14 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
     ),
     "two transactions that became one": (
         [*_transaction(INSERT)[:-1], *_transaction(INSERT, at=1900)[1:]],
-        "a Commit that isn't its transaction's at LSN 0/76C ",
+        "a Commit that isn't its transaction's at LSN 0/774 ",
     ),
     "a commit of another transaction": (
         _transaction(INSERT, ends_at=901),
+        "a Commit that isn't its transaction's",
+    ),
+    "a commit that ends in the future": (
+        [*(whole := _transaction(INSERT))[:-1], _ends_elsewhere(whole[-1])],
         "a Commit that isn't its transaction's",
     ),
     "a transaction that came before": (
@@ -206,7 +215,7 @@ def _another_kind(frame: bytes) -> bytes:
     return frame[:25] + b"M" + frame[26:] if frame[25:26] == b"I" else frame
 
 
-@pytest.mark.parametrize("damage", [_commit_elsewhere, _cut, _another_kind])
+@pytest.mark.parametrize("damage", [_commit_elsewhere, _ends_elsewhere, _cut, _another_kind])
 def test_nothing_of_a_damaged_batch_is_registered_or_acknowledged(
     source: Bench, monkeypatch: pytest.MonkeyPatch, damage: Damage
 ) -> None:

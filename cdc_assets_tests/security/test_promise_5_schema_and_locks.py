@@ -298,6 +298,31 @@ def test_a_lock_that_can_not_be_given_back_ends_its_session(ours: str, admin: Se
     other.close()
 
 
+def test_a_session_that_was_interrupted_while_it_took_a_lock_has_it(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for itself."""
+    one, other = opened(ours), opened(ours)
+    execute = one.connection.execute
+
+    def interrupted(statement: str, *given: object) -> object:
+        done = execute(statement, *given)  # type: ignore[call-overload]
+        if statement.startswith("\ninsert into locks"):
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as signals:
+        signals.setattr(one.connection, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.try_lock("x")
+    assert not other.try_lock("x")
+    assert one.lock_within("x", 1)
+    one.unlock("x")
+    assert other.try_lock("x")
+    one.close()
+    other.close()
+
+
 @pytest.mark.parametrize("wish", ["'infinity'", "clock_timestamp() + interval '1 hour'"])
 def test_a_wish_of_before_the_clock_was_set_back_is_over(
     ours: str, admin: Session, wish: str

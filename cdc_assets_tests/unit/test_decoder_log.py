@@ -30,7 +30,7 @@ def test_a_name_is_one_line_of_plain_text(
     frames = [
         ref.xlog(100, ref.begin(900, 0, 7)),
         ref.xlog(0, told),
-        ref.xlog(900, ref.commit(900, 908, 0)),
+        ref.xlog(908, ref.commit(900, 908, 0)),
     ]
     decoder = DecoderProcess(_settings(tmp_path))
     try:

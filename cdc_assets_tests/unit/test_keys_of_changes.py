@@ -45,7 +45,7 @@ def staged(
     frames = [
         ref.xlog(100, ref.begin(900, 0, 7)),
         *(ref.xlog(101 + i, message) for i, message in enumerate((*told, *messages))),
-        ref.xlog(900, ref.commit(900, 908, 0)),
+        ref.xlog(908, ref.commit(900, 908, 0)),
     ]
     ours.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
     taken = ours.take_committed()
