@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from cdc_assets.log.locks import LockWait
 from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP
@@ -102,6 +103,8 @@ class SourceStatus:
     waits: tuple[Wait, ...] = ()
     """Our sessions at the source that wait for somebody's lock."""
     pins: tuple[PinStatus, ...] = ()
+    lock_waits: tuple[LockWait, ...] = ()
+    """Our sessions that wait for a lock of ours."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -116,6 +119,7 @@ class SourceStatus:
             ],
             "waits": [asdict(wait) for wait in self.waits],
             "pins": [asdict(pin) for pin in self.pins],
+            "lock_waits": [asdict(wait) for wait in self.lock_waits],
         }
 
 
@@ -251,6 +255,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
             PinStatus(under_pins.get(snapshot.backend_pid, ()), snapshot.seconds, snapshot.xmin_age)
             for snapshot in held
         ),
+        store.lock_waits(),
     )
 
 

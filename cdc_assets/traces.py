@@ -13,10 +13,9 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cdc_assets.config import home
-from cdc_assets.errors import EnvironmentProblem, first_line
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.foreign_words import trace, without_stack
-from cdc_assets.texts import plain
+from cdc_assets.texts import bounded, one_line, plain
 
 # The newest are enough.
 _TRACES_BYTES = 4 * 2**20
@@ -25,6 +24,8 @@ _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def traces_path() -> Path:
     """Where the traces are."""
+    from cdc_assets.config import home  # few decoders leave a trace, and it takes 20 MB
+
     return home() / "traces.log"
 
 
@@ -65,6 +66,17 @@ class PlainFormatter(logging.Formatter):
         if record.exc_info and (error := record.exc_info[1]) is not None:
             line.msg += f": {plain(noted(error))}"
         return super().format(line)
+
+
+def log_level() -> str:
+    """What ``CDC_ASSETS_LOG_LEVEL`` says; raises ConfigurationError if that is no level."""
+    level = os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO")
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise ConfigurationError(
+            f"CDC_ASSETS_LOG_LEVEL is {bounded(one_line(level), 40)}, which is no level of a log.",
+            "Set it to DEBUG, INFO, WARNING, ERROR or CRITICAL.",
+        )
+    return level.upper()
 
 
 def log_to_stderr(level: int | str, *, stacks: bool = False) -> None:

@@ -20,15 +20,17 @@ if TYPE_CHECKING:  # it takes psycopg along, which few decoders need
     from cdc_assets.postgres.catalog import Attribute
 
 
-def possible(spec: DecodeSpec, relation: Relation, now: Sequence[Attribute]) -> list[set[int]]:
+def possible(
+    spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
+) -> list[set[int]]:
     """The numbers that each column of ``relation`` may have; empty sets: none fits.
 
-    ``now`` is the catalog of the table, empty if there is no such table any more.
+    ``now`` is the catalog of the table, empty if there is no such table any more. ``listed``:
+    whether the publication lists its columns, so that it may leave out what is excluded.
     """
     sent = _columns(relation)
-    numbers_known = {number for number, *_ in spec.columns}
-    # A publication's column list may leave out what is excluded.
-    withheld = [a for a in now if a.number in spec.excluded_numbers - numbers_known]
+    unsent = spec.excluded_numbers - {number for number, *_ in spec.columns} if listed else set()
+    withheld = [a for a in now if a.number in unsent]
     readings = [
         [number for number, *_ in columns]
         for columns in (spec.columns, *_sent(now), *_sent([a for a in now if a not in withheld]))
@@ -45,7 +47,7 @@ def is_as_known(spec: DecodeSpec, relation: Relation) -> bool:
 
 
 def key_of(
-    spec: DecodeSpec, relation: Relation, now: Sequence[Attribute]
+    spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
 ) -> tuple[tuple[str, ...], str]:
     """What the spec's key columns are called in ``relation``, and why that can't be told.
 
@@ -53,7 +55,7 @@ def key_of(
     """
     number_of = {name: number for number, name, *_ in spec.columns}
     key = [number_of.get(name, 0) for name in spec.key_columns]
-    numbers = possible(spec, relation, now)
+    numbers = possible(spec, relation, now, listed=listed)
     names = list[str]()
     for number in key:
         at = [place for place, maybe in enumerate(numbers) if number in maybe]

@@ -31,6 +31,7 @@ from cdc_assets.flusher.waiting import Pending
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import TRUNCATE, Relation
+from cdc_assets.texts import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +256,7 @@ class Decoder:
         if self.spec_of(relation.oid) is None and relation.oid not in self._skipped:
             self._skipped.add(relation.oid)
             name = TableId(relation.schema, relation.name)
-            logger.info("changes of %s are skipped: it is not followed", name)
+            logger.info("changes of %s are skipped: it is not followed", one_line(str(name)))
 
     def _empty_tables(self, batch: Batch, frame: int, shelf: _Shelf) -> None:
         """Put a Truncate behind what its tables have on the shelf."""

@@ -50,6 +50,8 @@ from cdc_assets.log.files import Storage
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import Relation
+from cdc_assets.texts import one_line
+from cdc_assets.traces import log_level, log_to_stderr
 
 if TYPE_CHECKING:
     from cdc_assets.postgres.catalog import Attribute
@@ -72,6 +74,7 @@ class Settings:
 
     source: str
     source_dsn: str = field(repr=False)
+    publication: str
     staging_uri: str
     storage: Storage
     flush_bytes: int
@@ -194,28 +197,28 @@ class _Worker:
         return self.specs.get(oid)
 
     def _as_sent(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
-        now = _attributes(self.settings, relation.oid)
+        now, listed = _attributes(self.settings, relation.oid)
         sent = spec
         if relation.replica_identity == "f":
-            key, doubt = key_of(spec, relation, now)
+            key, doubt = key_of(spec, relation, now, listed=listed)
             sent = replace(sent, key_columns=key, doubt=doubt)
         if spec.excluded:
-            sent = replace(sent, excluded=self._left_out(spec, relation, now))
+            sent = replace(sent, excluded=self._left_out(spec, relation, now, listed=listed))
         return sent
 
     def _left_out(
-        self, spec: DecodeSpec, relation: Relation, now: Sequence[Attribute]
+        self, spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
     ) -> frozenset[str]:
         seen = self.excluded.get((relation.oid, spec.excluded), frozenset[int]())
         spec = replace(spec, excluded_numbers=spec.excluded_numbers | seen)
-        found = hidden(spec, relation, now)
+        found = hidden(spec, relation, now, listed=listed)
         if found.numbers != spec.excluded_numbers or found.doubtful:
             self.excluded[relation.oid, spec.excluded] = found.numbers
             self.pipe.send(Excluded(spec.table, found.numbers, found.doubtful))
         renamed = {c.name for c in relation.columns} & found.names - spec.excluded
         if renamed:
-            names = ", ".join(sorted(renamed))
-            logger.warning("%s: not staged, as excluded under another name: %s", spec.table, names)
+            said = f"{spec.table}: not staged, as excluded under another name: "
+            logger.warning("%s", one_line(said + ", ".join(sorted(renamed))))
         return found.names
 
     def run(self) -> None:
@@ -314,13 +317,17 @@ class _Worker:
             )
 
 
-def _attributes(settings: Settings, oid: int) -> tuple[Attribute, ...]:
-    """The source's catalog of one table; waits for a source that is down."""
+def _attributes(settings: Settings, oid: int) -> tuple[tuple[Attribute, ...], bool]:
+    """The source's catalog of one table, and whether the publication lists its columns.
+
+    Waits for a source that is down.
+    """
     # Few decoders need this, and it takes 20 MB.
     import psycopg
 
     from cdc_assets.postgres.catalog import attributes
     from cdc_assets.postgres.connect import connect
+    from cdc_assets.postgres.publications import listed_columns
 
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(psycopg.OperationalError),
@@ -330,7 +337,8 @@ def _attributes(settings: Settings, oid: int) -> tuple[Attribute, ...]:
         with attempt:
             name = f"cdc_assets {settings.source} decoder"
             with connect(settings.source_dsn, application_name=name) as connection:
-                return attributes(connection, oid)
+                listed = listed_columns(connection, settings.publication, [oid])
+                return attributes(connection, oid), oid in listed
     raise AssertionError  # it is tried again for ever
 
 
@@ -363,9 +371,13 @@ def serve(pipe: Connection) -> int:
 
 
 class DecoderProcess:
-    """The receiver's end: starts the process, ends it for sure."""
+    """The receiver's end: starts the process, ends it for sure.
+
+    Raises ConfigurationError where its log would have no level.
+    """
 
     def __init__(self, settings: Settings) -> None:
+        environment = {**os.environ, **_ALLOCATION, "CDC_ASSETS_LOG_LEVEL": log_level()}
         self.pipe, theirs = Pipe()
         # A fresh interpreter, not multiprocessing's spawn: that would import the caller's main
         # module again (a whole Dagster code server), and leave a resource tracker behind.
@@ -373,7 +385,7 @@ class DecoderProcess:
             [sys.executable, "-m", "cdc_assets.flusher.decoder_main", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ALLOCATION},
+            env=environment,
         )
         theirs.close()
         self.pipe.send(settings)
@@ -414,7 +426,7 @@ def main() -> None:
     # Ctrl-C and a group's SIGTERM are the receiver's to handle: it still wants what is complete.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO"))
+    log_to_stderr(log_level())
     pipe = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_receiver, args=(pipe,), daemon=True).start()
     sys.exit(serve(pipe))

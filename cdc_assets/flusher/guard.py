@@ -25,9 +25,15 @@ from cdc_assets.config import SourceConfig
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.enrol import OR_INSERTS, inherited
-from cdc_assets.postgres.identity import children, remedy, sentence, troubles
+from cdc_assets.postgres.identity import children, remedy, sentence
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import published_tables, sent_columns, withdraw
+from cdc_assets.postgres.publications import (
+    addition,
+    column_lists,
+    published_tables,
+    unidentified,
+    withdraw,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -114,16 +120,20 @@ def _judge(
     source: psycopg.Connection[Any], config: SourceConfig, published: Mapping[TableId, int]
 ) -> tuple[list[TableId], dict[TableId, str], set[TableId]]:
     """Which tables Postgres refuses, why each can't be followed, and what inherits from any."""
-    wrong = troubles(source, published.values(), sent_columns(source, config.publication))
+    wrong = unidentified(source, config.publication, [*published.values()])
     inherit = children(source, published.values())
     only = {table.id for table in config.tables if table.only}
-    refused, reasons = [], {}
+    refused = [t for t, oid in published.items() if any(w.refused for w in wrong.get(oid, ()))]
+    lists = column_lists(source, config.publication, {t: published[t] for t in refused})
+    reasons = {}
     for table, oid in published.items():
         if oid in wrong:
-            if any(trouble.refused for trouble in wrong[oid]):
-                refused.append(table)
+            way_out = f"{remedy(wrong[oid])} {OR_INSERTS};"
+            if table in lists:
+                again = addition(source, config.publication, [table], lists)
+                way_out += f" then, or every column is sent: {again};"
             reasons[table] = (
-                f"{sentence(table, wrong[oid])}. {remedy(wrong[oid])} {OR_INSERTS};"
+                f"{sentence(table, wrong[oid])}. {way_out}"
                 f" then cdc-assets resync '{table}' copies it anew"
             )
         elif oid in inherit and table not in only:

@@ -34,10 +34,15 @@ class Hidden:
     doubtful: tuple[str, ...] = ()
 
 
-def hidden(spec: DecodeSpec, relation: Relation, now: Sequence[Attribute]) -> Hidden:
-    """What to leave out of ``relation``, with the catalog as it is now (empty: no such table)."""
+def hidden(
+    spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
+) -> Hidden:
+    """What to leave out of ``relation``, with the catalog as it is now (empty: no such table).
+
+    ``listed``: whether the publication lists the table's columns.
+    """
     told = [column.name for column in relation.columns]
-    maybe = possible(spec, relation, now)
+    maybe = possible(spec, relation, now, listed=listed)
     by_name = [name in spec.excluded for name in told]
     learnt = {
         min(one) for one, named in zip(maybe, by_name, strict=True) if named and len(one) == 1

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import random
 import sys
 import threading
@@ -48,7 +47,7 @@ from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.process import die_with_parent, read_settings
 from cdc_assets.refusal import refuse_to_flush
-from cdc_assets.traces import log_to_stderr
+from cdc_assets.traces import log_level, log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -182,13 +181,21 @@ class _Flusher:
 
     def _session(self, pipeline: Pipeline, flushed: Lsn) -> None:
         self._streamed = True
-        session = Session(pipeline, flushed, self._progress, stop=self._stop, until=self._until)
+        session = Session(
+            pipeline,
+            flushed,
+            self._progress,
+            stop=self._stop,
+            until=self._until,
+            patience=self._standstill.patience,
+        )
         assert self._keeper is not None
         self._keeper.on_mismatch = self._reviewer.on_mismatch = session.fail
         try:
             session.run()
         except StreamLost as error:
-            judged = self._standstill.judged(self._progress.flushed, error)
+            done = self._progress
+            judged = self._standstill.judged(done.flushed, error, done.files)
             if judged is error:
                 raise
             raise judged from error
@@ -265,11 +272,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cdc_assets.flusher", description=(__doc__ or "")[:70])
     parser.add_argument("--config", metavar="FILE", help="default: handed down by the parent")
     options = parser.parse_args(arguments)
-    log_to_stderr(os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO").upper(), stacks=True)
+    log_to_stderr(logging.INFO, stacks=True)
     settings = "" if options.config else read_settings()
     stop = die_with_parent()
     config: SourceConfig | None = None
     try:
+        logging.getLogger().setLevel(log_level())
         config = load_config(options.config) if options.config else config_from_parent(settings)
         result = run(config, stop=stop)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log's last line is quoted

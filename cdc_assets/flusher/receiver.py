@@ -131,6 +131,7 @@ class Session:
         *,
         stop: threading.Event,
         until: Lsn | None = None,
+        patience: int = 1,
     ) -> None:
         config = pipeline.config
         self._pipeline = pipeline
@@ -138,6 +139,7 @@ class Session:
         self._progress = progress
         self._stop = stop
         self._until = until
+        self._patience = patience
         self._awaited = Lsn.ZERO
         self._flushed = flushed
         self._position = flushed
@@ -154,6 +156,7 @@ class Session:
         self._settings = Settings(
             config.name,
             pipeline.source_dsn,
+            config.publication,
             pipeline.staging_uri,
             Storage.of(config.s3),
             config.staging.flush_bytes,
@@ -172,7 +175,12 @@ class Session:
         self._progress.flushed = self._flushed
         self._asked = streamed_publications(self._pipeline, self._flushed)
         stream = Stream.start(
-            self._pipeline.replication_dsn, config.name, config.slot, self._asked, self._flushed
+            self._pipeline.replication_dsn,
+            config.name,
+            config.slot,
+            self._asked,
+            self._flushed,
+            self._patience,
         )
         acknowledged: Lsn | None = None
         try:

@@ -4,13 +4,16 @@ A connection that is lost is worth another try, and soon. A walsender that fails
 with more than 1 GB of text, an output function that raises an error) fails at it each time, after
 it has decoded all before it each time. It looks the same at first; what tells them apart is that
 nothing gets into the log between two failures with the same words.
+
+A message that doesn't end was damaged on the way, which a new connection mends; or the line is too
+slow for it, which only more time does: it is doubled where nothing got into the log in between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_assets.flusher.stream import EndedByServer, StreamLost
+from cdc_assets.flusher.stream import EndedByServer, Endless, StreamLost
 from cdc_assets.postgres.lsn import Lsn
 
 # By chance a server may run out of memory once or twice.
@@ -33,14 +36,26 @@ class Stuck(StreamLost):
 
 @dataclass(slots=True)
 class Standstill:
-    """How often in a row the server ended the stream at one place with the same words."""
+    """How often in a row the server ended the stream at one place with the same words.
+
+    ``patience``: how many times as long as usual the next message may take.
+    """
 
     times: int = 0
+    patience: int = 1
     _at: Lsn = Lsn.ZERO
     _said: str = ""
+    _files: int = -1
 
-    def judged(self, flushed: Lsn, error: StreamLost) -> StreamLost:
-        """``error``, which ended a session at ``flushed``; Stuck if it is always the same."""
+    def judged(self, flushed: Lsn, error: StreamLost, files: int) -> StreamLost:
+        """``error``, which ended a session at ``flushed``; Stuck if it is always the same.
+
+        ``files``: how many were registered so far. ``flushed`` says nothing of a message that
+        doesn't end: keepalives before its transaction move it each time.
+        """
+        if isinstance(error, Endless):
+            self.patience = 2 * self.patience if files == self._files else 1
+            self._files = files
         if not isinstance(error, EndedByServer):
             return error
         if (flushed, error.said) != (self._at, self._said):

@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 FEEDBACK_SECONDS: Final = 10.0
 # How long an orderly end waits for the server's.
 CLOSE_SECONDS: Final = 5.0
-# A message that is still arriving after so long never ends: its length was damaged, and it swallows
-# whatever comes. The largest, 1 GB, takes a line of 5 Mbit/s as long.
+# A message that is still arriving after so long may never end: its length was damaged, and it
+# swallows whatever comes. The largest, 1 GB, takes a line of 5 Mbit/s as long; on a slower one it
+# is given more (see ``standstill``).
 ENDLESS_SECONDS: Final = 1800.0
 # A stopped flusher's walsender would hold the slot for as long as the server's own setting says, or
 # for ever: it ends when a waiting flusher may have the turn (see ``turn``).
@@ -48,6 +49,18 @@ _UNDEFINED_OBJECT = b"42704"
 
 class StreamLost(ReplicationLost):
     """The connection ended; opening a new one may help."""
+
+
+class Endless(StreamLost):
+    """A message went on arriving for ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"a message of the replication stream hasn't ended in {seconds:.0f} s: its length was"
+            " damaged on the way, or the line is too slow for its size.",
+            "It is sent again, and given twice as long if that doesn't help. TLS (sslmode) keeps"
+            " what is on the line from being damaged.",
+        )
 
 
 class EndedByServer(StreamLost):
@@ -74,10 +87,14 @@ class Received:
 class Stream:
     """An open logical replication stream of one slot."""
 
-    def __init__(self, connection: PGconn, beside: Sequence[str] = ()) -> None:
-        """``beside``: the publications that it goes on without where somebody drops one."""
+    def __init__(self, connection: PGconn, beside: Sequence[str] = (), patience: int = 1) -> None:
+        """``beside``: the publications that it goes on without where somebody drops one.
+
+        ``patience``: how many times ENDLESS_SECONDS a message may take.
+        """
         self._connection = connection
         self._beside = beside
+        self._patience = patience
         self._arriving_since: float | None = None
         self.feedback_at = 0.0
         """When the server last heard of us, on the monotonic clock."""
@@ -86,11 +103,18 @@ class Stream:
 
     @classmethod
     def start(
-        cls, dsn: str, source: str, slot: str, publications: Sequence[str], at: Lsn
+        cls,
+        dsn: str,
+        source: str,
+        slot: str,
+        publications: Sequence[str],
+        at: Lsn,
+        patience: int = 1,
     ) -> Stream:
         """Stream what commits from ``at`` on, and is in one of ``publications``.
 
-        It can't be without the first of them.
+        It can't be without the first of them. ``patience``: for how many times ENDLESS_SECONDS a
+        message may go on arriving.
         Raises SlotInUse, StreamLost (worth another try) or ReplicationProblem (not).
         """
         try:
@@ -112,7 +136,7 @@ class Stream:
         except BaseException:
             connection.finish()
             raise
-        return cls(connection, publications[1:])
+        return cls(connection, publications[1:], patience)
 
     def fileno(self) -> int:
         return self._connection.socket
@@ -157,12 +181,8 @@ class Stream:
         now = time.monotonic()
         if self._arriving_since is None:
             self._arriving_since = now
-        elif now - self._arriving_since >= ENDLESS_SECONDS:
-            raise StreamLost(
-                f"a message of the replication stream hasn't ended in {ENDLESS_SECONDS:.0f} s: its"
-                " length was damaged on the way, or the line is too slow for its size.",
-                "It is sent again. TLS (sslmode) keeps what is on the line from being damaged.",
-            )
+        elif now - self._arriving_since >= (longest := ENDLESS_SECONDS * self._patience):
+            raise Endless(longest)
 
     def acknowledge(self, flushed: Lsn, *, reply: bool = False) -> None:
         """Tell the server that everything below ``flushed`` may be forgotten.

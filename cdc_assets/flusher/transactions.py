@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_assets.flusher import staged_rows
 from cdc_assets.flusher.changes import Changes
@@ -39,7 +40,9 @@ from cdc_assets.postgres.pgoutput import (
 # Where fields stand in a frame, behind the XLogData header and the kind of the message.
 _BODY = XLOG_HEADER_BYTES + 1
 _CHANGE = _BODY + 4  # behind the relation's oid
-# The LSN of the record that a frame comes from in the XLogData header, or the end of a keepalive's.
+_ORIGIN_NAME = _BODY + 8  # behind the commit's LSN at the origin
+# In the XLogData header: the LSN of the record that a frame comes from; of a Commit, where it ends.
+# Of a keepalive, the end of the WAL.
 _LSN = 1
 
 
@@ -95,6 +98,7 @@ class Batch:
             & (scan.lsn(commits, _BODY + 1) == commit_lsn[transaction[commits]])
             & (times == commit_time[transaction[commits]])
             & (ends >= commit_lsn[transaction[commits]])
+            & (ends == scan.lsn(commits, _LSN))
         )
         _check(scan, commits, as_begun, "a Commit that isn't its transaction's")
         keepalives = scan.of(KEEPALIVE)
@@ -107,12 +111,18 @@ class Batch:
         _check(scan, begins, commit_lsn[1:] >= safe[begins], "a transaction that came before")
         changes = scan.of(INSERT, UPDATE, DELETE)
         events = scan.of(RELATION, TRUNCATE)
-        rest = scan.of(ORIGIN, TYPE, MESSAGE)
+        origins, rest = scan.of(ORIGIN), scan.of(TYPE, MESSAGE)
         within = scan.of(INSERT, UPDATE, DELETE, TRUNCATE, RELATION, ORIGIN, TYPE)
         _check(scan, within, inside[within], "a change outside of a transaction")
         recorded = scan.of(INSERT, UPDATE, DELETE, TRUNCATE)
         in_time = scan.lsn(recorded, _LSN) <= commit_lsn[transaction[recorded]]
         _check(scan, recorded, in_time, "a change behind its transaction's commit")
+        # A source that subscribes elsewhere sends one for each transaction of there.
+        named = ranges(scan.buffer, scan.start[origins] + _ORIGIN_NAME, scan.stop[origins])
+        ends_once = pc.find_substring(named, b"\0").to_numpy() == (
+            scan.stop[origins] - scan.start[origins] - _ORIGIN_NAME - 1
+        )
+        _check(scan, origins, ends_once, "a message of kind 'O' that is no origin")
         for frame in rest.tolist():
             pgoutput.check_bystander(scan.message(frame), scan.frame_lsn(frame))
         is_open = len(begins) + (opened is not None) > len(commits)

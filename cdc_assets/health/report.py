@@ -113,6 +113,7 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
         ("flusher", _flusher(told)),
     ]
     parts += [(f"waits: {wait.session}", wait.sentence) for wait in health.status.waits]
+    parts += [(f"waits: {wait.session}", wait.sentence) for wait in health.status.lock_waits]
     for pin in health.status.pins:
         tables = f"of {', '.join(pin.tables) or 'no table any more'}"
         keeps = f"vacuum keeps what was deleted in the last {pin.xmin_age:,} transactions"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
@@ -49,6 +50,12 @@ select life, case when life is null then false when not %s then true
 """
 # What a crash of the server would lose is void then: nobody waits for the disk.
 _LAX: LiteralString = "(select pg_catalog.set_config('synchronous_commit', 'off', true)) lax"
+# Nobody has said in time that he waits. A wish for a later time than anybody says is of before the
+# server's clock was set back, or forged.
+_UNWANTED: LiteralString = """
+(wanted_by is null or wanted_until is null
+ or wanted_until not between clock_timestamp() and clock_timestamp() + interval '1 minute')
+"""
 _TAKE_NEW: LiteralString = f"""
 insert into locks (source, name, life, pid, role)
 select %(source)s, %(name)s, %(life)s, %(pid)s, %(role)s from {_LAX} on conflict do nothing
@@ -58,14 +65,14 @@ update locks set life = %(life)s, pid = %(pid)s, role = %(role)s,
        wanted_by = nullif(wanted_by, %(life)s)
   from {_LAX}
  where source = %(source)s and name = %(name)s and life is not distinct from %(seen)s
-   and (wanted_by is null or wanted_by = %(life)s or wanted_until < clock_timestamp())
+   and (wanted_by = %(life)s or {_UNWANTED})
 """
 _WISH: LiteralString = f"""
 update locks set wanted_by = %(life)s,
        wanted_until = clock_timestamp() + make_interval(secs => %(seconds)s)
   from {_LAX}
  where source = %(source)s and name = %(name)s
-   and (wanted_by is null or wanted_by = %(life)s or wanted_until < clock_timestamp())
+   and (wanted_by = %(life)s or {_UNWANTED})
 """
 _NO_WISH: LiteralString = f"""
 update locks set wanted_by = null from {_LAX}
@@ -75,7 +82,7 @@ _GIVE: LiteralString = f"""
 with gone as (
     delete from locks using {_LAX}
      where source = %(source)s and name = %(name)s and life = %(life)s
-       and (wanted_by is null or wanted_until < clock_timestamp()) returning 1)
+       and {_UNWANTED} returning 1)
 update locks set life = null
  where source = %(source)s and name = %(name)s and life = %(life)s
    and not exists (select from gone)
@@ -86,8 +93,32 @@ dead as (select name, life from locks l where source = %(source)s and not exists
     select from lives v where v.life = l.life and v.pid = l.pid and v.role = l.role))
 delete from locks k using dead d
  where k.source = %(source)s and k.name = d.name and k.life is not distinct from d.life
-   and (wanted_until is null or wanted_until < clock_timestamp())
+   and {_UNWANTED}
 """
+_WAITS: LiteralString = f"""
+with wanted as materialized (select * from locks where source = %s and not {_UNWANTED}),
+lives as materialized ({_LIVES}),
+who as (select v.*, coalesce((select process from sessions s where s.pid = v.pid
+                               order by heartbeat_at desc limit 1) || ', ', '')
+               || 'session ' || v.pid as name from lives v)
+select l.name, w.name, h.name from wanted l join who w on w.life = l.wanted_by
+  left join who h on h.life = l.life and h.pid = l.pid and h.role = l.role
+ order by l.name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LockWait:
+    """Who waits for one of our locks now, the first in turn, and who holds it."""
+
+    lock: str
+    session: str
+    holder: str | None
+
+    @property
+    def sentence(self) -> str:
+        held = self.holder or "nobody any more"
+        return f"{self.session} waits for our lock {self.lock}, held by {held}"
 
 
 class SessionLocks:
@@ -135,6 +166,11 @@ class SessionLocks:
         """Whether any session, this one included, holds the lock."""
         return self.lock_holder(name) is not None
 
+    def lock_waits(self) -> tuple[LockWait, ...]:
+        """Who waits for which lock of the source, and who holds it."""
+        found = self.connection.execute(_WAITS, (self.source,)).fetchall()
+        return tuple(LockWait(*row) for row in found)
+
     def forget_locks(self) -> None:
         """Remove what sessions that are over have left of their locks."""
         self.connection.execute(_FORGET, {"source": self.source})
@@ -162,7 +198,10 @@ class SessionLocks:
             return True
         found = self._look(name, judge=judge)
         if found is not None and found[1]:
-            return False
+            if found[0] != self._life.get("life"):
+                return False
+            self._held[name] = 1  # who took it was interrupted before it was told
+            return True
         me = self._me(name)
         if found is None:
             done = self.connection.execute(_TAKE_NEW, me)

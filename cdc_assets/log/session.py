@@ -18,9 +18,12 @@ from cdc_assets.log.schema import migrate, newest, search_path, version
 from cdc_assets.postgres.connect import connect
 
 # Where the server would say "committed" before it is so, we wait. Whatever else it is set to is on
-# disk by then, here or on standbys too, and stays.
+# disk by then, here or on standbys too, and stays. Who waits for a row goes on with what it has
+# become.
 _ENTER = """
-select pg_catalog.set_config('search_path', %s, false), pg_catalog.set_config('synchronous_commit',
+select pg_catalog.set_config('search_path', %s, false),
+       pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
+       pg_catalog.set_config('synchronous_commit',
        case setting when 'off' then 'on' else setting end, false)
   from pg_catalog.current_setting('synchronous_commit') as setting
 """

@@ -9,7 +9,7 @@ it goes into the publication of inserts, in any other mode it is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable, describe, heaps
-from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, troubles
+from cdc_assets.postgres.identity import Trouble, children, remedy, sentence
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.partitions import sent_as_root, unlogged
@@ -36,6 +36,7 @@ from cdc_assets.postgres.publications import (
     published_tables,
     refuse_partial_publication,
     sent_columns,
+    unidentified,
     withdraw,
 )
 from cdc_assets.postgres.rights import missing_rights
@@ -82,7 +83,7 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
     mode = config.table(table).mode or "mirror"
     if (inherit := children(source, [found.oid])) and not config.table(table).only:
         raise inherited(table, inherit[found.oid])
-    inserts_only = follows and bool(without_identity(source, config, found, sent))
+    inserts_only = follows and bool(without_identity(source, config, found))
     if follows:
         problem = sent_as_root(source, config, found) or unlogged(source, found)
         if problem is not None:
@@ -120,10 +121,10 @@ def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
 
 
 def without_identity(
-    source: Connection, config: SourceConfig, found: SourceTable, sent: Collection[str]
+    source: Connection, config: SourceConfig, found: SourceTable
 ) -> Sequence[Trouble]:
     """Why only its inserts can be published, if so; raises TableProblem where that isn't meant."""
-    wrong = troubles(source, [found.oid], sent).get(found.oid, ())
+    wrong = unidentified(source, config.publication, [found.oid]).get(found.oid, ())
     if not wrong:
         return ()
     what, way_out = sentence(found.id, wrong), remedy(wrong)

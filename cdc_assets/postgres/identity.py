@@ -6,7 +6,9 @@ where a heap has no usable replica identity it refuses the statement itself: pub
 breaks the application that writes it. The rules are those of ``CheckCmdReplicaIdentity`` and
 ``RelationGetReplicaIndex``: usable is FULL, or an index that is valid, unique, immediate and not
 partial: by default the primary key's, else the one that was named and still exists. Since Postgres
-18 a generated column of the identity has to be sent, too.
+18 a generated column of the identity has to be sent, too. Where the publication lists a table's
+columns, the list of the published root has to have those of every heap's identity, found by their
+names, and no heap may be FULL.
 
 A leaf whose identity is neither the table's key nor FULL is accepted by Postgres, but its old
 tuples lack the key that the log uses: such a table can't be followed either.
@@ -33,7 +35,12 @@ _CHECKS_GENERATED = 180000
 _LISTED = 20
 
 _TROUBLES = """
-with recursive root as (
+with recursive listed as (
+    select l.root, pg_catalog.array_agg(a.attname::text) as columns
+      from unnest(%(listing)s::oid[], %(listed)s::int2[]) l (root, number)
+      join pg_catalog.pg_attribute a on a.attrelid = l.root and a.attnum = l.number
+     group by l.root),
+root as (
     select c.oid,
            (select array(select a.attname::text from pg_catalog.pg_attribute a
                           where a.attrelid = i.indrelid
@@ -42,8 +49,10 @@ with recursive root as (
               from pg_catalog.pg_index i
              where i.indrelid = c.oid and i.indisvalid and i.indimmediate
                and (i.indisreplident or i.indisprimary)
-             order by i.indisreplident desc limit 1) as key
-      from pg_catalog.pg_class c where c.oid = any(%(roots)s::oid[])),
+             order by i.indisreplident desc limit 1) as key,
+           l.columns as listed
+      from pg_catalog.pg_class c left join listed l on l.root = c.oid
+     where c.oid = any(%(roots)s::oid[])),
 heap (root, oid) as (
     select oid, oid from root
     union all
@@ -64,7 +73,7 @@ usable as not materialized (
                         where a.attrelid = h.oid and not a.attnotnull
                           and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])))
 select h.root, n.nspname::text, c.relname::text, c.relreplident::text, u.columns, r.key, g.unsent,
-       o.indisprimary, o.name
+       r.listed is not null, s.unlisted, o.indisprimary, o.name
   from heap h
   join root r on r.oid = h.root
   join pg_catalog.pg_class c on c.oid = h.oid and c.relkind = 'r'
@@ -74,17 +83,24 @@ select h.root, n.nspname::text, c.relname::text, c.relreplident::text, u.columns
   cross join lateral (
        select array(select a.attname::text from pg_catalog.pg_attribute a
                      where a.attrelid = h.oid and a.attnum > 0 and not a.attisdropped
+                       and r.listed is null
                        and a.attgenerated <> '' and a.attgenerated::text <> all(%(sent)s::text[])
                        and (a.attname::text = any(u.columns) or a.attname::text = any(r.key)
                             or (%(strict)s and c.relreplident = 'f'))
                      order by a.attnum) as unsent) g
+  cross join lateral (
+       select case when r.listed is null then '{}'
+                   when c.relreplident = 'f' then '{*}'
+                   else array(select k from pg_catalog.unnest(u.columns) k
+                               where k <> all(r.listed)) end as unlisted) s
   left join lateral (
        select b.indisprimary, x.relname::text as name
          from usable b join pg_catalog.pg_class x on x.oid = b.indexrelid
         where b.root = h.root and b.oid = h.oid and g.unsent = '{}'
           and (b.columns = r.key or (r.key is null and h.oid = h.root))
+          and (r.listed is null or b.columns <@ r.listed)
         order by b.indisprimary desc, x.relname limit 1) o on true
- where g.unsent <> '{}'
+ where g.unsent <> '{}' or s.unlisted <> '{}'
     or (c.relreplident <> 'f' and (u.columns is null or u.columns is distinct from r.key))
  order by h.root, n.nspname, c.relname
 """
@@ -105,19 +121,29 @@ class Trouble:
 
 
 def troubles(
-    connection: Connection, roots: Collection[int], sent: Collection[str]
+    connection: Connection,
+    roots: Collection[int],
+    sent: Collection[str],
+    listed: Mapping[int, Collection[int]],
 ) -> Mapping[int, Sequence[Trouble]]:
     """The heaps in trouble of each of these tables, by the table's oid; one query for all.
 
-    ``sent``: which generated columns the publication sends, by the catalog's letters.
+    ``sent``: which generated columns the publication sends, by the catalog's letters. ``listed``:
+    the numbers of all that it sends, of each table with a column list.
     """
     if not roots:
         return {}
     strict = connection.info.server_version >= _CHECKS_GENERATED
+    lists = [(root, number) for root, numbers in listed.items() for number in numbers]
+    which = {
+        "roots": list(roots),
+        "sent": list(sent),
+        "strict": strict,
+        "listing": [root for root, _ in lists],
+        "listed": [number for _, number in lists],
+    }
     found: dict[int, list[Trouble]] = {}
-    for root, *heap in connection.execute(
-        _TROUBLES, {"roots": list(roots), "sent": list(sent), "strict": strict}
-    ):
+    for root, *heap in connection.execute(_TROUBLES, which):
         found.setdefault(int(root), []).append(_judged(*heap, strict=strict))
     return found
 
@@ -129,6 +155,8 @@ def _judged(
     identity: list[str] | None,
     key: list[str] | None,
     unsent: list[str],
+    has_list: bool | None,
+    unlisted: list[str],
     by_primary_key: bool | None,
     index: str | None,
     *,
@@ -139,7 +167,14 @@ def _judged(
     if index is not None:
         remedy = f"{alter} default;" if by_primary_key else f"{alter} using index {quoted(index)};"
     else:
-        remedy = "" if unsent else f"{alter} full;"
+        remedy = "" if unsent or has_list else f"{alter} full;"
+    if unlisted:
+        what = (
+            "its replica identity is full, but the publication lists its columns"
+            if letter == "f"
+            else f"the publication's column list lacks some of its identity ({_listed(unlisted)})"
+        )
+        return Trouble(heap, True, what, remedy)
     if unsent:
         what = f"Postgres doesn't send the generated columns of its identity ({_listed(unsent)})"
         return Trouble(heap, strict, what, remedy)
@@ -177,7 +212,7 @@ def remedy(found: Sequence[Trouble]) -> str:
     """The SQL that mends it, a statement for each heap; or what else to do."""
     statements = [trouble.remedy for trouble in found[:_LISTED]]
     if not all(statements):
-        return "Give it a primary key of columns that aren't generated."
+        return "Give it a primary key of columns that the publication sends."
     return " ".join(statements)
 
 

@@ -120,14 +120,12 @@ def truncated_relations(message: bytes) -> list[int]:
 
 
 def check_bystander(message: bytes, lsn: int) -> None:
-    """Check a message that nothing is done with: Origin, Type or Message.
+    """Check a message that nothing is done with, and of which there are few: Type or Message.
 
     It might be a change whose kind was damaged, and would be skipped. Raises ReplicationProblem.
     """
     kind, body = message[0], message[1:]
-    if kind == ORIGIN:
-        fits = body.find(b"\0", 8) == len(body) - 1
-    elif kind == TYPE:
+    if kind == TYPE:
         names = body[4:].split(b"\0")
         fits = len(names) == 3 and names[1] != b"" and names[2] == b""
     else:

@@ -12,14 +12,13 @@ import psycopg
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.identity import troubles
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (
     addition,
     creation,
     inserts_publication,
     published_tables,
-    sent_columns,
+    unidentified,
 )
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -55,7 +54,7 @@ def publication_findings(connection: Connection, config: SourceConfig) -> Iterat
         message = f"the publication {name} doesn't exist yet; it will be created."
         yield Finding("publication", "info", message, "")
         return
-    wrong = troubles(connection, oids, sent_columns(connection, name))
+    wrong = unidentified(connection, name, oids)
     whole = [
         TableId(schema, table)
         for oid, schema, table in connection.execute(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, LiteralString
 
 import psycopg
@@ -18,7 +19,7 @@ from psycopg import sql
 
 from cdc_assets.errors import PreflightError, TableProblem, first_line
 from cdc_assets.postgres.catalog import SourceTable
-from cdc_assets.postgres.identity import remedy, sentence, troubles
+from cdc_assets.postgres.identity import Trouble, remedy, sentence, troubles
 from cdc_assets.postgres.names import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -124,6 +125,33 @@ def listed_columns(
     return {int(oid): frozenset(numbers) for oid, numbers in found}
 
 
+def column_lists(
+    connection: Connection, publication: str, tables: Mapping[TableId, int]
+) -> dict[TableId, list[str]]:
+    """The names of the listed columns of each of these tables, given with oids, that has a list."""
+    found = listed_columns(connection, publication, [*tables.values()])
+    return {
+        table: [
+            str(name)
+            for (name,) in connection.execute(
+                "select attname from pg_catalog.pg_attribute where attrelid = %s"
+                " and attnum = any(%s) order by attnum",
+                (oid, list(found[oid])),
+            )
+        ]
+        for table, oid in tables.items()
+        if oid in found
+    }
+
+
+def unidentified(
+    connection: Connection, publication: str, oids: Sequence[int]
+) -> Mapping[int, Sequence[Trouble]]:
+    """The heaps of each of these tables whose changed rows it couldn't identify, by table's oid."""
+    sent = sent_columns(connection, publication)
+    return troubles(connection, oids, sent, listed_columns(connection, publication, oids))
+
+
 def refuse_partial_publication(
     connection: Connection,
     publication: str,
@@ -151,15 +179,6 @@ def refuse_partial_publication(
             " where p.pubname = %s and r.prrelid = %s",
             (publication, table.oid),
         ).fetchone() or (False, None)
-        if listed is not None and table.replica_identity == "f" and not inserts_only:
-            name = sql.Identifier(publication).as_string(None)
-            raise TableProblem(
-                table.id,
-                f"the publication {publication} has a column list for it, with which Postgres"
-                " refuses UPDATE and DELETE under REPLICA IDENTITY FULL",
-                f"alter publication {name} drop table only {table.id}; -- it is added again as a"
-                " whole; or give the table a key for its replica identity",
-            )
         lacks_columns = listed is not None and any(
             not column.generated and column.number not in listed and column.name not in excluded
             for column in table.columns
@@ -257,11 +276,13 @@ def publish(
 ) -> Publishing:
     """Create the publication if it is missing, and add the tables that it lacks.
 
-    ``beside``: it is the one of inserts beside that publication, and publishes neither UPDATE nor
-    DELETE, so Postgres refuses none. Otherwise a table is refused here if Postgres would refuse its
-    changes. Raises PreflightError if the publication is missing and can't be made.
+    One that is in the other publication leaves it, and keeps the column list that it had there: the
+    server ends a stream that is told two of a table. ``beside``: it is the one of inserts beside
+    that publication, and publishes neither UPDATE nor DELETE, so Postgres refuses none. Otherwise a
+    table is refused here if Postgres would refuse its changes. Raises PreflightError if the
+    publication is missing and can't be made.
     """
-    inserts_only = beside is not None
+    other = beside or inserts_publication(publication)
     present = published_tables(connection, publication)
     missing = sorted(set(tables) - (present or {}).keys())
     if present is None:
@@ -269,15 +290,16 @@ def publish(
     if not missing:
         return Publishing({})
     try:
-        _add(connection, publication, missing, inserts_only=inserts_only)
+        _add(connection, publication, missing, other, inserts_only=beside is not None)
     except (TableProblem, *_IN_THE_WAY, *_REFUSALS):
         pass  # by one of them: each for itself, then
     else:
         return Publishing({})
     refused, busy = dict[TableId, str](), set[TableId]()
     for table in missing:
+        statements = placement(connection, publication, [table], other)
         try:
-            _add(connection, publication, [table], inserts_only=inserts_only)
+            _add(connection, publication, [table], other, inserts_only=beside is not None)
         except _IN_THE_WAY:
             busy.add(table)
         except TableProblem as problem:
@@ -285,7 +307,7 @@ def publish(
         except _REFUSALS as error:
             refused[table] = (
                 f"it can't be added to the publication {publication} ({first_line(error)})."
-                f" An owner of both runs: {addition(connection, publication, [table])};"
+                f" An owner of all runs: {'; '.join(statements)};"
             )
     return Publishing(refused, frozenset(busy))
 
@@ -357,14 +379,29 @@ def creation(connection: Connection, publication: str, *, beside: str | None = N
     )
 
 
-def addition(connection: Connection, publication: str, tables: Sequence[TableId]) -> str:
-    """The statement that adds tables to the publication."""
-    return _alteration(publication, "add", tables).as_string(connection)
+def addition(
+    connection: Connection,
+    publication: str,
+    tables: Sequence[TableId],
+    lists: Mapping[TableId, Sequence[str]] = MappingProxyType({}),
+) -> str:
+    """The statement that adds tables to the publication, ``lists``: of these columns alone."""
+    return _alteration(publication, "add", tables, lists).as_string(connection)
 
 
 def removal(connection: Connection, publication: str, tables: Sequence[TableId]) -> str:
     """The statement that takes tables out of the publication."""
     return _alteration(publication, "drop", tables).as_string(connection)
+
+
+def placement(
+    connection: Connection, publication: str, tables: Sequence[TableId], other: str
+) -> list[str]:
+    """The statements that add tables to the publication, as they are in the other one if so."""
+    there = published_tables(connection, other) or {}
+    moved = {table: there[table] for table in tables if table in there}
+    added = addition(connection, publication, tables, column_lists(connection, other, moved))
+    return [*([removal(connection, other, [*moved])] if moved else []), added]
 
 
 def _create(
@@ -383,7 +420,12 @@ def _create(
 
 
 def _add(
-    connection: Connection, publication: str, tables: Sequence[TableId], *, inserts_only: bool
+    connection: Connection,
+    publication: str,
+    tables: Sequence[TableId],
+    other: str,
+    *,
+    inserts_only: bool,
 ) -> None:
     """Add tables, all or none; raises TableProblem for one that Postgres would then refuse.
 
@@ -391,23 +433,31 @@ def _add(
     judged under that lock is what is published.
     """
     with _briefly(connection, _LOCK_TIMEOUT if len(tables) == 1 else _LOCK_TIMEOUT_OF_MANY):
-        connection.execute(_alteration(publication, "add", tables))
+        for statement in placement(connection, publication, tables, other):
+            connection.execute(statement.encode())
         if inserts_only:
             return
         present = published_tables(connection, publication) or {}
-        found = troubles(
-            connection,
-            [present[table] for table in tables],
-            sent_columns(connection, publication),
-        )
+        found = unidentified(connection, publication, [present[table] for table in tables])
         for table in tables:
             if wrong := found.get(present[table]):
                 raise TableProblem(table, sentence(table, wrong), remedy(wrong))
 
 
-def _alteration(publication: str, verb: LiteralString, tables: Sequence[TableId]) -> sql.Composed:
+def _alteration(
+    publication: str,
+    verb: LiteralString,
+    tables: Sequence[TableId],
+    lists: Mapping[TableId, Sequence[str]] = MappingProxyType({}),
+) -> sql.Composed:
     """ONLY: what inherits from a table is published on its own, or not at all."""
-    listed = sql.SQL(", ").join(sql.SQL("only {}").format(t.identifier) for t in tables)
+    comma = sql.SQL(", ")
+    named = [
+        sql.SQL("only {} ({})").format(t.identifier, comma.join(map(sql.Identifier, lists[t])))
+        if t in lists
+        else sql.SQL("only {}").format(t.identifier)
+        for t in tables
+    ]
     return sql.SQL("alter publication {} " + verb + " table {}").format(
-        sql.Identifier(publication), listed
+        sql.Identifier(publication), comma.join(named)
     )

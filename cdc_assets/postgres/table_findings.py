@@ -5,7 +5,7 @@ Nothing is changed. The same rules decide in ``enrol`` what is registered and pu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -25,9 +25,9 @@ from cdc_assets.postgres.identity import children, remedy, sentence
 from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.partitions import sent_as_root, unlogged
 from cdc_assets.postgres.publications import (
-    addition,
     creation,
     inserts_publication,
+    placement,
     published_tables,
     refuse_partial_publication,
     removal,
@@ -48,7 +48,7 @@ def table_findings(
     except TableProblem as problem:
         yield Finding("table_missing", "error", f"{problem.what}.", problem.remedy)
         return
-    identity = [*_identity(connection, config, table, found, sent)] if follows else []
+    identity = [*_identity(connection, config, table, found)] if follows else []
     yield from identity
     try:
         refuse_mode(found, table)
@@ -126,14 +126,15 @@ def _publishable(
     present = published_tables(connection, name)
     if present is None and not inserts_only:
         return  # a finding of its own
-    needed, involved = list[str](), [name]
+    other = config.publication if inserts_only else inserts_publication(config.publication)
+    moves = table in (published_tables(connection, other) or {})
+    needed, involved = list[str](), [name, *([other] if moves else [])]
     if present is None:
         needed.append(creation(connection, name, beside=config.publication))
     if present is None or table not in present:
-        needed.append(addition(connection, name, [table]))
-    if inserts_only and table in (published_tables(connection, config.publication) or {}):
-        needed.append(removal(connection, config.publication, [table]))
-        involved.append(config.publication)
+        needed += placement(connection, name, [table], other)
+    elif moves:
+        needed.append(removal(connection, other, [table]))
     able, role = connection.execute(
         "select pg_has_role(c.relowner, 'USAGE')"
         " and (%s or has_database_privilege(current_database(), 'CREATE'))"
@@ -157,11 +158,10 @@ def _identity(
     config: SourceConfig,
     table: TableConfig,
     found: SourceTable,
-    sent: Collection[str],
 ) -> Iterator[Finding]:
     """Whether Postgres would let changes through once they are published."""
     try:
-        wrong = without_identity(connection, config, found, sent)
+        wrong = without_identity(connection, config, found)
     except TableProblem as problem:
         yield Finding("replica_identity", "error", f"{problem.what}.", problem.remedy)
         return

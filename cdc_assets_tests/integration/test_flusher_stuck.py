@@ -12,7 +12,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import main
 from cdc_assets.flusher.report import Progress
 from cdc_assets.flusher.standstill import TIMES, Standstill, Stuck
-from cdc_assets.flusher.stream import EndedByServer, StreamLost
+from cdc_assets.flusher.stream import EndedByServer, Endless, StreamLost
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.drop import drop_source
 from cdc_assets.postgres.lsn import Lsn
@@ -77,15 +77,26 @@ def test_what_is_a_standstill() -> None:
     lost = StreamLost("the connection was lost")
 
     def judged(flushed: int, error: StreamLost) -> bool:
-        return isinstance(seen.judged(Lsn(flushed), error), Stuck)
+        return isinstance(seen.judged(Lsn(flushed), error, 0), Stuck)
 
     same = [judged(7, out_of_memory) for _ in range(TIMES - 1)]
     assert not any(same)
-    assert seen.judged(Lsn(7), lost) is lost  # says nothing of the place
+    assert seen.judged(Lsn(7), lost, 0) is lost  # says nothing of the place
     assert judged(7, out_of_memory)
     assert judged(7, out_of_memory)
     assert not judged(8, out_of_memory)  # something got into the log
     assert not judged(8, EndedByServer(other))
+
+
+def test_a_message_that_does_not_end_is_given_more_time_each_time() -> None:
+    seen = Standstill()
+
+    def patience(flushed: int, files: int) -> int:
+        seen.judged(Lsn(flushed), Endless(1800), files)
+        return seen.patience
+
+    assert [patience(7, 3), patience(7, 3), patience(8, 3), patience(9, 3)] == [1, 2, 4, 8]
+    assert [patience(9, 4), patience(9, 4)] == [1, 2]  # something got into the log
 
 
 def test_who_is_stuck_streams_when_something_arrives() -> None:

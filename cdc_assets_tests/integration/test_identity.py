@@ -7,6 +7,7 @@ import pytest
 
 from cdc_assets.postgres.identity import Trouble, children, remedy, troubles
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import unidentified
 from cdc_assets_tests.conftest import NewDatabase
 
 _PARTITIONED = "create table t (id int, v int) partition by range (id);"
@@ -69,7 +70,7 @@ def _oid(connection: psycopg.Connection[tuple[object, ...]]) -> int:
 
 
 def _found(connection: psycopg.Connection[tuple[object, ...]], sent: str = "") -> list[Trouble]:
-    return [*troubles(connection, [_oid(connection)], ["", *sent]).get(_oid(connection), ())]
+    return [*troubles(connection, [_oid(connection)], ["", *sent], {}).get(_oid(connection), ())]
 
 
 def _refused(connection: psycopg.Connection[tuple[object, ...]], options: str = "") -> bool:
@@ -106,6 +107,69 @@ def test_what_postgres_refuses_and_what_mends_it(any_postgres_dsn: NewDatabase) 
                 assert not _found(source), name
                 assert not _refused(source), name
             source.execute("drop table t cascade")
+
+
+_LISTED = """
+    create table t (id int primary key, secret int not null, v int);
+    create unique index x on t (secret); create unique index y on t (id) include (secret);
+"""
+_SPLIT = """
+    create table t (id int primary key, secret int not null, v int) partition by range (id);
+    create table l (v int, secret int not null, id int not null);
+"""
+_LEAVES = """
+    create table t (id int, secret int not null, v int) partition by range (id);
+    create table l (v int, secret int not null, id int not null);
+    alter table t attach partition l for values from (0) to (10);
+    create unique index x on l (id); create unique index y on l (secret);
+"""
+_BY_X = "alter table {} replica identity using index x;"
+# Whether Postgres refuses its changes where the publication lists (id, v), and what mends it.
+LISTS: dict[str, tuple[str, bool, str]] = {
+    "its key is listed": (_LISTED, False, ""),
+    "full": (_LISTED + _FULL.format("t"), True, "alter table public.t replica identity default;"),
+    "full without a key": (
+        "create table t (id int, secret int, v int);" + _FULL.format("t"), True, "",
+    ),
+    "neither": ("create table t (id int, secret int, v int)", True, ""),
+    "a named index": (_LISTED + _BY_X.format("t"), True, ""),
+    "a named index that includes more": (
+        _LISTED + "alter table t replica identity using index y;", False, "",
+    ),
+    "another key": (
+        _LISTED + "alter table t drop constraint t_pkey, add primary key (secret);", True, "",
+    ),
+    "a leaf's index, by another number": (
+        _SPLIT + "alter table t attach partition l for values from (0) to (10);", False, "",
+    ),
+    "a full leaf": (
+        _SPLIT + _LEAF.replace("l ", "k ", 1) + _FULL.format("k"),
+        True, "alter table public.k replica identity default;",
+    ),
+    "a full root": (
+        _SPLIT + _LEAF.replace("l ", "k ", 1) + _FULL.format("t"), False, "",
+    ),
+    "a leaf's other index": (
+        _LEAVES + "alter table l replica identity using index y;", True, "",
+    ),
+}  # fmt: skip
+
+
+def test_what_postgres_refuses_where_columns_are_listed(any_postgres_dsn: NewDatabase) -> None:
+    options = " (id, v) with (publish_via_partition_root = true)"
+    with psycopg.connect(any_postgres_dsn(), autocommit=True) as source:
+        for name, (setup, refused, how) in LISTS.items():
+            source.execute(setup.encode())
+            source.execute("insert into t (id, secret, v) values (1, 1, 1)")
+            assert _refused(source, options) is refused, name
+            source.execute(b"create publication p for table only t" + options.encode())
+            found = unidentified(source, "p", [_oid(source)]).get(_oid(source), ())
+            assert [(t.refused, t.remedy) for t in found] == [(True, how)] * refused, name
+            if how:
+                source.execute(remedy(found).encode())
+                source.execute("update t set v = 2")
+                assert not unidentified(source, "p", [_oid(source)]), name
+            source.execute("drop table t; drop table if exists l; drop publication p")
 
 
 def test_partitions_that_identify_rows_by_something_else(any_postgres_dsn: NewDatabase) -> None:
@@ -172,4 +236,4 @@ def test_children_that_are_no_partitions(postgres_dsn: NewDatabase) -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_no_table_costs_nothing(postgres_dsn: NewDatabase, count: int) -> None:
     with psycopg.connect(postgres_dsn(), autocommit=True) as source:
-        assert troubles(source, [4294967295] * count, "") == {}
+        assert troubles(source, [4294967295] * count, "", {}) == {}

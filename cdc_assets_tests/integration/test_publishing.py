@@ -193,6 +193,97 @@ def test_a_table_that_loses_its_identity_is_withdrawn_and_parked(
     assert [row.op for row in source.log("public.well")] == ["I", "U", "D"]
 
 
+LISTED = """
+create table made_full (id int primary key, v int, secret int not null default 0);
+create table new_key (id int primary key, v int, secret int not null default 0);
+create table full_leaf (id int primary key, v int, secret int) partition by range (id);
+create table leaf partition of full_leaf for values from (0) to (10);
+create table other_leaf (id int primary key, v int, secret int default 0) partition by range (id);
+create table well (id int primary key, v int, secret int);
+"""
+
+
+def test_a_table_whose_identity_a_column_list_lacks_is_withdrawn_and_parked(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarding, "GUARD_SECONDS", 0.1)
+    names = ("made_full", "new_key", "full_leaf", "other_leaf", "well")
+    listed = ", ".join(f"{name} (id, v)" for name in names)
+    source.execute(LISTED)
+    source.execute(
+        f"create publication cdc_{source.name} for table {listed}"
+        " with (publish_via_partition_root = true)"
+    )
+    excludes = {"columns": {"exclude": ["secret"]}}
+    settings = {**source.settings(), "tables": [{"name": name, **excludes} for name in names]}
+    config = parse_config(settings, "test")
+    source.flush(config)
+    assert not source.parked()
+    with flushing(config) as progress:
+        wait_for(lambda: progress.state == "streaming")
+        source.execute("alter table made_full replica identity full")
+        source.execute("alter table new_key drop constraint new_key_pkey, add primary key (secret)")
+        source.execute("alter table leaf replica identity full")
+        source.execute("""
+            create table new_leaf (id int primary key, v int, secret int not null default 0);
+            create unique index by_secret on new_leaf (secret);
+            alter table new_leaf replica identity using index by_secret;
+            alter table other_leaf attach partition new_leaf for values from (0) to (10)
+        """)
+        wait_for(lambda: _published(source) == {"well"})
+        _write(source, *names)
+        wait_for(lambda: source.parked().keys() == {f"public.{name}" for name in names[:-1]})
+    reason = source.parked()["public.full_leaf"]
+    assert "alter table public.leaf replica identity default;" in reason
+    again = (
+        f'alter publication "cdc_{source.name}" add table only "public"."full_leaf" ("id", "v");'
+    )
+    assert again in reason
+    # As it says.
+    source.execute("alter table leaf replica identity default")
+    source.execute(again)
+    with Pipeline.open(config) as pipeline:
+        mark_for_copy(pipeline, [config.table("full_leaf").id])
+    source.flush(config)
+    _write(source, "full_leaf")
+    source.flush(config)
+    assert [row.data for row in source.log("public.full_leaf")][:1] == [{"id": "1", "v": "1"}]
+
+
+def test_a_table_that_moves_to_the_other_publication_keeps_its_column_list(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is in one of them at a time: the server ends a stream that is told of two lists."""
+    monkeypatch.setattr(guarding, "guard", lambda *_: 0.0)
+    name = f"cdc_{source.name}"
+    source.execute(f"""
+        create table events (id int, v int, secret int default 7);
+        create publication {name} with (publish_via_partition_root = true);
+        create publication {name}_inserts for table events (id, v)
+          with (publish = 'insert, truncate', publish_via_partition_root = true)
+    """)
+    events = {"name": "events", "mode": "append", "columns": {"exclude": ["secret"]}}
+    config = parse_config({**source.settings(), "tables": [events]}, "test")
+    source.flush(config)
+    here, there = name, f"{name}_inserts"
+    for change in ("add primary key (id)", "drop constraint events_pkey"):
+        with flushing(config) as progress:
+            wait_for(lambda: progress.state == "streaming")
+            source.execute(f"alter table events {change}")
+            with Pipeline.open(config) as pipeline:
+                mark_for_copy(pipeline, [config.tables[0].id])
+            wait_for(lambda: _states(source)["public.events"] == "streaming")
+            source.execute("insert into events values (1, 1)")
+        source.flush(config)
+        assert progress.sessions == 1
+        assert source.execute(
+            "select pubname, attnames::text[] from pg_publication_tables where tablename = 'events'"
+        ) == [(here, ["id", "v"])]
+        source.execute("update events set v = 2; delete from events")
+        here, there = there, here
+    assert {tuple(row.data) for row in source.log("public.events")} <= {("id", "v"), ("id",)}
+
+
 def test_a_publication_of_all_tables_stops_nobody(source: Bench) -> None:
     """Nothing can be added to it or taken out: who isn't published as configured is named."""
     source.execute(f"""

@@ -38,7 +38,7 @@ def pending(rows: int) -> list[Pending]:
         ref.xlog(1, ref.begin(9, 0, 7)),
         ref.xlog(1, ref.relation(1, ["id"], ["id"])),
         *[ref.xlog(2, ref.insert(1, [str(number)])) for number in range(rows)],
-        ref.xlog(9, ref.commit(9, 10, 0)),
+        ref.xlog(10, ref.commit(9, 10, 0)),
     ]
     decoder.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
     return decoder.take_committed()
@@ -61,7 +61,7 @@ def test_small_tables_share_files_and_each_finds_its_rows(s3: ObjectStore) -> No
     for oid in (8, 9):
         frames.append(ref.xlog(4, ref.relation(oid, ["id", "v"], ["id"])))
         frames.append(ref.xlog(4, ref.insert(oid, ["new", "1"])))
-    frames.append(ref.xlog(9, ref.commit(9, 10, 0)))
+    frames.append(ref.xlog(10, ref.commit(9, 10, 0)))
     decoder.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
     storage = storage_of(s3)
     staging = Staging("s3://bucket/prefix", "shop", storage)
@@ -102,7 +102,7 @@ def test_shared_files_are_cut(tmp_path: Path) -> None:
     for oid in range(1, count + 1):
         frames.append(ref.xlog(1, ref.relation(oid, ["id"], ["id"])))
         frames.append(ref.xlog(2, ref.insert(oid, [value])))
-    frames.append(ref.xlog(9, ref.commit(9, 10, 0)))
+    frames.append(ref.xlog(10, ref.commit(9, 10, 0)))
     decoder.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
     staging = Staging(tmp_path.as_uri(), "shop", Storage())
     written = staging.write(decoder.take_committed())

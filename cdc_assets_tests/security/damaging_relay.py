@@ -1,8 +1,8 @@
 """A line to a server on which the length of one replication message is damaged, once.
 
 ``python -m cdc_assets_tests.security.damaging_relay HOST PORT MORE`` prints the port that it
-listens on, and ``damaged`` once. It is a process, because while libpq connects no thread of its own
-process runs.
+listens on, and ``damaged`` once; if MORE is ``slow``, each row takes SLOW_SECONDS instead. It is a
+process, because while libpq connects no thread of its own process runs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
+SLOW_SECONDS, _PIECES = 1.2, 24
+
 
 class DamagingRelay:
-    """Listens on loopback; ``damage`` changes the length of the first Insert."""
+    """Listens on loopback; ``damage`` changes the length of the first Insert.
 
-    def __init__(self, host: str, port: int, damage: Callable[[int], int]) -> None:
+    Without it each is slow.
+    """
+
+    def __init__(self, host: str, port: int, damage: Callable[[int], int] | None) -> None:
         self._target = host, port
         self._damage = damage
         self.is_damaged = False
@@ -45,17 +51,37 @@ class DamagingRelay:
             while len(head := server.read(5)) == 5:
                 (length,) = struct.unpack(">i", head[1:])
                 body = server.read(length - 4)
-                if not self.is_damaged and head[:1] == b"d" and body[25:26] == b"I":
+                if self._damage is None and body[25:26] == b"I":
+                    self._dribble(near, head + body)
+                    continue
+                if (
+                    self._damage is not None
+                    and not self.is_damaged
+                    and head[:1] == b"d"
+                    and body[25:26] == b"I"
+                ):
                     self.is_damaged = True
                     print("damaged", flush=True)  # noqa: T201
                     head = head[:1] + struct.pack(">i", self._damage(length))
                 near.sendall(head + body)
             near.shutdown(socket.SHUT_RDWR)
 
+    @staticmethod
+    def _dribble(near: socket.socket, message: bytes) -> None:
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        step = -(-len(message) // _PIECES)
+        for at in range(0, len(message), step):
+            time.sleep(SLOW_SECONDS / _PIECES)
+            near.sendall(message[at : at + step])
+
+
+def _damage(more: int) -> Callable[[int], int]:
+    return lambda length: length + more if more else -1
+
 
 def main() -> None:
-    more = int(sys.argv[3])
-    relay = DamagingRelay(sys.argv[1], int(sys.argv[2]), lambda n: n + more if more else -1)
+    how = None if sys.argv[3] == "slow" else _damage(int(sys.argv[3]))
+    relay = DamagingRelay(sys.argv[1], int(sys.argv[2]), how)
     print(relay.port, flush=True)  # noqa: T201
     relay.serve()
 

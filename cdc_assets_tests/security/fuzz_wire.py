@@ -78,7 +78,7 @@ class Bench:
             )
             for oid, _, _, columns in recorded.tables
         }
-        decoder_process._attributes = lambda settings, oid: known[oid]
+        decoder_process._attributes = lambda settings, oid: (known[oid], False)
 
     def told(self, batches: Sequence[Sequence[bytes]], flush_bytes: int) -> Told:
         ours, theirs = Pipe()
@@ -109,7 +109,9 @@ class Bench:
     def _send(self, pipe: Connection, batches: Sequence[Sequence[bytes]], flush: int) -> None:
         staging = (self.folder / "staging").as_uri()
         try:
-            pipe.send(Settings("src", "", staging, Storage(), flush, 0.0, self.recorded.begin))
+            pipe.send(
+                Settings("src", "", "cdc_src", staging, Storage(), flush, 0.0, self.recorded.begin)
+            )
             pipe.send(Specs(self.specs))
             for frames in batches:
                 pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes()))

@@ -78,7 +78,7 @@ def looping() -> list[bytes]:
     body = b"N" + struct.pack(">H", 3) + b"t" + struct.pack(">i", 10) + forth + b"-----" + back
     row = ref.xlog(101, b"I" + struct.pack(">I", 7) + body)
     told = ref.xlog(0, ref.relation(7, ["id", "v", "w"], ["id"]))
-    first, last = ref.xlog(100, ref.begin(900, 0, 7)), ref.xlog(900, ref.commit(900, 908, 0))
+    first, last = ref.xlog(100, ref.begin(900, 0, 7)), ref.xlog(908, ref.commit(900, 908, 0))
     return [first, told, row, row, last]
 
 

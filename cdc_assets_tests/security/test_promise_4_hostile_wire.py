@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,17 @@ from psycopg.conninfo import make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem
-from cdc_assets.flusher import stream
+from cdc_assets.flusher import main, stream
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.stream import Received, Stream
 from cdc_assets.flusher.waiting import decoded
+from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
-from cdc_assets_tests.flusher_support import Bench, bench, named_after
+from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
 from cdc_assets_tests.pgoutput_reference import UNCHANGED
+from cdc_assets_tests.security.damaging_relay import SLOW_SECONDS
 from cdc_assets_tests.security.hostile_streams import looping
 
 OURS, OTHER, NOBODYS = 7, 8, 9
@@ -70,21 +72,34 @@ def _transaction(*messages: bytes, at: int = 900, ends_at: int | None = None) ->
         ref.xlog(at - 100, ref.begin(at, 5, 7)),
         *(ref.xlog(0, message) for message in TOLD),
         *(ref.xlog(at - 99, message) for message in messages),
-        ref.xlog(at, ref.commit(at if ends_at is None else ends_at, at + 8, 5)),
+        ref.xlog(at + 8, ref.commit(at if ends_at is None else ends_at, at + 8, 5)),
     ]
 
 
+def _ends_elsewhere(frame: bytes) -> bytes:
+    """All that is still to come would be skipped."""
+    return frame[:37] + b"\x01" + frame[38:] if frame[25:26] == b"C" else frame
+
+
 INSERT = ref.insert(OURS, ["1", "abc"])
+ORIGIN = b"O" + struct.pack(">Q", 5) + b"elsewhere\0"
 
 
 def test_what_is_in_order_is_read() -> None:
     bystanders = (
         b"M" + struct.pack(">BQ", 1, 5) + b"prefix\0" + struct.pack(">I", 4) + b"word",
-        b"O" + struct.pack(">Q", 5) + b"elsewhere\0",
+        ORIGIN,
+        b"O" + bytes(9),
         b"Y" + struct.pack(">I", 7) + b"public\0mood\0",
     )
     frames = [*_transaction(*bystanders, INSERT), ref.keepalive(950), *_transaction(INSERT, at=950)]
     assert _read(frames, position=900) == (2, [])
+
+
+def test_origins_are_read_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one for each transaction of a source that subscribes: nine times the work, else."""
+    monkeypatch.setattr(pgoutput, "check_bystander", lambda *_: pytest.fail("one by one"))
+    assert _read([*_transaction(ORIGIN, INSERT), *_transaction(ORIGIN, at=1900)]) == (1, [])
 
 
 REFUSED: dict[str, tuple[list[bytes], str]] = {
@@ -103,12 +118,24 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
     ),
     "a row that became the name of a type": (_transaction(b"Y" + INSERT[1:]), "kind 'Y'"),
     "a row that became an origin": (_transaction(b"O" + INSERT[1:]), "kind 'O'"),
+    "an origin of two names": (
+        _transaction(b"O" + struct.pack(">Q", 5) + b"else\0where\0"),
+        "kind 'O' .* at LSN 0/321 ",
+    ),
+    "an origin whose name doesn't end": (
+        [*_transaction(ORIGIN, INSERT), *_transaction(ORIGIN[:-1], INSERT, at=1900)],
+        "kind 'O' .* at LSN 0/709 ",
+    ),
     "two transactions that became one": (
         [*_transaction(INSERT)[:-1], *_transaction(INSERT, at=1900)[1:]],
-        "a Commit that isn't its transaction's at LSN 0/76C ",
+        "a Commit that isn't its transaction's at LSN 0/774 ",
     ),
     "a commit of another transaction": (
         _transaction(INSERT, ends_at=901),
+        "a Commit that isn't its transaction's",
+    ),
+    "a commit that ends in the future": (
+        [*(whole := _transaction(INSERT))[:-1], _ends_elsewhere(whole[-1])],
         "a Commit that isn't its transaction's",
     ),
     "a transaction that came before": (
@@ -188,7 +215,7 @@ def _another_kind(frame: bytes) -> bytes:
     return frame[:25] + b"M" + frame[26:] if frame[25:26] == b"I" else frame
 
 
-@pytest.mark.parametrize("damage", [_commit_elsewhere, _cut, _another_kind])
+@pytest.mark.parametrize("damage", [_commit_elsewhere, _ends_elsewhere, _cut, _another_kind])
 def test_nothing_of_a_damaged_batch_is_registered_or_acknowledged(
     source: Bench, monkeypatch: pytest.MonkeyPatch, damage: Damage
 ) -> None:
@@ -219,6 +246,25 @@ def test_nothing_of_a_damaged_batch_is_registered_or_acknowledged(
     assert len(source.log("public.u")) == 1
 
 
+@contextmanager
+def _line(source: Bench, more: str) -> Iterator[subprocess.Popen[str]]:
+    """The source is reached by a ``damaging_relay`` for the length of the block."""
+    info, dsn = source.connection.info, source.dsn
+    program = [sys.executable, "-m", "cdc_assets_tests.security.damaging_relay"]
+    relay = subprocess.Popen(
+        [*program, info.host, str(info.port), more], stdout=subprocess.PIPE, text=True
+    )
+    assert relay.stdout is not None
+    try:
+        port = int(relay.stdout.readline())
+        source.dsn = make_conninfo(dsn, port=port, sslmode="disable", gssencmode="disable")
+        yield relay
+    finally:
+        source.dsn = dsn
+        relay.kill()
+        relay.wait()
+
+
 @pytest.mark.parametrize("damage", [-7, 0, 3, 2**20], ids="{:+}".format)
 def test_a_message_of_a_damaged_length_is_sent_again(
     source: Bench, monkeypatch: pytest.MonkeyPatch, damage: int, caplog: pytest.LogCaptureFixture
@@ -228,23 +274,26 @@ def test_a_message_of_a_damaged_length_is_sent_again(
     source.execute("create table t (id int primary key, v text)")
     source.flush(source.config("public.t"))
     source.execute("insert into t values (1, 'damaged'), (2, 'too')")
-    info = source.connection.info
-    program = [sys.executable, "-m", "cdc_assets_tests.security.damaging_relay"]
-    relay = subprocess.Popen(
-        [*program, info.host, str(info.port), str(damage)], stdout=subprocess.PIPE, text=True
-    )
-    assert relay.stdout is not None
-    try:
-        port = int(relay.stdout.readline())
-        source.dsn = make_conninfo(source.dsn, port=port, sslmode="disable", gssencmode="disable")
+    with _line(source, str(damage)) as relay:
         config = source.config("public.t")
         with suppress(ReplicationProblem):
             source.flush(config)
         source.flush(config)
-    finally:
-        relay.kill()
-        relay.wait()
+    assert relay.stdout is not None
     assert relay.stdout.readline() == "damaged\n"
     assert [row.data["id"] for row in source.log("public.t")] == ["1", "2"]
     said = ("hasn't ended in 2 s", "connection was lost", "can't be read as pgoutput protocol 1")
     assert any(each in caplog.text for each in said)
+
+
+def test_a_row_that_takes_a_slow_line_longer_than_that_arrives_in_the_end(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "ENDLESS_SECONDS", SLOW_SECONDS / 3)
+    monkeypatch.setattr(main, "FIRST_WAIT_SECONDS", 0.01)
+    source.execute("create table t (id int primary key, v text)")
+    source.flush(source.config("public.t"))
+    source.execute("insert into t values (1, 'slow')")
+    with _line(source, "slow"), flushing(source.config("public.t")) as progress:
+        wait_for(lambda: source.log("public.t"), 30)
+    assert progress.sessions >= 4  # thrice as long was too short: 1, 1, and 2 times

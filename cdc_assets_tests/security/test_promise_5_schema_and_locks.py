@@ -22,12 +22,13 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CoordinationError
 from cdc_assets.log import schema as log_schema
 from cdc_assets.log.store import LogStore
-from cdc_assets.pipeline import connect_log
+from cdc_assets.pipeline import Pipeline, connect_log
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.refusal import coordination_findings
 from cdc_assets.spark import catalog_place
 from cdc_assets.spark.catalog import open_catalog, spark_settings, tried
 from cdc_assets.spark.catalog_place import catalog_schema
+from cdc_assets.status import collect
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import bench, flushing, wait_for
 
@@ -283,6 +284,111 @@ def test_a_lock_does_not_make_what_is_registered_wait_less_for_the_disk(ours: st
     store.close()
 
 
+def test_a_lock_that_can_not_be_given_back_ends_its_session(ours: str, admin: Session) -> None:
+    """It would keep the lock, and its process wouldn't know."""
+    one, other = opened(ours), opened(ours)
+    one.lock("x")
+    one.connection.execute("set statement_timeout = '100ms'")
+    with admin.transaction():
+        admin.execute(f"select from {SCHEMA}.locks for update".encode())
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            one.unlock("x")
+    wait_for(lambda: other.try_lock("x"))
+    assert one.connection.closed
+    other.close()
+
+
+def test_a_session_that_was_interrupted_while_it_took_a_lock_has_it(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for itself."""
+    one, other = opened(ours), opened(ours)
+    execute = one.connection.execute
+
+    def interrupted(statement: str, *given: object) -> object:
+        done = execute(statement, *given)  # type: ignore[call-overload]
+        if statement.startswith("\ninsert into locks"):
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as signals:
+        signals.setattr(one.connection, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.try_lock("x")
+    assert not other.try_lock("x")
+    assert one.lock_within("x", 1)
+    one.unlock("x")
+    assert other.try_lock("x")
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("wish", ["'infinity'", "clock_timestamp() + interval '1 hour'"])
+def test_a_wish_of_before_the_clock_was_set_back_is_over(
+    ours: str, admin: Session, wish: str
+) -> None:
+    one, other = opened(ours), opened(ours)
+    one.lock("x")
+    admin.execute(f"update {SCHEMA}.locks set wanted_by = 1, wanted_until = {wish}".encode())
+    one.unlock("x")
+    assert other.try_lock("x")
+    admin.execute(f"update {SCHEMA}.locks set wanted_by = 1, wanted_until = {wish}".encode())
+    other.close()
+    wait_for(lambda: one.lock_within("x", 1))
+    admin.execute(f"update {SCHEMA}.locks set wanted_by = 1, wanted_until = {wish}".encode())
+    one.close()
+    third = opened(ours)
+    wait_for(lambda: not third.is_locked("x"))
+    third.forget_locks()
+    assert third.connection.execute("select count(*) from locks").fetchone() == (0,)
+    third.close()
+
+
+def test_who_waits_for_a_row_goes_on_with_what_it_has_become(ours: str, admin: Session) -> None:
+    """Whatever isolation the role has by default: else it would fail."""
+    admin.execute("alter role cdc_state set default_transaction_isolation = 'serializable'")
+    one, other = opened(ours), opened(ours)
+    one.lock("x")
+    one.connection.execute("update locks set life = null")
+    one._held.clear()
+    took = list[bool]()
+    with admin.transaction():
+        admin.execute(f"update {SCHEMA}.locks set pid = 0".encode())
+        waits = threading.Thread(target=lambda: took.append(other.try_lock("x")), daemon=True)
+        waits.start()
+        wait_for(lambda: _row_waits(admin))
+    waits.join(20)
+    assert took == [True]
+    one.close()
+    other.close()
+
+
+def _row_waits(connection: Session) -> bool:
+    row = connection.execute(
+        "select exists (select from pg_locks where locktype = 'transactionid' and not granted)"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def test_who_waits_for_a_lock_of_ours_is_shown_with_its_holder(ours: str, admin: Session) -> None:
+    one, other = opened(ours), opened(ours)
+    one.lock("pins")
+    assert one.lock_waits() == ()
+    waits = threading.Thread(target=other.lock, args=("pins",), daemon=True)
+    waits.start()
+    wait_for(one.lock_waits)
+    admin.execute("create table t (id int primary key)")
+    with Pipeline.open(config_of(ours)) as pipeline:
+        (told,) = collect(pipeline).lock_waits
+    holds, wants = one.connection.info.backend_pid, other.connection.info.backend_pid
+    assert told.sentence == f"session {wants} waits for our lock pins, held by session {holds}"
+    one.unlock("pins")
+    waits.join(20)
+    assert one.lock_waits() == ()
+    one.close()
+    other.close()
+
+
 def _as_before(connection: Session) -> None:
     """The schema as the version before locks were rows left it."""
     connection.execute(
@@ -438,6 +544,36 @@ def test_a_schema_of_a_role_that_ours_is_a_member_of_or_of_a_superuser_is_used(
     )
     opened(ours).close()
     assert checked(ours) == {}
+
+
+def test_a_role_whose_rights_ours_neither_has_nor_may_take_is_not_trusted(
+    ours: str, admin: Session
+) -> None:
+    """A membership with neither, since 16, is only the right to grant it."""
+    admin.execute("grant maker to cdc_state with admin true, inherit false, set false")
+    admin.execute(f"create schema {SCHEMA} authorization maker".encode())
+    assert "coordination_foreign" in checked(ours)
+    with pytest.raises(CoordinationError, match="belongs to the role maker"):
+        opened(ours)
+    admin.execute("grant maker to cdc_state with set true")
+    assert "coordination_foreign" not in checked(ours)
+
+
+@pytest.mark.parametrize("granted", ["the schema", "the tables"])
+def test_who_may_change_our_tables_by_a_group_is_named(
+    ours: str, admin: Session, granted: str
+) -> None:
+    opened(ours).close()
+    admin.execute("create role readers; grant readers to maker")
+    try:
+        schema, tables = ("readers", "maker") if granted == "the schema" else ("maker", "readers")
+        admin.execute(
+            f"grant usage on schema {SCHEMA} to {schema};"
+            f" grant delete on all tables in schema {SCHEMA} to {tables}".encode()
+        )
+        assert f"{tables} may change" in checked(ours)["coordination_shared"].message
+    finally:
+        admin.execute("drop owned by readers; drop role readers")
 
 
 PLANTED = {

@@ -144,7 +144,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
             frames.append(ref.xlog(lsn, message))
         if number == 4 and draw(st.booleans()):
             break
-        frames.append(ref.xlog(commit_lsn, ref.commit(commit_lsn, commit_lsn + 8, at)))
+        frames.append(ref.xlog(commit_lsn + 8, ref.commit(commit_lsn, commit_lsn + 8, at)))
         lsn = commit_lsn + 8
         if draw(st.booleans()):
             lsn += 8
@@ -188,10 +188,10 @@ def test_what_committed_stays_before_what_was_divided_while_it_was_open(
     relation = ref.xlog(0, ref.relation(KEYED, ["id"], ("id",), "d"))
     frames = [
         *(ref.xlog(100, ref.begin(200, 0, 1)), relation),
-        *(ref.xlog(101, ref.insert(KEYED, [b"1"])), ref.xlog(200, ref.commit(200, 208, 0))),
+        *(ref.xlog(101, ref.insert(KEYED, [b"1"])), ref.xlog(208, ref.commit(200, 208, 0))),
         *(ref.xlog(300, ref.begin(400, 0, 2)), ref.xlog(301, ref.insert(KEYED, [b"2"]))),
         ref.xlog(302, ref.insert(KEYED, [b"3"])),
-        ref.xlog(400, ref.commit(400, 408, 0)),
+        ref.xlog(408, ref.commit(400, 408, 0)),
     ]
     ours = decoder()
     for low, high in ((0, 6), (6, 7), (7, 8)):
@@ -203,7 +203,7 @@ def one_transaction(*messages: bytes) -> list[bytes]:
     return [
         ref.xlog(100, ref.begin(900, 0, 7)),
         *[ref.xlog(101 + i, message) for i, message in enumerate(messages)],
-        ref.xlog(900, ref.commit(900, 908, 0)),
+        ref.xlog(908, ref.commit(900, 908, 0)),
     ]
 
 
@@ -351,7 +351,7 @@ def test_nothing_in_nothing_out() -> None:
     "frames",
     [
         [ref.xlog(1, ref.insert(1, ["a"]))],
-        [ref.xlog(1, ref.commit(1, 2, 0))],
+        [ref.xlog(2, ref.commit(1, 2, 0))],
         [ref.xlog(1, ref.begin(1, 2, 0))] * 2,
         one_transaction(ref.insert(1, ["a"])),
         one_transaction(ref.relation(1, ["a"]), ref.insert(1, ["a", "b"])),

@@ -63,7 +63,7 @@ SPEC = REGISTERED.spec("secret")
 def test_what_is_hidden(
     then: tuple[str | None, ...], now: tuple[str | None, ...] | None, names: set[str]
 ) -> None:
-    found = hidden(SPEC, Catalog(then).relation(), Catalog(now or then).attributes())
+    found = hidden(SPEC, Catalog(then).relation(), Catalog(now or then).attributes(), listed=False)
     told = {name for name in then if name is not None}
     assert found.names & told == names
     assert not found.doubtful
@@ -72,26 +72,36 @@ def test_what_is_hidden(
 def test_what_may_be_either_is_hidden_and_told() -> None:
     """``v`` alone is left, and the catalog has moved on: it may have been called ``secret``."""
     then, now = Catalog(("id", None, "v")), Catalog(("id", None, "w", "x"))
-    found = hidden(SPEC, then.relation(), now.attributes())
+    found = hidden(SPEC, then.relation(), now.attributes(), listed=False)
     assert found.doubtful == ("v",)
     assert "v" in found.names
     # What the lake has followed already is known.
     known = replace(SPEC, columns=((1, "id", 25, -1), (3, "v", 25, -1)))
-    found = hidden(known, then.relation(), now.attributes())
+    found = hidden(known, then.relation(), now.attributes(), listed=False)
     assert not found.names & {"id", "v"}
     assert not found.doubtful
 
 
 def test_a_table_that_is_gone_hides_everything_unknown() -> None:
-    assert hidden(SPEC, REGISTERED.relation(), []).doubtful == ()
+    assert hidden(SPEC, REGISTERED.relation(), [], listed=False).doubtful == ()
     other = Catalog(("id", "open"))
-    assert hidden(SPEC, other.relation(), []).doubtful == ("id", "open")
+    assert hidden(SPEC, other.relation(), [], listed=False).doubtful == ("id", "open")
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_only_a_column_list_leaves_out_what_is_excluded(listed: bool) -> None:
+    """Column 2 came as ``v``, is ``secret`` now, and 3 is another ``v``; or 2 was never sent."""
+    spec = replace(Catalog(("id",)).spec("secret"), excluded_numbers=frozenset({2}))
+    sent, now = Catalog(("id", "v")), Catalog(("id", "secret", "v"))
+    found = hidden(spec, sent.relation(), now.attributes(), listed=listed)
+    assert ("v" in found.names) is not listed
+    assert not found.doubtful
 
 
 def test_a_column_that_comes_later_is_remembered_by_its_number() -> None:
     spec = Catalog(("id",)).spec("secret")
     added = Catalog(("id", "secret"))
-    assert hidden(spec, added.relation(), added.attributes()).numbers == {2}
+    assert hidden(spec, added.relation(), added.attributes(), listed=False).numbers == {2}
 
 
 @st.composite
@@ -121,7 +131,7 @@ def test_whatever_the_history(states: list[Catalog], data: st.DataObject) -> Non
     for other in (REGISTERED, now):  # looks the same, and is another: nobody can tell
         same = [name for name in other.names if name is not None] == told
         assume(not same or other.numbers() == then.numbers())
-    found = hidden(SPEC, then.relation(), now.attributes())
+    found = hidden(SPEC, then.relation(), now.attributes(), listed=False)
     secret = {
         n for n, number in zip(told, then.numbers(), strict=True) if number == 2 or n == "secret"
     }

@@ -20,7 +20,8 @@
 --
 -- With state and catalog in another database, run the last two parts there (without tables).
 -- A table of which only some columns are named is for columns.exclude: the others are neither
--- granted nor published. Adding a column later takes both, and a resync of that table.
+-- granted nor published. Adding a column later takes both, and a resync of that table. As long as
+-- columns are listed, Postgres refuses to drop them (without cascade) or to alter their types.
 
 \if :{?database}
 \else
