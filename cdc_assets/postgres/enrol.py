@@ -26,6 +26,7 @@ from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, tr
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.partitions import sent_as_root, unlogged
+from cdc_assets.postgres.planning import refuse_unplannable
 from cdc_assets.postgres.publications import (
     Publishing,
     inserts_publication,
@@ -77,6 +78,7 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
     heaps(source, table, found.oid)
     for missing in missing_rights(source, found.oid, config.table(table).columns.exclude):
         raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
+    refuse_unplannable(source, found)
     follows = config.snapshot.mode != "snapshot_only"
     sent = sent_columns(source, config.publication) if follows else frozenset(("", "s"))
     mode = config.table(table).mode or "mirror"

@@ -24,6 +24,7 @@ from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.identity import children, remedy, sentence
 from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.partitions import sent_as_root, unlogged
+from cdc_assets.postgres.planning import refuse_unplannable
 from cdc_assets.postgres.publications import (
     addition,
     creation,
@@ -67,7 +68,13 @@ def table_findings(
             yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
         if (unsent := unlogged(connection, found)) is not None:
             yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
-    yield from missing_rights(connection, found.oid, table.columns.exclude)
+    missing = missing_rights(connection, found.oid, table.columns.exclude)
+    yield from missing
+    try:
+        if not missing:
+            refuse_unplannable(connection, found)
+    except TableProblem as problem:
+        yield Finding("table_unplannable", "error", f"{problem.what}.", problem.remedy)
     if follows:
         yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
     try:

@@ -34,6 +34,7 @@ from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.connect import conninfo, uri
 from cdc_assets.postgres.holders import pin_point
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.planning import refuse_unplannable
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.postgres.types import select_expression
 from cdc_assets.snapshot.landing import Landing
@@ -157,7 +158,7 @@ class TableCopy:
             why = outcomes.get("rewritten") or outcomes["changed"]
             with self._pipeline.connect_source("copy") as source:
                 try:
-                    describe(source, self.table)
+                    refuse_unplannable(source, describe(source, self.table))
                 except TableProblem as problem:
                     self._store.park(self.table, str(problem), self._row.epoch)
                     raise
