@@ -18,6 +18,8 @@ from cdc_assets.postgres.enrol import (
     inherited,
     refuse_excluded_key,
     refuse_mode,
+    unread,
+    unsent_columns,
     without_identity,
 )
 from cdc_assets.postgres.findings import Finding
@@ -68,7 +70,8 @@ def table_findings(
             yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
         if (unsent := unlogged(connection, found)) is not None:
             yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
-    missing = missing_rights(connection, found.oid, table.columns.exclude)
+    unsent = unsent_columns(connection, config, found, sent)
+    missing = missing_rights(connection, found.oid, unread(table, unsent))
     yield from missing
     try:
         if not missing:
@@ -89,7 +92,7 @@ def table_findings(
             )
     except TableProblem as problem:
         yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
-    generated = [c.name for c in found.columns if c.generated not in sent]
+    generated = [c.name for c in unsent if c.generated and c.name not in table.columns.exclude]
     if generated:
         yield Finding(
             "generated_columns",
