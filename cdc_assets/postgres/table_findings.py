@@ -70,8 +70,8 @@ def table_findings(
             yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
         if (unsent := unlogged(connection, found)) is not None:
             yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
-    unsent = unsent_columns(connection, config, found, sent)
-    missing = missing_rights(connection, found.oid, unread(table, unsent))
+    left_out = unsent_columns(connection, config, found, sent)
+    missing = missing_rights(connection, found.oid, unread(table, left_out))
     yield from missing
     try:
         if not missing:
@@ -92,7 +92,7 @@ def table_findings(
             )
     except TableProblem as problem:
         yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
-    generated = [c.name for c in unsent if c.generated and c.name not in table.columns.exclude]
+    generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
     if generated:
         yield Finding(
             "generated_columns",
