@@ -85,7 +85,7 @@ select n.nspname::text, c.relname::text, pg_catalog.bool_or(p.root is not null),
                       and d.deptype = 'e')
    and (p.root is not null or f.owned or f.writable or f.readable)
  group by n.nspname, c.relname
- order by 1, 2
+ order by 3 desc, 1, 2
 """
 # A finding is read by a person.
 _LISTED = 5
