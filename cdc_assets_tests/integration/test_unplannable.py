@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.errors import TableProblem
+from cdc_assets.errors import CopyRestarted, TableProblem
 from cdc_assets.materializer.follow import Follower
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.preflight import preflight
 from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.snapshot.table_copy import TableCopy
 from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import bench, wait_for
@@ -109,6 +110,15 @@ def test_one_that_becomes_so_before_its_copy_ends_is_parked_and_not_begun_anew(
     postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
 ) -> None:
     with lake(postgres_dsn(), spark_server.ensure(), SETUP, "app.bad", "app.good") as source:
+        source.pin()
+        row = source.pipeline.store.table(GOOD)
+        assert row is not None
+        # One that was altered, by somebody who has it locked yet, begins anew all the same.
+        copy = TableCopy(source.pipeline, source.session, row, None, lambda _: None)
+        with source.source.transaction():
+            source.execute("alter table app.good alter v set statistics 10, add w text")
+            with pytest.raises(CopyRestarted):
+                copy.judge({"changed": "it has another column"})
         source.pin()
         source.execute(TABLE)
         copy_table(source.pipeline, source.session, GOOD)
