@@ -19,7 +19,7 @@ from cdc_assets.errors import (
     SparkProblem,
     first_line,
 )
-from cdc_assets.pipeline import coordination_dsn, source_dsn
+from cdc_assets.pipeline import coordination_dsn, replication_dsn, source_dsn
 from cdc_assets.traces import keep_trace
 
 _LACKS = (
@@ -69,21 +69,26 @@ def _is_lost(error: psycopg.OperationalError) -> bool:
 
 
 def _whose(said: str, config: SourceConfig | None) -> tuple[str, str]:
-    """Which database a message is about, by the address in it; and the setting that names it."""
+    """Which database a message is about, by the address in it; and the settings that name it."""
     if config is None:
         return "Postgres", "its address"
-    if config.postgres.embedded or config.state.postgres_url is None:
-        return f"the Postgres of source {config.name}", "postgres.dsn"
-    whose = [
-        found
-        for found, dsn in (
-            ((f"the source {config.name}", "postgres.dsn"), source_dsn(config)),
-            (("the coordination database", "state.postgres_url"), coordination_dsn(config)),
-        )
-        if _names(said, dsn)
-    ]
-    both = (f"the Postgres of source {config.name}", "postgres.dsn or state.postgres_url")
-    return whose[0] if len(whose) == 1 else both
+    here = f"the Postgres of source {config.name}"
+    if config.postgres.embedded:
+        return here, "postgres.dsn"
+    source, state = f"the source {config.name}", "the coordination database"
+    dsns = [(source, "postgres.dsn", source_dsn(config))]
+    if config.postgres.replication_dsn is not None:
+        dsns.append((source, "postgres.replication_dsn", replication_dsn(config)))
+    if config.state.postgres_url is not None:
+        dsns.append((state, "state.postgres_url", coordination_dsn(config)))
+    named = [each for each in dsns if _names(said, each[2])]
+    # Where the addresses are the same, the role tells.
+    named = [
+        each for each in named if f'"{conninfo_to_dict(each[2]).get("user")}"' in said
+    ] or named
+    whose = {who for who, *_ in named} if len(dsns) > 1 else set()
+    settings = " or ".join(setting for _, setting, _ in named or dsns)
+    return (whose.pop() if len(whose) == 1 else here), settings
 
 
 def _names(said: str, dsn: str) -> bool:

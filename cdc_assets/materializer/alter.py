@@ -297,11 +297,10 @@ def _refuse(lake: LakeTable, before: Mapping[int, Column], columns: Sequence[Col
 
 
 def _of_the_same_type(known: Column, now: Column) -> bool:
-    """By oid: an earlier version wrote the names of types of the search path without a schema."""
-    if now.type.endswith(f".{known.type}"):
-        return True
-    same = (known.type_oid, known.modifier) == (now.type_oid, now.modifier)
-    return known.type_oid != 0 and same
+    """By oid, where it is known: an earlier version wrote the name of a type without its schema."""
+    if known.type_oid:
+        return (known.type_oid, known.modifier) == (now.type_oid, now.modifier)
+    return now.type.endswith(f".{known.type}")
 
 
 def _missing(

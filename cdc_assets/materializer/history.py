@@ -20,8 +20,9 @@ from pyspark.sql import types as T
 from cdc_assets.log.files import OLD_KEY
 from cdc_assets.materializer.batch import Facts
 from cdc_assets.materializer.fold import JSON, Event, relinked_keys, text_struct
-from cdc_assets.materializer.repair import Key, Reread
+from cdc_assets.materializer.repair import Reread
 from cdc_assets.materializer.rows import as_lake, named, texts_of
+from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.names import lake_column
 from cdc_assets.spark.tables import LakeTable, ticked
 

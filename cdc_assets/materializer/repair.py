@@ -20,26 +20,23 @@ from psycopg import sql
 from cdc_assets.errors import TableProblem
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
-from cdc_assets.postgres.key_lookup import KeyColumn, key_columns
+from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.postgres.types import text_form
 from cdc_assets.spark.tables import LakeColumn, LakeTable
 
-Key = tuple[str | None, ...]
 Reread = Callable[[Sequence[Key]], list[str]]
 
 
 def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
-    """Rows of the source; ``now``: what it calls its columns, which may be ahead."""
+    """What is read of a row ``t``; ``now``: what the source calls its columns, maybe ahead."""
 
     def text(column: LakeColumn) -> sql.Composable:
         if column.source.number not in now:
             return sql.SQL("null")
-        return text_form(sql.Identifier(now[column.source.number]))
+        return text_form(sql.Identifier("t", now[column.source.number]))
 
-    return sql.SQL("select {} from {} t where ").format(
-        sql.SQL(", ").join(text(c) for c in lake.columns), lake.table.rows
-    )
+    return sql.SQL(", ").join(text(c) for c in lake.columns)
 
 
 def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
@@ -55,10 +52,6 @@ def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
     return [found[number] for number in numbers]
 
 
-def _equals(column: KeyColumn, value: str | None) -> sql.Composable:
-    return column.equals("t", sql.Literal(value))
-
-
 def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
     """A function from keys to rows, both in text form; rows are JSON as in ``_data``.
 
@@ -71,10 +64,10 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
         with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
             check_oid(source, lake.row.table, lake.row.oid)
             now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
-            select, columns = _select(lake, now), _key(source, lake)
-            for key in keys:
-                # Values stand in the statement: beside parameters, a % in a name would be one, too.
-                cursor.execute(select + sql.SQL(" and ").join(map(_equals, columns, key)))
+            select, key = _select(lake, now), _key(source, lake)
+            query = sql.SQL("select {} from {} join {} t on {}")
+            for some in lookups(key, keys):
+                cursor.execute(query.format(select, some.listed, lake.table.rows, some.equal))
                 found.extend(json.dumps(dict(zip(names, row, strict=True))) for row in cursor)
             pipeline.store.not_whole_before(lake.row, current_lsn(source))
         return found

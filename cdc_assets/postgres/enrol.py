@@ -9,7 +9,7 @@ it goes into the publication of inserts, in any other mode it is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,12 @@ from cdc_assets.errors import PreflightError, TableProblem
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import SourceTable, describe, heaps
+from cdc_assets.postgres.catalog import Column, SourceTable, describe, heaps
 from cdc_assets.postgres.identity import Trouble, children, remedy, sentence
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.partitions import sent_as_root, unlogged
+from cdc_assets.postgres.planning import refuse_unplannable
 from cdc_assets.postgres.publications import (
     Publishing,
     inserts_publication,
@@ -76,10 +77,12 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
     refuse_mode(found, config.table(table))
     refuse_excluded_key(found, config.table(table))
     heaps(source, table, found.oid)
-    for missing in missing_rights(source, found.oid, config.table(table).columns.exclude):
-        raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
     follows = config.snapshot.mode != "snapshot_only"
     sent = sent_columns(source, config.publication) if follows else frozenset(("", "s"))
+    unsent = unsent_columns(source, config, found, sent)
+    for missing in missing_rights(source, found.oid, unread(config.table(table), unsent)):
+        raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
+    refuse_unplannable(source, found)
     mode = config.table(table).mode or "mirror"
     if (inherit := children(source, [found.oid])) and not config.table(table).only:
         raise inherited(table, inherit[found.oid])
@@ -96,10 +99,6 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
             config.table(table).columns.exclude,
             inserts_only=inserts_only,
         )
-    unsent = [c for c in found.columns if c.generated not in sent]
-    listed = listed_columns(source, config.publication, [found.oid]) if follows else {}
-    if (numbers := listed.get(found.oid)) is not None:
-        unsent = [c for c in found.columns if c.number not in numbers]
     return Enrolled(
         found.without([c.name for c in unsent]),
         mode,
@@ -107,6 +106,22 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
         tuple(c.name for c in unsent if c.generated),
         tuple(c.number for c in unsent if not c.generated),
     )
+
+
+def unsent_columns(
+    source: Connection, config: SourceConfig, found: SourceTable, sent: Collection[str]
+) -> list[Column]:
+    """Those that the stream doesn't carry: generated ones, and what a column list leaves out."""
+    if config.snapshot.mode != "snapshot_only":
+        listed = listed_columns(source, config.publication, [found.oid])
+        if (numbers := listed.get(found.oid)) is not None:
+            return [c for c in found.columns if c.number not in numbers]
+    return [c for c in found.columns if c.generated not in sent]
+
+
+def unread(table: TableConfig, unsent: Collection[Column]) -> set[str]:
+    """The columns that no statement of ours reads."""
+    return {*table.columns.exclude, *(c.name for c in unsent if c.generated)}
 
 
 def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:

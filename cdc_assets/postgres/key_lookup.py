@@ -4,12 +4,13 @@ A cast, the check of a domain and an operator that is merely called ``=`` are fu
 owns a type may have written, and would run with our rights. So the operator is the one of the key's
 own index, whose operator class only a superuser can make, and a text becomes a value by the input
 function of a built-in type, or of an extension's. Values of any other type are printed and compared
-as text, which no index helps: even for an enum's, Postgres may choose the comparison by a cast.
+as text, which no index helps: even for an enum's, Postgres may choose the comparison by a cast. So
+are those of regclass and its like: a text that names what is gone is none of their values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,11 @@ from psycopg import sql
 from cdc_assets.postgres.types import text_form
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+Key = tuple[str | None, ...]
+"""The texts of a key's columns."""
+
+# Keys that are looked up at once: few enough for the planner to take the index.
+_LOOKUP_KEYS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +40,52 @@ class KeyColumn:
     type: str
     read_by: Literal["cast", "input", "nothing"]
 
-    def equals(self, alias: str, text: sql.Composable) -> sql.Composable:
-        """Whether the column has the value of ``text``, a literal."""
-        column = sql.Identifier(alias, self.name)
-        if self.read_by == "nothing":
-            return sql.SQL("{} = {}").format(text_form(column), text)
-        return sql.SQL("{} {} {}").format(column, sql.SQL(self.operator), text)
-
-    def listed(self, texts: Iterable[str]) -> sql.Composable:
-        """An array of texts, to be unnested and compared by :meth:`equals_listed`."""
+    def listed(self, texts: Iterable[str | None]) -> sql.Composable:
+        """An array of texts, to be unnested and compared by :meth:`equals`."""
         element = self.type if self.read_by == "input" else "text"
         return sql.SQL("{}::{}[]").format(sql.Literal(list(texts)), sql.SQL(element))
 
-    def equals_listed(self, alias: str, element: sql.Composable) -> sql.Composable:
+    def equals(self, alias: str, element: sql.Composable) -> sql.Composable:
         """Whether the column is an element of an array that :meth:`listed` made."""
+        column = sql.Identifier(alias, self.name)
+        if self.read_by == "nothing":
+            return sql.SQL("{} = {}").format(text_form(column), element)
         if self.read_by == "cast":
             element = sql.SQL("{}::{}").format(element, sql.SQL(self.type))
-        return self.equals(alias, element)
+        return sql.SQL("{} {} {}").format(column, sql.SQL(self.operator), element)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Some of the keys, those from place ``first`` on, for one statement.
+
+    ``listed`` is a FROM item that shows them as ``k``, with ``k.n`` counting from 1; ``equal`` is
+    whether the table's row ``t`` has the key of ``k``. Values stand in both: beside parameters, a %
+    in a name would be one, too.
+    """
+
+    first: int
+    listed: sql.Composable
+    equal: sql.Composable
+
+
+def lookups(columns: Sequence[KeyColumn], keys: Sequence[Key]) -> Iterator[Lookup]:
+    """How ``keys`` are looked up: some at a time, or all at once where it takes a scan."""
+    names = [sql.Identifier(f"k{i}") for i in range(len(columns))]
+    equal = sql.SQL(" and ").join(
+        column.equals("t", sql.SQL("k.{}").format(name))
+        for column, name in zip(columns, names, strict=True)
+    )
+    scans = any(column.read_by == "nothing" for column in columns)
+    step = max(1, len(keys)) if scans else _LOOKUP_KEYS
+    for start in range(0, len(keys), step):
+        some = keys[start : start + step]
+        texts = zip(*some, strict=True)
+        arrays = [c.listed(values) for c, values in zip(columns, texts, strict=True)]
+        listed = sql.SQL("unnest({}) with ordinality as k ({}, n)").format(
+            sql.SQL(", ").join(arrays), sql.SQL(", ").join(names)
+        )
+        yield Lookup(start, listed, equal)
 
 
 # The operator is that of the key's index (see ``catalog``), or of any other unique one. A modifier
@@ -64,7 +99,7 @@ with recursive base as (
     select b.attnum, b.attname, t.typbasetype
       from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd')
 select b.attnum, b.attname::text, coalesce(equal.operator, ''), pg_catalog.format_type(t.oid, -1),
-       case when equal.operator is null then 'nothing'
+       case when equal.operator is null or t.typname like 'reg%%' then 'nothing'
             when t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace then 'cast'
             when t.typtype = 'b' and t.typelem = 0 and equal.of = t.oid and o.rolsuper then 'input'
             else 'nothing' end

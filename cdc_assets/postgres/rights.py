@@ -54,7 +54,7 @@ def missing_rights(
 ) -> list[Finding]:
     """Why this role would see only some of the table, or nothing; the remedies are SQL.
 
-    ``excluded``: columns that aren't wanted.
+    ``excluded``: columns that aren't wanted; those that aren't sent are among them.
     """
     wanted = {"oid": oid, "system": list(SYSTEM_COLUMNS), "excluded": list(excluded)}
     rows = connection.execute(_RIGHTS, wanted).fetchall()

@@ -7,7 +7,8 @@ reads, so every right beyond reading is named. Nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -22,6 +23,7 @@ from cdc_assets.postgres.replication import system_identifier
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+_ROLE = "select current_user::text"
 _LEAST = "Give it what infra/postgres/roles.sql gives, and no more."
 
 # On RDS and Aurora nobody gets the attribute REPLICATION; a membership stands for it there.
@@ -53,7 +55,8 @@ select current_user::text, r.rolsuper, pg_catalog.array_remove(array[
   from pg_catalog.pg_roles r where r.rolname = current_user
 """
 
-# Of the replicated tables and what belongs to them: which are the role's, and which it may change.
+# Of the replicated tables with their partitions, and of every other: which are the role's, which it
+# may change, and which it may read. Not ours, nor an extension's.
 _TABLES = """
 with recursive part (root, oid) as (
     select c.oid, c.oid
@@ -62,18 +65,27 @@ with recursive part (root, oid) as (
       join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
     union all
     select p.root, i.inhrelid from part p join pg_catalog.pg_inherits i on i.inhparent = p.oid)
-select n.nspname::text, c.relname::text, pg_catalog.bool_or(f.owned), pg_catalog.bool_or(f.writable)
-  from part p
-  join pg_catalog.pg_class c on c.oid = p.root
+select n.nspname::text, c.relname::text, pg_catalog.bool_or(p.root is not null),
+       pg_catalog.bool_or(k.relrowsecurity), pg_catalog.bool_or(f.owned),
+       pg_catalog.bool_or(f.writable), pg_catalog.bool_or(f.readable)
+  from pg_catalog.pg_class k
+  left join part p on p.oid = k.oid
+  join pg_catalog.pg_class c on c.oid = coalesce(p.root, k.oid)
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-  join pg_catalog.pg_class k on k.oid = p.oid
   cross join lateral (
        select pg_catalog.pg_has_role(k.relowner, 'member') as owned,
               pg_catalog.has_table_privilege(k.oid, 'INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER')
-              or pg_catalog.has_any_column_privilege(k.oid, 'INSERT, UPDATE') as writable) f
+              or pg_catalog.has_any_column_privilege(k.oid, 'INSERT, UPDATE') as writable,
+              pg_catalog.has_any_column_privilege(k.oid, 'SELECT') as readable) f
+ where k.relkind in ('r', 'p', 'm', 'f') and k.relpersistence <> 't'
+   and n.nspname not in ('pg_catalog', 'information_schema', %(ours)s)
+   and c.relname not in ('iceberg_tables', 'iceberg_namespace_properties')
+   and not exists (select from pg_catalog.pg_depend d
+                    where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = k.oid
+                      and d.deptype = 'e')
+   and (p.root is not null or f.owned or f.writable or f.readable)
  group by n.nspname, c.relname
-having pg_catalog.bool_or(f.owned) or pg_catalog.bool_or(f.writable)
- order by 1, 2
+ order by 3 desc, 1, 2
 """
 # A finding is read by a person.
 _LISTED = 5
@@ -92,13 +104,12 @@ select e.evtname::text, o.rolname::text
 def role_findings(connection: Connection, config: SourceConfig, follows: bool) -> Iterator[Finding]:
     """Whether the roles may do what they have to, and what they may do besides."""
     given = config.postgres.replication_dsn
-    if follows:
-        if given is None:
-            yield from _may_replicate(connection)
-        else:
-            yield from _streams(connection, given.get_secret_value())
     if not config.postgres.embedded:  # whose only role is its superuser
-        yield from _excess(connection, config, apart=given is not None)
+        yield from _excess(connection, config, "reads the tables", apart=given is not None)
+    if follows and given is None:
+        yield from _may_replicate(connection)
+    elif follows and given is not None:
+        yield from _streams(connection, config, given.get_secret_value())
     for trigger, owner in connection.execute(_EVENT_TRIGGERS):
         yield Finding(
             "event_trigger",
@@ -123,17 +134,19 @@ def _may_replicate(connection: Connection) -> Iterator[Finding]:
         )
 
 
-def _streams(source: Connection, dsn: str) -> Iterator[Finding]:
-    """Whether the second address is the same database's, and its role may replicate."""
+def _streams(source: Connection, config: SourceConfig, dsn: str) -> Iterator[Finding]:
+    """Whether the second address is the same database's, and what its role may."""
     try:
         with connect(dsn, application_name="cdc_assets check") as slots:
             if _place(slots) != _place(source):
                 yield Finding(
                     "replication_elsewhere",
                     "error",
-                    "postgres.replication_dsn is another database than postgres.dsn.",
+                    "postgres.replication_dsn is another server or database than postgres.dsn.",
                     "Give the same server and database in both; only the role differs.",
                 )
+            elif _one(slots, _ROLE) != _one(source, _ROLE):
+                yield from _excess(slots, config, "streams", apart=True)
             yield from _may_replicate(slots)
     except psycopg.OperationalError as error:
         yield Finding(
@@ -146,55 +159,79 @@ def _streams(source: Connection, dsn: str) -> Iterator[Finding]:
         )
 
 
-def _place(connection: Connection) -> tuple[str, str]:
-    row = connection.execute("select current_database()::text").fetchone()
+def _place(connection: Connection) -> tuple[object, ...]:
+    """What a standby has in common with its primary, and whether it is one."""
+    row = connection.execute(
+        "select current_database()::text, pg_catalog.pg_is_in_recovery()"
+    ).fetchone()
     assert row is not None
-    return system_identifier(connection), str(row[0])
+    return system_identifier(connection), *row
 
 
-def _excess(connection: Connection, config: SourceConfig, *, apart: bool) -> Iterator[Finding]:
-    tables = [table.id for table in config.tables]
-    wanted = {"schemas": [t.schema for t in tables], "names": [t.name for t in tables]}
-    streams = "may replicate besides"
-    row = connection.execute(_ATTRIBUTES, {"hidden": _hides_rows(connection, wanted)}).fetchone()
+def _excess(
+    connection: Connection, config: SourceConfig, does: str, *, apart: bool
+) -> Iterator[Finding]:
+    """What the session's role may besides what it ``does``; ``apart``: another role streams."""
+    reads = does != "streams"
+    found = _tables(connection, config)
+    hidden = reads and any(t.replicated and t.hides_rows for t in found)
+    row = connection.execute(_ATTRIBUTES, {"hidden": hidden}).fetchone()
     assert row is not None
-    role, superuser, more = str(row[0]), bool(row[1]), list(row[2])
+    role, superuser, more, minor = str(row[0]), bool(row[1]), list(row[2]), list[str]()
     if superuser:
         more = ["is a superuser: code of whoever owns a table may run as one"]
     else:
-        found = connection.execute(_TABLES, wanted).fetchall()
-        for what, place in (("owns, or may become the owner of,", 2), ("may write to", 3)):
-            if named := [str(TableId(r[0], r[1])) for r in found if r[place]]:
-                listed = ", ".join(named[:_LISTED]) + (", …" if len(named) > _LISTED else "")
-                more.append(f"{what} {listed}")
+        more += _named("owns, or may become the owner of,", [t for t in found if t.owned])
+        more += _named("may write to", [t for t in found if t.writable])
+        if not reads:
+            more += _named("may read", [t for t in found if t.readable])
+        else:
+            others = [t for t in found if t.readable and not t.replicated]
+            minor += _named("may read what isn't replicated here:", others)
         if not apart and _one(connection, _MAY_REPLICATE):
-            more.append(streams)
-    if more:
+            minor.append("may replicate besides")
+    if more or minor:
         remedy = _LEAST
         if not apart:
             remedy += " The role that streams is another one, by postgres.replication_dsn."
         yield Finding(
             "excess_rights",
-            "info" if more == [streams] else "warning",  # one role for both is a choice
-            f"the role {role}, which reads the tables, {'; '.join(more)}.",
+            "warning" if more else "info",  # one role for both, or for several sources, is a choice
+            f"the role {role}, which {does}, {'; '.join(more + minor)}.",
             remedy,
         )
 
 
-def _hides_rows(connection: Connection, wanted: dict[str, list[str]]) -> bool:
-    return bool(
-        _one(
-            connection,
-            "select exists (select"
-            " from unnest(%(schemas)s::text[], %(names)s::text[]) w (schema_name, table_name)"
-            " join pg_catalog.pg_namespace n on n.nspname = w.schema_name"
-            " join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name"
-            " where c.relrowsecurity)",
-            wanted,
-        )
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table at the source, and what the role may do with it or a partition of it."""
+
+    id: TableId
+    replicated: bool
+    hides_rows: bool
+    owned: bool
+    writable: bool
+    readable: bool
+
+
+def _tables(connection: Connection, config: SourceConfig) -> list[_Table]:
+    tables = [table.id for table in config.tables]
+    found = connection.execute(
+        _TABLES,
+        {
+            "schemas": [table.schema for table in tables],
+            "names": [table.name for table in tables],
+            "ours": config.state.schema_,
+        },
     )
+    return [_Table(TableId(schema, name), *map(bool, rest)) for schema, name, *rest in found]
 
 
-def _one(connection: Connection, query: str, params: dict[str, list[str]] | None = None) -> Any:
-    row = connection.execute(query.encode(), params).fetchone()
+def _named(what: str, tables: Sequence[_Table]) -> list[str]:
+    listed = ", ".join(str(table.id) for table in tables[:_LISTED])
+    return [f"{what} {listed}{', …' if len(tables) > _LISTED else ''}"] if tables else []
+
+
+def _one(connection: Connection, query: str) -> Any:
+    row = connection.execute(query.encode()).fetchone()
     return row[0] if row else None

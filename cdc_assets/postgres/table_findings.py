@@ -18,12 +18,15 @@ from cdc_assets.postgres.enrol import (
     inherited,
     refuse_excluded_key,
     refuse_mode,
+    unread,
+    unsent_columns,
     without_identity,
 )
 from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.identity import children, remedy, sentence
 from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.partitions import sent_as_root, unlogged
+from cdc_assets.postgres.planning import refuse_unplannable
 from cdc_assets.postgres.publications import (
     creation,
     inserts_publication,
@@ -67,7 +70,14 @@ def table_findings(
             yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
         if (unsent := unlogged(connection, found)) is not None:
             yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
-    yield from missing_rights(connection, found.oid, table.columns.exclude)
+    left_out = unsent_columns(connection, config, found, sent)
+    missing = missing_rights(connection, found.oid, unread(table, left_out))
+    yield from missing
+    try:
+        if not missing:
+            refuse_unplannable(connection, found)
+    except TableProblem as problem:
+        yield Finding("table_unplannable", "error", f"{problem.what}.", problem.remedy)
     if follows:
         yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
     try:
@@ -82,7 +92,7 @@ def table_findings(
             )
     except TableProblem as problem:
         yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
-    generated = [c.name for c in found.columns if c.generated not in sent]
+    generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
     if generated:
         yield Finding(
             "generated_columns",

@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+import psycopg
 from psycopg import sql
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import StringType
@@ -34,6 +35,7 @@ from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.connect import conninfo, uri
 from cdc_assets.postgres.holders import pin_point
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.planning import refuse_unplannable
 from cdc_assets.postgres.replication import current_lsn
 from cdc_assets.postgres.types import select_expression
 from cdc_assets.snapshot.landing import Landing
@@ -157,7 +159,9 @@ class TableCopy:
             why = outcomes.get("rewritten") or outcomes["changed"]
             with self._pipeline.connect_source("copy") as source:
                 try:
-                    describe(source, self.table)
+                    found = describe(source, self.table)
+                    with suppress(psycopg.errors.LockNotAvailable):  # whoever alters it goes on
+                        refuse_unplannable(source, found)
                 except TableProblem as problem:
                     self._store.park(self.table, str(problem), self._row.epoch)
                     raise

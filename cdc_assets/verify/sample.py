@@ -42,7 +42,7 @@ from cdc_assets.log.verified import compared, remember_compared, remember_missed
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.ctid import CtidRange
-from cdc_assets.postgres.key_lookup import key_columns
+from cdc_assets.postgres.key_lookup import key_columns, lookups
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pins import under
@@ -77,8 +77,6 @@ from cdc_assets.verify.source import REWRITTEN, Part, read_source
 # How long a comparison waits for what isn't its own: transactions that hold up the slot, a flusher
 # or merges that aren't level. Longer, and the table is compared another time.
 PATIENCE_SECONDS = 20.0
-# Keys that are looked up at once: few enough for the planner to take the index.
-_LOOKUP_KEYS = 500
 # No column of Postgres has a name of more than 63 bytes.
 _KEY = "key" + "_" * 64
 _HASHES = 1_000_000
@@ -271,30 +269,8 @@ def _surplus(
         if any(c.source.number not in columns for c in lake.key):
             raise TableProblem(lake.row.table, REWRITTEN)
         key = [columns[column.source.number] for column in lake.key]
-        # Values stand in the statement: beside parameters a name with % in it would be one, too.
-        query = sql.SQL(
-            "select k.n from unnest({arrays}) with ordinality as k ({names}, n)"
-            " where not exists (select from {table} t where {equal})"
-        )
-        names = [sql.Identifier(f"k{i}") for i in range(len(key))]
-        equal = sql.SQL(" and ").join(
-            column.equals_listed("t", sql.SQL("k.{}").format(name))
-            for column, name in zip(key, names, strict=True)
-        )
-        # What no index helps to find is looked for at once: each statement reads the whole table.
-        scans = any(column.read_by == "nothing" for column in key)
-        step = max(1, len(listed)) if scans else _LOOKUP_KEYS
-        for start in range(0, len(listed), step):
-            some = listed[start : start + step]
-            texts = zip(*(keys[each] for each in some), strict=True)
-            arrays = [c.listed(values) for c, values in zip(key, texts, strict=True)]
-            found = source.execute(
-                query.format(
-                    arrays=sql.SQL(", ").join(arrays),
-                    names=sql.SQL(", ").join(names),
-                    table=lake.table.rows,
-                    equal=equal,
-                )
-            )
-            missing += [some[int(n) - 1] for (n,) in found]
+        query = sql.SQL("select k.n from {} where not exists (select from {} t where {})")
+        for some in lookups(key, [keys[each] for each in listed]):
+            found = source.execute(query.format(some.listed, lake.table.rows, some.equal))
+            missing += [listed[some.first + int(n) - 1] for (n,) in found]
     return missing

@@ -17,10 +17,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc_assets.config import SourceConfig
+from cdc_assets.config import SourceConfig, parse_config
 from cdc_assets.embedded.binaries import own, server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
+from cdc_assets.postgres.role_findings import role_findings
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
 
@@ -269,6 +270,14 @@ def test_a_slot_that_a_conflict_on_the_standby_ended_is_named(
         source.connection.close()
 
 
+def _place_of_slots(source: Bench, server: str) -> set[str]:
+    """What ``check`` says if ``postgres.replication_dsn`` leads to that server."""
+    streams = make_conninfo(server, dbname=conninfo_to_dict(source.dsn)["dbname"])
+    settings = {**source.settings("t"), "postgres": {"dsn": source.dsn, "replication_dsn": streams}}
+    found = role_findings(source.connection, parse_config(settings, "test"), follows=True)
+    return {finding.code for finding in found if finding.severity == "error"}
+
+
 def test_a_standby_that_lacks_what_the_log_has_is_named(
     tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
 ) -> None:
@@ -281,6 +290,8 @@ def test_a_standby_that_lacks_what_the_log_has_is_named(
         config = source.config("public.t")
         source.flush(config)
         _synced(source, pair, config)
+        assert _place_of_slots(source, pair.primary.start()) == set()
+        assert _place_of_slots(source, pair.standby_dsn) == {"replication_elsewhere"}
         pair.standby.stop()
         source.execute("insert into t select generate_series(1, 20000)")
         source.flush(config)

@@ -27,8 +27,8 @@ def dsn_of(database: str, role: str) -> str:
     return make_conninfo(database, user=role, password=ROLES[role])
 
 
-def apply_roles(postgres: EmbeddedPostgres, dsn: str, tables: str) -> None:
-    """Run the file as a person does, by psql."""
+def apply_roles(postgres: EmbeddedPostgres, dsn: str, tables: str) -> str:
+    """Run the file as a person does, by psql; returns its warnings."""
     given = {
         "ON_ERROR_STOP": "1",
         "database": str(conninfo_to_dict(dsn)["dbname"]),
@@ -45,6 +45,7 @@ def apply_roles(postgres: EmbeddedPostgres, dsn: str, tables: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return "\n".join(line for line in done.stderr.splitlines() if "WARNING" in line)
 
 
 @contextmanager

@@ -11,11 +11,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 import adbc_driver_postgresql.dbapi as adbc
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import create_engine
 
 from cdc_assets.embedded.binaries import debian_bindir
+from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.connect import connect, redacted, uri
 from cdc_assets.postgres.jdbc import HARMLESS, PLACE, REFUSED, SAME, TLS, VALUES, jdbc
@@ -123,6 +125,23 @@ def test_no_secret_of_a_dsn_is_shown() -> None:
 
 
 # -- real servers, real drivers
+
+
+def test_a_service_comes_before_variables_of_the_environment(
+    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = conninfo_to_dict(postgres.start())
+    lines = [f"{key}={value}" for key, value in given.items()]
+    (tmp_path / "services").write_text("\n".join(["[shop]", *lines]))
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    monkeypatch.setenv("PGUSER", "nobody")
+    monkeypatch.setenv("PGDATABASE", "nowhere")
+    for dsn in ("service=shop", "service=shop dbname=template1"):
+        # As libpq has it, whoever is given the address.
+        for address in (dsn, uri(dsn, "x"), make_conninfo("", **resolved(dsn))):
+            with psycopg.connect(address) as connection:
+                at = (connection.info.user, connection.info.dbname)
+                assert at == (given["user"], conninfo_to_dict(dsn).get("dbname", given["dbname"]))
 
 
 @pytest.fixture(scope="module")

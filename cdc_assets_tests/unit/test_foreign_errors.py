@@ -79,6 +79,31 @@ def test_a_sentence_names_the_thing_and_where_the_trace_is(
         assert traces.stat().st_mode & 0o777 == 0o600
 
 
+def test_the_setting_is_named_whose_role_or_address_was_refused() -> None:
+    dsns = {
+        "dsn": "postgresql://cdc:pLanTed@source.example/shop",
+        "replication_dsn": "postgresql://streams:pLanTed@source.example/shop",
+    }
+
+    def said(error: Exception, **state: object) -> str:
+        config = parse_config(
+            {"name": "shop", "postgres": dsns, "state": state, "tables": [{"name": "t"}]}, "test"
+        )
+        return str(explained(error, config))
+
+    both = "correct postgres.dsn or postgres.replication_dsn."
+    denied = psycopg.errors.InvalidPassword(
+        'connection to server at "source.example" (10.0.0.1), port 5432 failed: FATAL:  password'
+        ' authentication failed for user "streams"'
+    )
+    elsewhere = "postgresql://cdc:pLanTed@state.example:5433/cdc"
+    for state in ({}, {"postgres_url": elsewhere}):
+        assert both in said(refused("source.example", 5432), **state)
+        assert "correct postgres.replication_dsn." in said(denied, **state)
+    assert "the source shop" in said(denied)
+    assert "state.postgres_url" in said(refused("state.example", 5433), postgres_url=elsewhere)
+
+
 def test_a_home_that_takes_no_file_is_no_second_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CDC_ASSETS_HOME", "/proc/nowhere")
     assert "details" not in str(explained(IndexError("pop"), CONFIG))

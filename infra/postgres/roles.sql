@@ -59,11 +59,21 @@ alter role cdc_source set idle_in_transaction_session_timeout = 0;
 grant connect on database :"database" to cdc_source, cdc_replication;
 
 -- Of each table its partitions, too: a copy reads them by their own names. A grant by columns has
--- those of Postgres by which pages and their age are told.
+-- those of Postgres by which pages and their age are told. Generated columns can be published since
+-- Postgres 18, if they are stored.
 create temp table wanted on commit preserve rows as
-select trim(part[1])::regclass as root, part[2] as columns
+select root, part[2] as columns,
+       (select jsonb_agg((parse_ident(trim(name)))[1])
+          from regexp_split_to_table(part[2], ',') name) as named,
+       (select string_agg(name, ',') from regexp_split_to_table(part[2], ',') name
+         where not exists (
+               select from pg_catalog.pg_attribute a
+                where a.attrelid = root and a.attname = (parse_ident(trim(name)))[1]
+                  and a.attgenerated <> all(case when current_setting('server_version_num')::int >= 180000
+                                                 then '{"",s}' else '{""}' end::"char"[]))) as published
   from regexp_split_to_table(:'tables', ';') as entry,
-       regexp_match(entry, '^([^(]+?)\s*(?:\((.*)\))?\s*$') as part
+       regexp_match(entry, '^([^(]+?)\s*(?:\((.*)\))?\s*$') as part,
+       cast(trim(part[1]) as regclass) as root
  where entry ~ '\S';
 select format('grant usage on schema %I to cdc_source;', n.nspname)
        || format(case when w.columns is null then 'grant select on %1$s to cdc_source'
@@ -91,7 +101,7 @@ select format('create publication %I with (publish = ''insert, update, delete, t
 -- identified by a key, of columns that are named, or as a whole (REPLICA IDENTITY FULL).
 select format('alter publication %I add table only %s%s', :'publication', w.root,
               case when current_setting('server_version_num')::int >= 150000
-                   then ' (' || w.columns || ')' end)
+                   then ' (' || w.published || ')' end)
   from wanted w
  where not exists (select from pg_catalog.pg_publication_rel r
                      join pg_catalog.pg_publication p on p.oid = r.prpubid
@@ -109,9 +119,7 @@ select format('alter publication %I add table only %s%s', :'publication', w.root
                  and (w.columns is null or not exists (
                      select from unnest(i.indkey::int2[]) k
                        join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = k
-                      where a.attname::text not in (
-                            select (parse_ident(trim(name)))[1]
-                              from regexp_split_to_table(w.columns, ',') name))))) \gexec
+                      where not w.named ? a.attname::text)))) \gexec
 select format('do $say$ begin raise warning %L; end $say$', w.root || ' isn''t published as it was'
               ' named here: cdc-assets check says what it needs, or alter the publication by hand')
   from wanted w
@@ -120,6 +128,21 @@ select format('do $say$ begin raise warning %L; end $say$', w.root || ' isn''t p
                      join pg_catalog.pg_namespace n on n.oid = c.relnamespace
                                                    and n.nspname = t.schemaname
                     where t.pubname = :'publication' and c.oid = w.root) \gexec
+-- Before 15 Postgres has no column lists. What is published as a whole stays so: taken out and added
+-- again it has a gap, and is copied anew.
+select format('do $say$ begin raise warning %L; end $say$', w.root || ' is published with columns that'
+              ' aren''t named here, which leave the server: '
+              || case when current_setting('server_version_num')::int < 150000
+                      then 'Postgres has column lists since version 15'
+                      else format('alter publication %I drop table only %s; then run this again, and'
+                                  ' cdc-assets resync %2$s', :'publication', w.root) end)
+  from wanted w
+  join pg_catalog.pg_class c on c.oid = w.root
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+  join pg_catalog.pg_publication_tables t
+    on t.pubname = :'publication' and t.schemaname = n.nspname and t.tablename = c.relname
+ where w.columns is not null
+   and not coalesce(to_jsonb(t) -> 'attnames' <@ w.named, false) \gexec
 drop table wanted;
 
 -- Row-level security would hide rows from the copy but not from the stream; only needed where tables

@@ -1,0 +1,84 @@
+"""Whether Postgres can plan a query of a table in our sessions, where pg_catalog alone is searched.
+
+Planning simplifies the expressions of the table's indexes, statistics and constraints, and reads
+the bodies of the functions that they call: a name without a schema isn't found there, and then no
+query of that table is planned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.postgres.catalog import SourceTable
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# What the table's indexes, statistics and constraints call, by functions and operators that have a
+# body and no search_path of their own; those first whose names the error has.
+_CALLED = """
+with recursive part (oid) as (
+    select %(oid)s::oid
+    union all
+    select i.inhrelid from part p
+      join pg_catalog.pg_inherits i on i.inhparent = p.oid
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition),
+expression (of, oid) as (
+    select 'pg_catalog.pg_class'::regclass, p.oid from part p
+    union all
+    select 'pg_catalog.pg_class'::regclass, i.indexrelid
+      from part p join pg_catalog.pg_index i on i.indrelid = p.oid
+    union all
+    select 'pg_catalog.pg_statistic_ext'::regclass, s.oid
+      from part p join pg_catalog.pg_statistic_ext s on s.stxrelid = p.oid
+    union all
+    select 'pg_catalog.pg_constraint'::regclass, c.oid
+      from part p join pg_catalog.pg_constraint c on c.conrelid = p.oid),
+called (oid) as (
+    select case d.refclassid when 'pg_catalog.pg_proc'::regclass then d.refobjid else o.oprcode end
+      from expression e
+      join pg_catalog.pg_depend d on d.classid = e.of and d.objid = e.oid
+      left join pg_catalog.pg_operator o
+        on d.refclassid = 'pg_catalog.pg_operator'::regclass and o.oid = d.refobjid)
+select f.oid::regprocedure::text, pg_catalog.quote_ident(n.nspname),
+       pg_catalog.strpos(%(said)s, pg_catalog.format('"%%s"', f.proname)) > 0
+  from pg_catalog.pg_proc f
+  join pg_catalog.pg_namespace n on n.oid = f.pronamespace
+  join pg_catalog.pg_language l on l.oid = f.prolang and l.lanname not in ('internal', 'c')
+ where f.oid in (select oid from called)
+   and not exists (select from pg_catalog.unnest(f.proconfig) s where s like 'search\\_path=%%')
+ order by 1
+"""
+
+
+def refuse_unplannable(connection: Connection, table: SourceTable) -> None:
+    """Raise TableProblem, which names the functions, if a query of ``table`` can't be planned.
+
+    One statement, which reads no row; the role may read the table. Raises
+    psycopg.errors.LockNotAvailable for one that is locked.
+    """
+    rows = sql.SQL("only {}" if table.kind == "r" else "{}").format(table.id.identifier)
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("explain select from {}").format(rows))
+    except psycopg.OperationalError:
+        raise
+    except psycopg.DatabaseError as error:
+        said = error.diag.context or ""
+        called = connection.execute(_CALLED, {"oid": table.oid, "said": said}).fetchall()
+        guilty = [row for row in called if row[2]] or called
+        names = ", ".join(str(name) for name, *_ in guilty) or "functions"
+        remedy = "; ".join(
+            f"alter function {name} set search_path = {path}, public" for name, path, _ in guilty
+        )
+        raise TableProblem(
+            table.id,
+            "Postgres can't plan a query of it in sessions that find names in pg_catalog alone:"
+            f" its indexes, statistics or constraints call {names}, whose body fails there"
+            f" (SQL state {error.sqlstate})",
+            (f"{remedy}; -- or what the body needs; or write" if remedy else "Write")
+            + " each name in the body with its schema, and grant what it uses.",
+        ) from error
