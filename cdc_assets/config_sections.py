@@ -173,9 +173,19 @@ class SnapshotConfig(Section):
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
 
 
+# Of what pyiceberg, Hadoop and S3 would read differently: parts of a URI, "//", ".", "..".
+_NAME = r"(?!\.{1,2}(?:/|\Z))[^/?#\x00-\x1f\x7f]+"
+_PLACE = re.compile(rf"\A(?:file:(?://)?(?:/{_NAME})+|s3://{_NAME}(?:/{_NAME})*)/*\Z")
+
+_SPELLING = (
+    "write file:///absolute/path or s3://bucket/prefix, without #, ?, control characters, empty"
+    " names, . and .."
+)
+
+
 def _place(uri: str) -> str:
-    if not uri.startswith(("file:///", "s3://")):
-        raise ValueError("write file:///absolute/path or s3://bucket/prefix")
+    if not uri.startswith(("file:///", "s3://")) or not _PLACE.match(uri):
+        raise ValueError(_SPELLING)
     return uri.rstrip("/")
 
 
@@ -220,6 +230,14 @@ class CatalogConfig(Section):
     warehouse: str | None = None
     locations: tuple[str, ...] = ()
     """Where tables may lie beside ``warehouse``: an earlier one, or a table's own location."""
+
+    @field_validator("warehouse")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        # A REST catalog's may be a name, and Hadoop and pyiceberg know other stores.
+        if value is not None and value.startswith(("file:", "s3:")) and not _PLACE.match(value):
+            raise ValueError(_SPELLING)
+        return value
 
     @field_validator("locations")
     @classmethod

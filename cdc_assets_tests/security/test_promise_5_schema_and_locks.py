@@ -593,7 +593,7 @@ def test_the_catalog_is_looked_for_in_our_schema_alone(
         " grant all on public.iceberg_tables to public"
     )
     config = config_of(ours)
-    catalog_place._schema.cache_clear()
+    catalog_place._found.cache_clear()
     assert catalog_schema(config) == SCHEMA
     catalog = open_catalog(config)
     assert catalog.list_namespaces() == []
