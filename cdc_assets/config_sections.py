@@ -286,6 +286,10 @@ class S3Config(Section):
     path_style: bool = False
 
 
+_VALUE = r"(?:[^%/;=?#\s]|%[0-9A-Fa-f]{2})*"
+_CONNECT = re.compile(rf"\Asc://[^/;?#\s]+(?:/;?|/(?:;[\w-]+={_VALUE})+)?\Z")
+
+
 class SparkConfig(Section):
     """A local Connect server of ours, or the user's own cluster."""
 
@@ -299,6 +303,12 @@ class SparkConfig(Section):
     def _connect_url(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith("sc://"):
             raise ValueError("write a Spark Connect address: sc://host:15002")
+        # PySpark would say what it can't read, or send another token than was meant.
+        if value is not None and not _CONNECT.match(value):
+            raise ValueError(
+                "write sc://host:15002/;name=value;… with letters, digits and . _ ~ - in values,"
+                " of a token, too (openssl rand -hex 32), and all else as %2F and so on"
+            )
         return value
 
 

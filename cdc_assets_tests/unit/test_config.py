@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from cdc_assets.config import (
     config_from_parent,
@@ -73,6 +74,10 @@ def test_everything_has_a_default_but_the_tables() -> None:
             ["staging.uri", "/l ake/shop/orders/shop/"],
         ),
         ({"spark": {"remote": "http://x"}}, ["spark.remote", "sc://"]),
+        *(
+            ({"spark": {"remote": f"sc://h:1/;token={token};use_ssl=true"}}, ["remote", "hex 32"])
+            for token in ("a/b", "a=", "a;b", "a?b", "a#b", "a%b", "a b")
+        ),
         ({"lake": {"format_version": 1}}, ["lake.format_version"]),
         ({"tables": [{"name": "a", "mode": "upsert"}]}, ["tables.0.mode", "append", "mirror"]),
         (
@@ -125,6 +130,17 @@ def test_a_home_that_no_lake_table_can_be_in_is_refused_for_these_alone(
         assert parse_config(minimal(), "f").staging_uri.endswith("/a%23b/shop/staging")
         elsewhere = minimal(lake={"catalog": {"warehouse": "s3://b/wh"}})
         assert parse_config(elsewhere, "f").warehouse == "s3://b/wh"
+
+
+def test_an_address_of_spark_connect_may_have_all_that_pyspark_reads() -> None:
+    token = "Az09._~-+%2F%3d"
+    for url in ("sc://h", "sc://h:1/", f"sc://h:1/;authorization=Bearer%20{token};use_ssl=true"):
+        remote = parse_config(minimal(spark={"remote": url}), "f").spark.remote
+        assert remote == url
+        DefaultChannelBuilder(url)
+    with pytest.raises(ConfigurationError) as error:
+        parse_config(minimal(spark={"remote": "sc://h:1/;token=sec/ret"}), "f")
+    assert "sec/ret" not in str(error.value)
 
 
 def test_no_error_shows_the_password() -> None:
