@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from cdc_assets.config_base import Duration, Section, Size
+from cdc_assets.config_base import Duration, Section, Size, place_uri, plain_place
 from cdc_assets.layout import parse_order, parse_part
 from cdc_assets.postgres.names import TableId
 
@@ -173,22 +173,6 @@ class SnapshotConfig(Section):
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
 
 
-# Of what pyiceberg, Hadoop and S3 would read differently: parts of a URI, "//", ".", "..".
-_NAME = r"(?!\.{1,2}(?:/|\Z))[^/?#\x00-\x1f\x7f]+"
-_PLACE = re.compile(rf"\A(?:file:(?://)?(?:/{_NAME})+|s3://{_NAME}(?:/{_NAME})*)/*\Z")
-
-_SPELLING = (
-    "write file:///absolute/path or s3://bucket/prefix, without #, ?, control characters, empty"
-    " names, . and .."
-)
-
-
-def _place(uri: str) -> str:
-    if not uri.startswith(("file:///", "s3://")) or not _PLACE.match(uri):
-        raise ValueError(_SPELLING)
-    return uri.rstrip("/")
-
-
 class StagingConfig(Section):
     """Where changes wait as Parquet, and how often the flusher writes them."""
 
@@ -201,12 +185,12 @@ class StagingConfig(Section):
     @field_validator("uri")
     @classmethod
     def _scheme(cls, value: str | None) -> str | None:
-        return _place(value) if value else value
+        return place_uri(value) if value else value
 
     @field_validator("former_uris")
     @classmethod
     def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_place, value))
+        return tuple(map(place_uri, value))
 
     @property
     def flush_interval_seconds(self) -> float:
@@ -235,14 +219,14 @@ class CatalogConfig(Section):
     @classmethod
     def _plain(cls, value: str | None) -> str | None:
         # A REST catalog's may be a name, and Hadoop and pyiceberg know other stores.
-        if value is not None and value.startswith(("file:", "s3:")) and not _PLACE.match(value):
-            raise ValueError(_SPELLING)
+        if value is not None and value.startswith(("file:", "s3:")):
+            plain_place(value)
         return value
 
     @field_validator("locations")
     @classmethod
     def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_place, value))
+        return tuple(map(place_uri, value))
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -112,7 +112,13 @@ def refuse_misled(lake: LakeTable, loaded: Table) -> None:
     if not named and not (chosen and below(trusted, location)):
         raise misled(lake, f"it is at {location}")
     if chosen and not lake.is_made_by_us(loaded):
-        raise misled(lake, f"what is at {location} wasn't made from it")
+        raise TableProblem(
+            lake.row.table,
+            f"its lake table {lake.sql_name}, at {location}, says that it was made from another"
+            " one, or by somebody else. Nothing there is touched.",
+            "Rename that table in the catalog, and copy this one anew: cdc-assets resync"
+            f" '{lake.row.table}'",
+        )
 
 
 def _same(one: str, other: str) -> bool:
