@@ -144,7 +144,8 @@ held as (
           from source, lateral (
                select unnest(array['pins', 'heaps', 'catalog', 'flusher:' || source.name])
                 union all
-               select 'write:' || table_name from tables where source = source.name) t (name)
+               select 'write:' || table_name from tables where tables.source = source.name
+               ) t (name)
         ) k (key) on l.classid::bigint << 32 | l.objid::bigint = k.key
      where l.locktype = 'advisory' and l.objsubid = 1)
 select a.pid, a.pid in (select pid from held)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 PLACES = "cdc.places"
 
 
+class NotListed(TableProblem):
+    """The table's files are in a store that isn't looked into here: what is left over stays."""
+
+
 class PlacedFileIO(PyArrowFileIO):
     """pyiceberg's, for what is below the places of its property PLACES, a JSON list; no more.
 
@@ -158,7 +162,7 @@ def deletable(lake: LakeTable, loaded: Table | None = None) -> Place:
     """Where the files of a lake table may be deleted, or of one that the catalog has no more.
 
     Raises TableProblem if there is no such place: the table is elsewhere, or its folder can't be
-    told from the flusher's files, or has those of another table.
+    told from the flusher's files, or has those of another table, or can't be listed (NotListed).
     """
     if loaded is not None:
         refuse_misled(lake, loaded)
@@ -180,7 +184,7 @@ def deletable(lake: LakeTable, loaded: Table | None = None) -> Place:
     try:
         place = Place(location.rstrip("/"), Storage.of(lake.config.s3), literal=True)
     except ForeignPath as error:
-        raise TableProblem(
+        raise NotListed(
             lake.row.table,
             f"its files are at {location}, and only those of file:/// and s3:// can be listed:"
             " what nobody needs there stays",

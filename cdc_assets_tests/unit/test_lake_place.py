@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from pyiceberg.table import Table
 from cdc_assets.config import home, parse_config
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.tables import TableRow
+from cdc_assets.maintenance.run import _Table
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.spark.lake_place import deletable, refuse_misled
@@ -130,6 +132,13 @@ def test_where_files_cant_be_listed_they_stay_and_expiry_goes_on(
     lake = lake_of(tmp_path, warehouse="gs://bucket/wh")
     refuse_misled(lake, loaded := made("gs://bucket/wh/1f"))
     assert "only those of file:/// and s3://" in refused(lake, loaded)
+    turn = _Table(
+        cast("Any", SimpleNamespace(store=None)), lambda: cast("Any", None), T, shared=False
+    )
+    with turn._told():
+        deletable(lake, loaded)
+    assert turn._done.problem is None  # it would be one for ever
+    assert "remove_orphan_files" in str(turn._done.left_alone)
 
 
 def test_a_copys_files_land_in_a_store_that_only_pyiceberg_knows(
