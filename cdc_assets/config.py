@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import yaml
 from pydantic import (
@@ -123,6 +123,20 @@ class SourceConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        uri, warehouse = self.staging.uri, self.lake.catalog.warehouse
+        if uri is not None and warehouse is not None:
+            staged = f"{unquote(uri)}/{self.name}/"
+            tables = f"{warehouse.rstrip('/')}/{self.namespace}/"
+            if staged.startswith(tables) or tables.startswith(staged):
+                raise ValueError(
+                    f"staging.uri: staged files would be in {staged} and lake tables in {tables},"
+                    " where nobody tells them apart; give another staging.uri, and put this one"
+                    " into staging.former_uris if it was used"
+                )
+        return self
+
     @property
     def namespace(self) -> str:
         return self.lake.namespace or self.name
@@ -133,10 +147,18 @@ class SourceConfig(Section):
 
     @property
     def warehouse(self) -> str:
-        # Not as_uri(): neither Hadoop nor pyiceberg would turn a %20 back into a space.
-        return (self.lake.catalog.warehouse or f"file://{home() / self.name / 'warehouse'}").rstrip(
-            "/"
-        )
+        if self.lake.catalog.warehouse is not None:
+            return self.lake.catalog.warehouse.rstrip("/")
+        # Not as_uri(): neither Hadoop nor pyiceberg would turn a %20 back into a space. What comes
+        # after # or ? pyiceberg takes for another part of the URI.
+        folder = str(home() / self.name / "warehouse")
+        if "#" in folder or "?" in folder:
+            raise ConfigurationError(
+                f"lake.catalog.warehouse: by default lake tables are in {folder}, and no folder of"
+                " theirs may have # or ? in its name.",
+                "Set CDC_ASSETS_HOME to another folder, or lake.catalog.warehouse.",
+            )
+        return f"file://{folder}"
 
     def dump(self) -> str:
         """The configuration as a line of JSON, secrets included: for a child's pipe, not a file."""

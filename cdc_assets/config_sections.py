@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from cdc_assets.config_base import Duration, Section, Size
+from cdc_assets.config_base import Duration, Section, Size, place_uri, plain_place
 from cdc_assets.layout import parse_order, parse_part
 from cdc_assets.postgres.names import TableId
 
@@ -173,12 +173,6 @@ class SnapshotConfig(Section):
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
 
 
-def _place(uri: str) -> str:
-    if not uri.startswith(("file:///", "s3://")):
-        raise ValueError("write file:///absolute/path or s3://bucket/prefix")
-    return uri.rstrip("/")
-
-
 class StagingConfig(Section):
     """Where changes wait as Parquet, and how often the flusher writes them."""
 
@@ -191,12 +185,12 @@ class StagingConfig(Section):
     @field_validator("uri")
     @classmethod
     def _scheme(cls, value: str | None) -> str | None:
-        return _place(value) if value else value
+        return place_uri(value) if value else value
 
     @field_validator("former_uris")
     @classmethod
     def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_place, value))
+        return tuple(map(place_uri, value))
 
     @property
     def flush_interval_seconds(self) -> float:
@@ -221,10 +215,18 @@ class CatalogConfig(Section):
     locations: tuple[str, ...] = ()
     """Where tables may lie beside ``warehouse``: an earlier one, or a table's own location."""
 
+    @field_validator("warehouse")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        # A REST catalog's may be a name, and Hadoop and pyiceberg know other stores.
+        if value is not None and value.startswith(("file:", "s3:")):
+            plain_place(value)
+        return value
+
     @field_validator("locations")
     @classmethod
     def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_place, value))
+        return tuple(map(place_uri, value))
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -268,6 +270,10 @@ class S3Config(Section):
     path_style: bool = False
 
 
+_VALUE = r"(?:[^%/;=?#\s]|%[0-9A-Fa-f]{2})*"
+_CONNECT = re.compile(rf"\Asc://[^/;?#\s]+(?:/;?|/(?:;[\w-]+={_VALUE})+)?\Z")
+
+
 class SparkConfig(Section):
     """A local Connect server of ours, or the user's own cluster."""
 
@@ -281,6 +287,12 @@ class SparkConfig(Section):
     def _connect_url(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith("sc://"):
             raise ValueError("write a Spark Connect address: sc://host:15002")
+        # PySpark would say what it can't read, or send another token than was meant.
+        if value is not None and not _CONNECT.match(value):
+            raise ValueError(
+                "write sc://host:15002/;name=value;… with letters, digits and . _ ~ - in values,"
+                " of a token, too (openssl rand -hex 32), and all else as %2F and so on"
+            )
         return value
 
 

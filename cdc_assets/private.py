@@ -8,6 +8,7 @@ that are written elsewhere (a ``file://`` warehouse, say).
 
 from __future__ import annotations
 
+import errno
 import grp
 import logging
 import os
@@ -24,26 +25,32 @@ _log = logging.getLogger(__name__)
 def private_folder(path: Path) -> Path:
     """Make ``path`` with mode 0700, or give it that mode, and return it.
 
-    Raises EnvironmentProblem if it is another user's or no folder, or if others may write to it:
-    then what is in it may be theirs. Where it can't be made, whoever needs it will say so.
+    Raises EnvironmentProblem if it can't be made, written to or given that mode; and if it is
+    another user's or no folder, or others may write to it: then what is in it may be theirs.
     """
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700)
     try:
+        with suppress(FileExistsError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)
         found = path.stat()
-    except OSError:
-        return path
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-        if found.st_mode & 0o077 == 0:
-            return path
-        if not _others_may_write(found):
-            path.chmod(0o700)
-            _log.warning("others could get to %s: its mode is 0700 now", path)
-            return path
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            if found.st_mode & 0o077 and not _others_may_write(found):
+                path.chmod(0o700)
+                _log.warning("others could get to %s: its mode is 0700 now", path)
+                found = path.stat()
+            if found.st_mode & 0o077 == 0 and os.access(path, os.W_OK):
+                return path
+            if found.st_mode & 0o077 == 0:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{path} can't be a folder of this user alone: {error.strerror}.",
+            "Set CDC_ASSETS_HOME to a folder that this user may make, and write to.",
+        ) from error
     raise EnvironmentProblem(
         f"{path} is {_whose(found)}, so what is in it can't be trusted.",
-        "Set CDC_ASSETS_HOME to a folder of your own. If nobody else was at this one:"
+        "Set CDC_ASSETS_HOME to a folder of your own; on a volume that is mounted there, to one"
+        f" below it, like {path / 'cdc_assets'}. If nobody else was at this one:"
         f" chown -R {os.geteuid()} '{path}'; chmod 700 '{path}'.",
     )
 

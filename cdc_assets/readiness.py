@@ -33,9 +33,10 @@ from cdc_assets.log.files import Storage
 from cdc_assets.pipeline import coordination_dsn, source_dsn
 from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.findings import Finding
+from cdc_assets.postgres.parameters import resolved
 from cdc_assets.refusal import coordination_findings, refuse, source_findings, staging
 from cdc_assets.spark.catalog import CATALOG, open_catalog, tried
-from cdc_assets.spark.catalog_place import TABLES, catalog_schema
+from cdc_assets.spark.catalog_place import TABLES, catalog_schema, passed_over
 from cdc_assets.spark.jars import PACKAGES
 from cdc_assets.spark.session import open_session, server, spark_problem
 from cdc_assets.transport import jdbc_findings, transport_findings
@@ -180,6 +181,18 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
 def _catalog_place(config: SourceConfig) -> Iterator[Finding]:
     """Whether the SQL catalog is where an earlier version made it."""
     found, ours = catalog_schema(config), config.state.schema_
+    for schema, owner in passed_over(config):
+        tables = (sql.Identifier(schema, table).as_string(None) for table in TABLES)
+        role = sql.Identifier(resolved(coordination_dsn(config))["user"]).as_string(None)
+        gives = " ".join(f"alter table {table} owner to {role};" for table in tables)
+        yield Finding(
+            "catalog_passed_over",
+            "warning",
+            f"in the schema {schema} is a SQL catalog of the role {owner}, which isn't trusted: it"
+            " isn't used, and the lake tables that it has aren't found.",
+            f"If an earlier role of this source made it: {gives} If not, this is said until the"
+            " first lake table is made.",
+        )
     if found not in (None, ours):
         tables = (sql.Identifier(str(found), table).as_string(None) for table in TABLES)
         moves = " ".join(f"alter table {table} set schema {ours};" for table in tables)

@@ -72,10 +72,11 @@ def source_findings(config: SourceConfig, *, start: bool = False) -> list[Findin
         dsn = source_dsn(config)
         with (
             connect(dsn, application_name="cdc_assets check", lock_seconds=LOCK_SECONDS) as source,
-            _known(config) as store,
+            _known(config) as (store, older),
         ):
             if not start:
-                return preflight(source, config, store, dsn)
+                found = preflight(source, config, store, dsn)
+                return [f for f in found if not (older and f.code == "slot_unrecorded")]
             found = preflight(source, config, None, dsn, tables=(), record=False)
             wrong = any(finding.severity == "error" for finding in found)
             return preflight(source, config, store, dsn, tables=()) if wrong else found
@@ -99,13 +100,16 @@ def _remedy(error: Exception, otherwise: str) -> str:
 
 
 @contextmanager
-def _known(config: SourceConfig) -> Iterator[LogStore | None]:
-    """What is remembered of the source, if anything can be read; never created or migrated here."""
-    store = None
-    if not any(finding.severity == "error" for finding in coordination_findings(config)):
+def _known(config: SourceConfig) -> Iterator[tuple[LogStore | None, bool]]:
+    """What is remembered of the source, if anything can be read; never created or migrated here.
+
+    And whether something is that can be read only after an upgrade.
+    """
+    store, found = None, list(coordination_findings(config))
+    if not any(finding.severity == "error" for finding in found):
         store = LogStore.peek(coordination_dsn(config), config.name, config.state.schema_)
     try:
-        yield store
+        yield store, any(finding.code == "coordination_older" for finding in found)
     finally:
         if store is not None:
             store.close()
@@ -188,7 +192,7 @@ def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Findi
             "coordination_older",
             "info",
             f"the coordination schema {schema} is at version {found}; the first start makes it"
-            f" {known}.",
+            f" {known}, and compares what is remembered there.",
             "",
         )
     missing = ""

@@ -95,15 +95,11 @@ class StagedRows:
 
     def read(self, storage: Storage, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows, in order. Raises FileNotFoundError if the file is gone, StagedFileChanged."""
-        table = pq.read_table(self._bytes(storage), columns=columns)
-        if self.first_row is None:
-            return table
-        return table.slice(self.first_row, self.row_count)
+        return self.opened(storage).read(columns)
 
-    def relation(self, storage: Storage) -> Any:
-        """What the file tells of the rows' table, as JSON says it. Raises like :meth:`read`."""
-        told = pq.read_metadata(self._bytes(storage)).metadata
-        return json.loads(told[relation_key(self.first_row)])
+    def opened(self, storage: Storage) -> OpenedRows:
+        """The file, for all that is to be read of these very bytes. Raises like :meth:`read`."""
+        return OpenedRows(self, pq.ParquetFile(self._bytes(storage), pre_buffer=True))
 
     def _bytes(self, storage: Storage) -> pa.NativeFile:
         """The file, to be parsed; with a digest the very bytes in memory that it was taken of."""
@@ -116,6 +112,25 @@ class StagedRows:
         if hashlib.sha256(data).digest() != self.sha256:
             raise StagedFileChanged(self.path)
         return pa.BufferReader(data)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRows:
+    """The rows of an entry in a file that is read and verified already, whatever it becomes."""
+
+    rows: StagedRows
+    file: pq.ParquetFile
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows, in order."""
+        table = self.file.read(columns)
+        if self.rows.first_row is None:
+            return table
+        return table.slice(self.rows.first_row, self.rows.row_count)
+
+    def relation(self) -> Any:
+        """What the file tells of the rows' table, as JSON says it."""
+        return json.loads(self.file.metadata.metadata[relation_key(self.rows.first_row)])
 
 
 def relation_key(first_row: int | None) -> bytes:

@@ -57,11 +57,16 @@ select pg_catalog.pg_get_userbyid(nspowner)::text, nspowner in (select oid from 
        current_user::text
   from space
 """
-# Objects of others: owners are dependencies, but for the superuser that made the cluster.
+# Objects of others: owners are dependencies, but for the superuser that made the cluster. Of tables
+# of the schema's owner, what gives them to our role.
 _FOREIGN: LiteralString = f"""
 with {_OURS}
 select pg_catalog.pg_describe_object(o.classid, o.objid, 0) || ' of '
-       || pg_catalog.pg_get_userbyid(s.refobjid)
+       || pg_catalog.pg_get_userbyid(s.refobjid),
+       (select pg_catalog.format('alter table %%I.%%I owner to %%I;',
+                                 nspname, relname, current_user)
+          from relation, space
+         where relation.oid = o.objid and relkind in ('r', 'p') and relowner = nspowner)
   from object o
   join pg_catalog.pg_shdepend s on s.classid = o.classid and s.objid = o.objid and s.deptype = 'o'
    and s.dbid = (select oid from pg_catalog.pg_database
@@ -143,19 +148,22 @@ def ownership_findings(connection: Connection, schema: str) -> Iterator[Finding]
         return
     owner, trusted, role = row
     name = sql.Identifier(schema).as_string(connection)
+    found = connection.execute(_FOREIGN, which).fetchall()
+    foreign = [str(what) for what, _ in found]
+    planted = [str(what) for (what,) in connection.execute(_PLANTED, which).fetchall()]
     if not trusted:
-        member = sql.SQL("grant {} to {};").format(sql.Identifier(owner), sql.Identifier(role))
+        gives = [f"alter schema {name} owner to {sql.Identifier(role).as_string(connection)};"]
+        gives += sorted(given for _, given in found if given is not None)
+        as_it_is = planted or len(gives) <= len(found)
         yield Finding(
             "coordination_foreign",
             "error",
             f"the schema {schema} belongs to the role {owner}, which {role} isn't a member of:"
             " whatever is in it would run with our rights.",
-            "Set state.schema to another name, connect as its owner, or, if that is to be"
-            f" trusted: {member.as_string(connection)}",
+            "Set state.schema to another name, or connect as its owner."
+            + ("" if as_it_is else f" If an administrator of yours made it: {' '.join(gives)}"),
         )
         return
-    foreign = [str(what) for (what,) in connection.execute(_FOREIGN, which).fetchall()]
-    planted = [str(what) for (what,) in connection.execute(_PLANTED, which).fetchall()]
     if foreign or planted:
         yield Finding(
             "coordination_planted",

@@ -8,6 +8,7 @@ that dies half-way, leave a schema that is at one version or the next.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from importlib import resources
 from typing import Any
 
@@ -121,45 +122,72 @@ def _upgrade(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> No
                 f" {newest()}.",
                 "Upgrade cdc_assets here too.",
             )
-        if 0 < current < _LOCKS:
-            _end_earlier(cursor)
         for version, text in migrations():
             if version > current:
+                if version == _LOCKS and current:
+                    _end_earlier(cursor, schema)
                 cursor.execute(text.encode())
                 cursor.execute("insert into schema_version (version) values (%s)", (version,))
 
 
-# Sessions of ours that may have locks, of roles that may look into the schema; nobody else's. The
-# server cuts a name off at 63 bytes.
+# Sessions of the schema's sources that may have locks, of roles that may look into it; and whether
+# they are the schema's for sure: they are noted in it, hold or want a lock of its, or nothing like
+# it is in the database, whose sessions would have the same name.
 _EARLIER = r"""
-select pid, pg_catalog.pg_has_role(usesysid, 'MEMBER') from pg_catalog.pg_stat_activity
- where datname = pg_catalog.current_database() and pid <> pg_catalog.pg_backend_pid()
-   and application_name like 'cdc\_assets %'
-   and (application_name like '% log' or pg_catalog.octet_length(application_name) = 63)
-   and pg_catalog.has_table_privilege(usesysid, 'schema_version'::pg_catalog.regclass, 'SELECT')
+with source (name) as (
+    select source from pipeline_meta
+     union select source from tables union select source from sessions),
+held as (
+    select l.pid from pg_catalog.pg_locks l join (
+        select pg_catalog.hashtextextended(
+               pg_catalog.concat_ws(':', 'cdc_assets', %(schema)s::text, source.name, t.name), 0)
+          from source, lateral (
+               select unnest(array['pins', 'heaps', 'catalog', 'flusher:' || source.name])
+                union all
+               select 'write:' || table_name from tables where tables.source = source.name
+               ) t (name)
+        ) k (key) on l.classid::bigint << 32 | l.objid::bigint = k.key
+     where l.locktype = 'advisory' and l.objsubid = 1)
+select a.pid, a.pid in (select pid from held)
+       or exists (select from sessions s where (s.pid, s.backend_start) = (a.pid, a.backend_start))
+       or not exists (
+           select from pg_catalog.pg_class v join pg_catalog.pg_class m using (relnamespace)
+            where v.relname = 'schema_version' and m.relname = 'pipeline_meta'
+              and v.oid <> 'schema_version'::pg_catalog.regclass)
+  from pg_catalog.pg_stat_activity a
+  join source on a.application_name = 'cdc_assets ' || source.name || ' log'
+ where a.datname = pg_catalog.current_database() and a.pid <> pg_catalog.pg_backend_pid()
+   and pg_catalog.has_table_privilege(
+       a.usesysid, 'schema_version'::pg_catalog.regclass, 'SELECT')
 """
 
 
-def _end_earlier(cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
+def _end_earlier(cursor: psycopg.Cursor[tuple[Any, ...]], schema: str) -> None:
     """End the sessions of processes of before version _LOCKS, whose locks are no others' any more.
 
-    That is how a session loses its lock at any time; its process then finds a newer schema.
+    That is how a session loses its lock at any time; its process then finds a newer schema. One
+    that may be another schema's isn't ended. Raises CoordinationError if any is left.
     """
     deadline = time.monotonic() + _END_SECONDS
     while True:
         cursor.execute("select pg_catalog.pg_stat_clear_snapshot()")
-        cursor.execute(_EARLIER)
+        cursor.execute(_EARLIER, {"schema": schema})
         left = cursor.fetchall()
         if not left:
             return
-        if time.monotonic() > deadline or not all(may_end for _, may_end in left):
+        may_end = True
+        with suppress(psycopg.errors.InsufficientPrivilege), cursor.connection.transaction():
+            may_end = False
+            cursor.execute(
+                "select pg_catalog.pg_terminate_backend(pid) from unnest(%s::int[]) pid",
+                ([pid for pid, ours in left if ours],),
+            )
+            may_end = True
+        if time.monotonic() > deadline or not may_end:
             raise CoordinationError(
                 "processes of an earlier version are still there, whose locks this one doesn't"
                 f" know: the sessions {', '.join(str(pid) for pid, _ in left)}.",
-                "Stop those processes first (select * from pg_stat_activity).",
+                "Stop those processes first (select * from pg_stat_activity), also those of another"
+                " schema of the same database whose source has the same name.",
             )
-        cursor.execute(
-            "select pg_catalog.pg_terminate_backend(pid) from unnest(%s::int[]) pid",
-            ([pid for pid, _ in left],),
-        )
         time.sleep(0.1)

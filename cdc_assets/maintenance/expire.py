@@ -23,7 +23,6 @@ from pyarrow import fs
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import TableProblem
 from cdc_assets.log.files import Storage
 from cdc_assets.log.places import Place
 from cdc_assets.log.store import LogStore
@@ -32,7 +31,7 @@ from cdc_assets.maintenance.files import stored
 from cdc_assets.maintenance.plan import expiry
 from cdc_assets.snapshot.landing import SUFFIX, drop_copy
 from cdc_assets.spark.catalog import CATALOG
-from cdc_assets.spark.lake_place import deletable, nested
+from cdc_assets.spark.lake_place import deletable, refuse_misled
 from cdc_assets.spark.lineage import OFFSET
 from cdc_assets.spark.tables import COPYING, LakeTable
 
@@ -69,7 +68,7 @@ def expire_snapshots(
     wanted = expiry(*_history(loaded), lake.config.maintenance, now) if loaded is not None else None
     if loaded is None or wanted is None:
         return NOTHING
-    deletable(lake, loaded.location())
+    refuse_misled(lake, loaded)
     storage = Storage.of(lake.config.s3)
     before = stored(storage, loaded.location())
     row = (
@@ -120,14 +119,7 @@ def remove_orphans(
     loaded = lake.load()
     if loaded is None or lake.row.state not in SETTLED:
         return NOTHING
-    place = deletable(lake, loaded.location())
-    if (other := nested(place)) is not None:
-        raise TableProblem(
-            lake.row.table,
-            f"another table is below its lake table's folder {place.uri}: {other}. What nobody"
-            " needs there can't be told apart, and stays",
-            "Move that table; or, if nobody has it in a catalog any more, remove its files.",
-        )
+    place = deletable(lake, loaded)
     older_than = now - lake.config.maintenance.orphan_grace
     # Hadoop has no file system for s3://; the catalog's own lists by prefix.
     by_prefix = str(loaded.location().startswith("s3://")).lower()
@@ -161,7 +153,7 @@ def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed
             with suppress(Busy), writing(store, lake.row):
                 gone += Removed(*drop_copy(shadow, loaded))
         if shadow.location is not None:
-            gone += _remove_old(deletable(shadow, shadow.location), oldest)
+            gone += _remove_old(deletable(shadow), oldest)
     return gone
 
 

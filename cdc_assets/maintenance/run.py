@@ -46,6 +46,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.comments import annotate, statements
+from cdc_assets.spark.lake_place import NotListed
 from cdc_assets.spark.lost_care import surviving
 from cdc_assets.spark.publish import name_cursor
 from cdc_assets.spark.standing import is_begun, standing
@@ -168,8 +169,8 @@ class _Table:
         table = self._done.table
         try:
             yield
-        except Busy as busy:
-            self._note(left_alone=str(busy))
+        except (Busy, NotListed) as left:
+            self._note(left_alone=str(left))
         except TableProblem as problem:
             self._note(problem=self._done.problem or problem)
         except Exception as error:  # noqa: BLE001 - one table's: the others go on

@@ -2,15 +2,20 @@
 
 A batch is bounded by bytes, so that a backlog of any size is drained in steps of one size. The
 staged files are read by Spark tasks with pyarrow, each row with its log offset; what decides how a
-batch is folded (is there a truncate, are there unchanged columns) is read beforehand from two small
-columns.
+batch is folded (the relation, is there a truncate, are there unchanged columns) is read beforehand.
+
+A file is read twice for a merge, as small tables share large ones: once for its outline, once by
+Spark. Each time it is verified whole; what is decided by the outline is never read again, so a file
+that changes in between isn't trusted: the task that meets it fails the merge.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +28,11 @@ from cdc_assets.postgres.lsn import Lsn
 
 # Rows a merge, where they compress well: a change doesn't get cheaper beyond, only older.
 BATCH_ROWS = 500_000
+
+# Files read at a time: reading one waits for a disk or an object store.
+_PARALLEL = 8
+# A raw quote can't stand inside a JSON string.
+_WITH_OLD_KEY = f',"{OLD_KEY}":"'
 
 EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data string"
 # For the modes that show when a row was changed; ``ts`` is in microseconds since 1970.
@@ -67,6 +77,40 @@ class Facts:
     first_commit: Lsn | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a merge has to know of an entry before Spark reads it.
+
+    ``relation``: what the file tells of the table, as JSON says it. ``rows``: their _op,
+    _commit_lsn and _unchanged_cols, and their _data where that has an old key, if there are
+    unchanged columns.
+    """
+
+    entry: LogEntry
+    relation: Any
+    rows: pa.Table
+
+
+def outline(entry: LogEntry, storage: Storage) -> Outline:
+    """Read it, once. Raises FileNotFoundError if the file is gone, StagedFileChanged."""
+    opened = entry.rows.opened(storage)
+    rows = opened.read(["_op", "_commit_lsn", "_unchanged_cols"])
+    data = pa.nulls(len(rows), pa.large_string())
+    if rows["_unchanged_cols"].null_count < len(rows):
+        text = opened.read(["_data"])["_data"]
+        data = pc.if_else(pc.match_substring(text, _WITH_OLD_KEY), text, None)
+    rows = rows.append_column("_data", data)
+    if entry.first_row is not None:
+        rows = rows.take(np.arange(len(rows)))  # a slice would keep those of all tables
+    return Outline(entry, opened.relation(), rows)
+
+
+def outlines(entries: Sequence[LogEntry], storage: Storage) -> list[Outline]:
+    """Those of all, in order. Raises like :func:`outline`."""
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        return list(pool.map(lambda entry: outline(entry, storage), entries))
+
+
 def take(
     entries: Sequence[LogEntry], limit_bytes: int, limit_rows: float = BATCH_ROWS
 ) -> list[LogEntry]:
@@ -98,15 +142,13 @@ def _selected(
     return offsets, mask
 
 
-def facts(
-    entries: Sequence[LogEntry], window: Window, storage: Storage, key: Sequence[str]
-) -> Facts:
-    """Look at the small columns of the batch's files. Raises FileNotFoundError if one is gone."""
+def facts(batch: Iterable[Outline], window: Window, key: Sequence[str]) -> Facts:
+    """What of the batch's rows counts; ``key``: the names of the key's columns."""
     rows, truncate, first, end, commit = 0, None, None, window.offset, None
     unchanged: set[str] = set()
     relinked: set[NamedKey] = set()
-    for entry in entries:
-        table = entry.rows.read(storage, ["_op", "_commit_lsn", "_unchanged_cols"])
+    for outlined in batch:
+        entry, table = outlined.entry, outlined.rows
         offsets, mask = _selected(table, entry.start_offset, window)
         chosen, kept = table.filter(mask), offsets.filter(mask)
         rows += len(kept)
@@ -119,8 +161,7 @@ def facts(
         if chosen["_unchanged_cols"].null_count < len(chosen):
             for text in pc.unique(chosen["_unchanged_cols"]).to_pylist():
                 unchanged.update(json.loads(text) if text else ())
-            data = entry.rows.read(storage, ["_data"]).filter(mask)
-            relinked |= _relinked(data["_data"], key)
+            relinked |= _relinked(chosen["_data"].drop_null(), key)
         if window.below is None:
             end = entry.end_offset
         else:
@@ -133,9 +174,9 @@ def facts(
 
 
 def _relinked(data: pa.ChunkedArray, key: Sequence[str]) -> set[NamedKey]:
-    """Both keys of the rows that carry an old key; a raw quote can't stand inside a JSON string."""
+    """Both keys of the rows, which carry an old key."""
     found: set[NamedKey] = set()
-    for text in data.filter(pc.match_substring(data, f',"{OLD_KEY}":"')).to_pylist():
+    for text in data.to_pylist():
         row = json.loads(text)
         found.add(frozenset((name, row[name]) for name in key))
         old = json.loads(row[OLD_KEY])

@@ -24,7 +24,7 @@ from cdc_assets.log.pauses import paused
 from cdc_assets.log.store import Claim, Cursor
 from cdc_assets.log.tables import TableRow
 from cdc_assets.materializer.alter import current, follow
-from cdc_assets.materializer.batch import Window, events, facts, take
+from cdc_assets.materializer.batch import Window, events, facts, outlines, take
 from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.relation import Told, alike, told_by_catalog
@@ -190,15 +190,16 @@ def _drain(
             break
         if over:
             break
-        batch, told = alike(take(entries, limits.batch_bytes), storage)
+        outlined, told = alike(outlines(take(entries, limits.batch_bytes), storage))
+        batch = [one.entry for one in outlined]
         window = Window(cursor.offset, row.snapshot_lsn, below)
         key = told.key(lake.row.key_columns)
-        found = facts(batch, window, storage, key)
+        found = facts(outlined, window, key)
         if lake.row.mode == "soft_delete" and (first := found.first_truncate) is not None:
             # A truncate marks what is there then: it is a batch of its own.
             until = first if first > cursor.offset else first + 1
             window = replace(window, until=until)
-            found = facts(batch, window, storage, key)
+            found = facts(outlined, window, key)
         if found.end_offset <= cursor.offset:
             # What comes next committed at or above the cut.
             if limits.look and (ahead := _ahead(pipeline, lake, limits.look)) is not None:

@@ -7,21 +7,17 @@ between the rows before and after it. What a change means for the lake is in ``e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import psycopg
 
-from cdc_assets.log.files import Storage
-from cdc_assets.log.store import LogEntry
 from cdc_assets.log.tables import TableRow
+from cdc_assets.materializer.batch import Outline
 from cdc_assets.postgres.catalog import attributes, describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import listed_columns, sent_columns
-
-# Footers read at a time: reading one waits for a disk or an object store.
-_PARALLEL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +61,15 @@ class Told:
         return tuple(c.name for c in self.columns if c.is_key)
 
 
-def told_by(entry: LogEntry, storage: Storage) -> Told:
-    """The relation of an entry's rows. Raises FileNotFoundError if it is gone."""
-    told = entry.rows.relation(storage)
-    return Told(told["identity"], tuple(ToldColumn(*column) for column in told["columns"]))
-
-
-def alike(entries: Sequence[LogEntry], storage: Storage) -> tuple[list[LogEntry], Told]:
+def alike(batch: Sequence[Outline]) -> tuple[list[Outline], Told]:
     """The leading entries that have the first one's relation, and that relation."""
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        told = list(pool.map(lambda entry: told_by(entry, storage), entries))
-    number = next((i for i, other in enumerate(told) if other != told[0]), len(told))
-    return list(entries[:number]), told[0]
+    told = _told(batch[0])
+    return list(takewhile(lambda outlined: _told(outlined) == told, batch)), told
+
+
+def _told(outlined: Outline) -> Told:
+    told = outlined.relation
+    return Told(told["identity"], tuple(ToldColumn(*column) for column in told["columns"]))
 
 
 _ALTERED = """

@@ -29,8 +29,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config import SourceConfig
 from cdc_assets.errors import Fenced, TableProblem, first_line
-from cdc_assets.log.files import Storage
-from cdc_assets.log.places import ForeignPath, Place
+from cdc_assets.log.places import ForeignPath
 from cdc_assets.log.progress import ChunkProgress, chunks, forget_landed, mark_landed, plan_again
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
@@ -38,14 +37,12 @@ from cdc_assets.snapshot.convert import LakeField
 from cdc_assets.snapshot.swap import swap
 from cdc_assets.spark.catalog import open_catalog
 from cdc_assets.spark.columns import PROPERTY
-from cdc_assets.spark.lake_place import PLACES, deletable
+from cdc_assets.spark.lake_place import PLACES, below, deletable
 from cdc_assets.spark.lineage import foreign_change
 from cdc_assets.spark.tables import (
     CHUNKS,
     COPY,
     COPYING,
-    SOURCE,
-    TABLE,
     LakeTable,
     lake_state,
 )
@@ -67,7 +64,7 @@ def drop_copy(copy: LakeTable, loaded: Table) -> tuple[int, int]:
 
     The catalog forgets it first. What it and its metadata name elsewhere is left alone.
     """
-    place = deletable(copy, loaded.location())
+    place = deletable(copy, loaded)
     open_catalog(copy.config).drop_table(copy.identifier)
     selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
     return place.delete(i.path for i in place.filesystem.get_file_info(selector) if i.is_file)
@@ -190,8 +187,7 @@ class Landing:
         loaded = lake.load()
         if loaded is None:
             return None
-        made_from = (loaded.properties.get(SOURCE), loaded.properties.get(TABLE))
-        if made_from != (self._config.name, str(self._row.table)):
+        if not lake.is_made_by_us(loaded):
             raise TableProblem(
                 self._row.table,
                 f"the lake has a table {lake.sql_name} that wasn't made from it by this source",
@@ -288,7 +284,8 @@ class Landing:
         reached from here, or time and again isn't whole.
         """
         try:
-            Place(self.place()[0], Storage(), literal=True).path(file)
+            if not below([folder := self.place()[0]], file):
+                raise ForeignPath(file, folder)
             return parquet_file_to_data_file(loaded.io, loaded.metadata, file)
         except (FileNotFoundError, pa.ArrowInvalid, ForeignPath) as error:
             self._given_up += 1

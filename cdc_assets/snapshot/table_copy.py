@@ -29,7 +29,7 @@ from cdc_assets.log.claims import ClaimScope
 from cdc_assets.log.files import Storage
 from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy, void_copy
 from cdc_assets.log.tables import TableRow
-from cdc_assets.materializer.batch import Window, facts
+from cdc_assets.materializer.batch import Window, facts, outline
 from cdc_assets.pipeline import Pipeline, coordination_dsn
 from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.connect import conninfo, uri
@@ -258,7 +258,8 @@ class TableCopy:
             time.sleep(LOOK_SECONDS)
         window, key = Window(0, point), [c.source.name for c in self._landing.lake.key]
         entries = [e for e in self._store.entries(self.table, 0) if e.flushable_lsn > point]
-        if facts(entries, window, Storage.of(config.s3), key).truncate is None:
+        storage = Storage.of(config.s3)
+        if facts((outline(e, storage) for e in entries), window, key).truncate is None:
             return False
         pin = void_copy(self._store, replace(self._row, pin=self.pin), now)
         if pin is not None:

@@ -3,13 +3,15 @@
 Iceberg's JDBC catalog and pyiceberg's SqlCatalog name ``iceberg_tables`` without a schema, so the
 search path of their connections decides. Ours is the coordination schema alone. A catalog that an
 earlier version of this program made where the role's own search path led (``public``, as a rule)
-is found by its tables and used on: they would be lost to every reader otherwise.
+is found by its tables and used on: they would be lost to every reader otherwise. One of a role that
+isn't trusted isn't even read, as its owner may have planted a policy there; it is named.
 
 A catalog whose address is configured is somebody's own: its role's search path holds.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from functools import lru_cache
 from typing import LiteralString
@@ -24,6 +26,8 @@ from cdc_assets.log.schema import sql_name
 from cdc_assets.pipeline import coordination_dsn
 from cdc_assets.postgres.connect import connect
 
+_log = logging.getLogger(__name__)
+
 # The name is part of the rows in iceberg_tables: every reader has to use the same.
 CATALOG = "lake"
 TABLES = ("iceberg_tables", "iceberg_namespace_properties")
@@ -36,28 +40,42 @@ def catalog_schema(config: SourceConfig) -> str | None:
     """
     if config.lake.catalog.type != "sql" or config.lake.catalog.uri is not None:
         return None
-    return _schema(coordination_dsn(config), config.state.schema_, config.namespace)
+    return _found(coordination_dsn(config), config.state.schema_, config.namespace)[0]
+
+
+def passed_over(config: SourceConfig) -> tuple[tuple[str, str], ...]:
+    """Schemas where a stranger has a SQL catalog, and his role, while ours has no table yet.
+
+    They may be of an earlier role of ours. Raises like :func:`catalog_schema`.
+    """
+    if catalog_schema(config) is None:
+        return ()
+    return _found(coordination_dsn(config), config.state.schema_, config.namespace)[1]
 
 
 @lru_cache(maxsize=16)
-def _schema(dsn: str, ours: str, namespace: str) -> str:
+def _found(dsn: str, ours: str, namespace: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     with connect(dsn, application_name="cdc_assets catalog") as connection:
-        found = connection.execute(_CANDIDATES, {"table": TABLES[0], "ours": ours})
-        for (schema,) in found.fetchall():
-            if schema == ours or _has_tables(connection, str(schema), namespace):
-                return str(schema)
-    return ours
+        found = connection.execute(_CANDIDATES, {"table": TABLES[0], "ours": ours}).fetchall()
+        for schema in [str(schema) for schema, _, trusted in found if trusted]:
+            if _has_tables(connection, schema, namespace):
+                return schema, ()
+    strangers = tuple((str(s), str(owner)) for s, owner, trusted in found if not trusted)
+    for schema, owner in strangers:
+        _log.warning("the SQL catalog in the schema %s is the role %s's: not used", schema, owner)
+    return ours, strangers
 
 
-# Where a table of that name is that may be read, and that no stranger made; ours first, then the
+# Where a table of that name is that may be read, or that a stranger has; ours first, then the
 # likeliest.
 _CANDIDATES: LiteralString = f"""
 with {TRUSTED}
-select n.nspname from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+select n.nspname, pg_catalog.pg_get_userbyid(c.relowner), c.relowner in (select oid from trusted)
+  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.relname = %(table)s and c.relkind in ('r', 'p')
-   and pg_catalog.has_schema_privilege(n.oid, 'usage')
-   and pg_catalog.has_table_privilege(c.oid, 'select')
-   and c.relowner in (select oid from trusted)
+   and (c.relowner not in (select oid from trusted)
+        or pg_catalog.has_schema_privilege(n.oid, 'usage')
+           and pg_catalog.has_table_privilege(c.oid, 'select'))
  order by n.nspname <> %(ours)s, n.nspname <> 'public', n.nspname
 """
 

@@ -1,10 +1,11 @@
 """The jars that Spark is started with: which, and that they are the bytes that are listed here.
 
 A jar runs as whoever runs Spark, so none is put onto a class path before its SHA-256 was compared.
-They are kept in a folder of the user's own (``~/.cache/cdc_assets/jars``), compared again at every
-start, and looked for there, then in what Ivy and Maven have left, then in Maven repositories, those
-of ``spark.jars.repositories`` first. Where ``spark.jars.ivySettings`` is given, Ivy fetches them by
-it. Jars of others that ``spark.conf`` names are the user's: nobody knows what they should be.
+They are kept in a folder of the user's own (``~/.cache/cdc_assets/jars``, or below
+``spark.jars.ivy``), compared again at every start, and looked for there, then in what we, Ivy and
+Maven have left, then in Maven repositories, those of ``spark.jars.repositories`` first. Where
+``spark.jars.ivySettings`` is given, Ivy fetches them by it. Jars of others that ``spark.conf``
+names are the user's: nobody knows what they should be.
 
 ``python -m cdc_assets.spark.jars`` fetches them beforehand, and shows how far it is. None of the
 three depends on another jar: what is listed is all that is resolved.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -75,15 +77,34 @@ JARS = (
 PACKAGES = tuple(jar.coordinates for jar in JARS)
 
 Say = Callable[[str], None]
+_ELSEWHERE = (
+    "Set HOME, XDG_CACHE_HOME or spark.jars.ivy (in spark.conf) to a folder that this user may"
+    " write to."
+)
 _STALL_SECONDS = 30.0
 _SAY_SECONDS = 5.0
 _PIECE_BYTES = 2**20
 
 
 def cache_folder() -> Path:
-    """The user's own folder of verified jars; ``$XDG_CACHE_HOME`` moves it."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """The user's own folder of verified jars; ``$XDG_CACHE_HOME`` moves it.
+
+    Raises EnvironmentProblem if the user has none.
+    """
+    home = _home()
+    base = os.environ.get("XDG_CACHE_HOME") or (home / ".cache" if home else None)
+    if base is None:
+        raise EnvironmentProblem(
+            "this user has no home folder, where Spark's jars would be kept.", _ELSEWHERE
+        )
     return Path(base) / "cdc_assets" / "jars"
+
+
+def _home() -> Path | None:
+    """None for a user whom nobody has heard of, as containers have."""
+    with suppress(RuntimeError):
+        return Path.home()
+    return None
 
 
 def jar_settings(conf: Mapping[str, str], say: Say, folder: Path | None = None) -> dict[str, str]:
@@ -99,7 +120,9 @@ def jar_settings(conf: Mapping[str, str], say: Say, folder: Path | None = None) 
     own_jars = [jar for jar in conf.get("spark.jars", "").split(",") if jar]
     if theirs or own_jars:
         say(f"not verified, as spark.conf names them: {', '.join([*theirs, *own_jars])}")
-    verified = provide(folder or cache_folder(), conf, say, ours)
+    ivy = conf.get("spark.jars.ivy")
+    folder = folder or (Path(ivy).absolute() / "cdc_assets" if ivy else cache_folder())
+    verified = provide(folder, conf, say, ours)
     return {
         "spark.jars": ",".join([*(path.as_uri() for path in verified), *own_jars]),
         "spark.jars.packages": ",".join(theirs),
@@ -111,17 +134,22 @@ def provide(
 ) -> list[Path]:
     """The jars in ``folder``, each with the SHA-256 that it has to have; fetched if need be.
 
-    What hasn't is named and thrown away. Raises EnvironmentProblem if one can't be had.
+    What hasn't is named and thrown away. Raises EnvironmentProblem if one can't be had, or kept.
     """
-    _make_private(folder)
-    for jar in jars:
-        place = folder / jar.name
-        if place.exists():
-            if _sha256(place) == jar.sha256:
-                continue
-            say(f"{place} isn't {jar.coordinates} as it was published: thrown away")
-            place.unlink()
-        _fetch(jar, folder, conf, say)
+    try:
+        _make_private(folder)
+        for jar in jars:
+            place = folder / jar.name
+            if place.exists():
+                if _sha256(place) == jar.sha256:
+                    continue
+                say(f"{place} isn't {jar.coordinates} as it was published: thrown away")
+                place.unlink(missing_ok=True)  # another process may be at it, too
+            _fetch(jar, folder, conf, say)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"Spark's jars can't be kept in {folder}: {error.strerror}.", _ELSEWHERE
+        ) from error
     return [folder / jar.name for jar in jars]
 
 
@@ -211,11 +239,16 @@ def _places(jar: Jar, conf: Mapping[str, str]) -> Places:
 
 
 def _left_by_others(jar: Jar, conf: Mapping[str, str]) -> Iterator[Path]:
-    """Where Ivy puts what Spark has it resolve, and Maven's own."""
-    own = conf.get("spark.jars.ivy")
-    for folder in [Path(own)] if own else [Path.home() / ".ivy2.5.2", Path.home() / ".ivy2"]:
+    """Where we put it without ``spark.jars.ivy``, where Ivy and Maven put theirs."""
+    own, home = conf.get("spark.jars.ivy"), _home()
+    if own:
+        with suppress(EnvironmentProblem):
+            yield cache_folder() / jar.name
+    by_default = [home / ".ivy2.5.2", home / ".ivy2"] if home else []
+    for folder in [Path(own)] if own else by_default:
         yield folder / "jars" / f"{jar.group}_{jar.name}"
-    yield Path.home() / ".m2" / "repository" / jar.path
+    if home:
+        yield home / ".m2" / "repository" / jar.path
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -241,12 +274,14 @@ def _by_ivy(jar: Jar, conf: Mapping[str, str]) -> Iterator[bytes]:
     assert spark.origin is not None
     [ivy] = (Path(spark.origin).parent / "jars").glob("ivy-*.jar")
     with tempfile.TemporaryDirectory(prefix="cdc_assets-ivy-") as folder:
+        own = conf.get("spark.jars.ivy", folder)
         done = subprocess.run(
             [
                 java_command(os.environ) or "java",
                 *shlex.split(conf.get("spark.driver.extraJavaOptions", "")),  # proxies, above all
+                f"-Divy.default.ivy.user.dir={own}",
                 *("-cp", str(ivy), "org.apache.ivy.Main", "-warn"),
-                *("-settings", conf["spark.jars.ivySettings"], "-cache", f"{folder}/cache"),
+                *("-settings", conf["spark.jars.ivySettings"], "-cache", f"{own}/cache"),
                 *("-dependency", jar.group, jar.artifact, jar.version, "-notransitive"),
                 *("-confs", "default", "-types", "jar", "bundle"),
                 *("-retrieve", f"{folder}/[artifact]-[revision].[ext]"),

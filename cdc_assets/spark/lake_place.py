@@ -2,9 +2,10 @@
 
 Whoever may write in the catalog can lead a table to any metadata, and metadata names any file. A
 SQL catalog, where the coordination role may write by default, is believed only as far as it has the
-location that we give to that table. A REST or Glue catalog chooses locations by itself: there a
-table is used wherever it is, and its files are deleted only below the warehouse, in a folder that
-has its name. ``lake.catalog.locations`` says what is right beside these.
+location that we give to that table. A REST or Glue catalog, where that role has no say, chooses
+locations by itself, with names of its own: there a table is used wherever it is. Its files are
+deleted only below the warehouse, if its metadata says that we made it from this very table, and no
+other table's metadata is in its folder. ``lake.catalog.locations`` says what is right beside these.
 
 What is checked here is checked before each use. Spark asks the catalog once more by itself, so
 whoever changes an entry in between isn't seen before the next use.
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from cdc_assets.spark.tables import LakeTable
 
 PLACES = "cdc.places"
+
+
+class NotListed(TableProblem):
+    """The table's files are in a store that isn't looked into here: what is left over stays."""
 
 
 class PlacedFileIO(PyArrowFileIO):
@@ -81,10 +86,9 @@ def check(lake: LakeTable, loaded: Table) -> None:
     """Raises TableProblem where a SQL catalog leads to another place than the table's."""
     if lake.config.lake.catalog.type != "sql":
         return
+    refuse_misled(lake, loaded)
     location, metadata = loaded.location(), loaded.metadata_location
-    if not _expected(lake, location):
-        raise misled(lake, f"it is at {location}")
-    if not _below([location, *lake.config.lake.catalog.locations], metadata):
+    if not below([location, *lake.config.lake.catalog.locations], metadata):
         raise misled(lake, f"its metadata is {metadata}")
 
 
@@ -92,7 +96,7 @@ def misled(lake: LakeTable, found: str) -> TableProblem:
     """The catalog leads to ``found``, which isn't the table's."""
     from cdc_assets.spark.catalog import forgetting
 
-    expected = lake.location or f"a folder {lake.config.namespace}/{lake.name}… of the warehouse"
+    expected = lake.location or f"its folder below {lake.config.warehouse}"
     return TableProblem(
         lake.row.table,
         f"the catalog leads its lake table {lake.sql_name} elsewhere than to {expected}:"
@@ -103,20 +107,22 @@ def misled(lake: LakeTable, found: str) -> TableProblem:
     )
 
 
-def _expected(lake: LakeTable, location: str) -> bool:
-    config = lake.config
-    trusted = trusted_places(config)
-    if any(_same(location, uri) for uri in config.lake.catalog.locations):
-        return True
-    if config.lake.catalog.type == "sql":
-        own = f"{config.namespace}/{safe_folder(lake.name)}"
-        return any(_same(location, f"{uri}/{own}") for uri in trusted)
-    names = location.lower().split("/")[-2:]
-    return (
-        _below(trusted, location)
-        and names[0] in (config.namespace, f"{config.namespace}.db")
-        and names[-1].startswith((lake.name.lower(), safe_folder(lake.name).lower()))
-    )
+def refuse_misled(lake: LakeTable, loaded: Table) -> None:
+    """Raise TableProblem unless a table is where the configuration has it, and is the right one."""
+    config, location = lake.config, loaded.location()
+    trusted, chosen = trusted_places(config), config.lake.catalog.type != "sql"
+    own = [] if chosen else [f"{u}/{config.namespace}/{safe_folder(lake.name)}" for u in trusted]
+    named = any(_same(location, uri) for uri in [*own, *config.lake.catalog.locations])
+    if not named and not (chosen and below(trusted, location)):
+        raise misled(lake, f"it is at {location}")
+    if chosen and not lake.is_made_by_us(loaded):
+        raise TableProblem(
+            lake.row.table,
+            f"its lake table {lake.sql_name}, at {location}, says that it was made from another"
+            " one, or by somebody else. Nothing there is touched.",
+            "Rename that table in the catalog, and copy this one anew: cdc-assets resync"
+            f" '{lake.row.table}'",
+        )
 
 
 def _same(one: str, other: str) -> bool:
@@ -130,7 +136,8 @@ def _same(one: str, other: str) -> bool:
     return False
 
 
-def _below(folders: list[str], uri: str) -> bool:
+def below(folders: list[str], uri: str) -> bool:
+    """Whether the URI names something strictly below one of the folders."""
     for folder in folders:
         try:
             if Place(folder, Storage(), literal=True).holds(uri):
@@ -151,34 +158,72 @@ def trusted_places(config: SourceConfig) -> list[str]:
     return places
 
 
-def deletable(lake: LakeTable, location: str) -> Place:
-    """The place that a lake table's files may be deleted in. Raises TableProblem if there is none.
+def deletable(lake: LakeTable, loaded: Table | None = None) -> Place:
+    """Where the files of a lake table may be deleted, or of one that the catalog has no more.
 
-    Nor is there if the flusher's files are in it, or it in theirs.
+    Raises TableProblem if there is no such place: the table is elsewhere, or its folder can't be
+    told from the flusher's files, or has those of another table, or can't be listed (NotListed).
     """
-    if not _expected(lake, location):
-        raise misled(lake, f"it is at {location}")
+    if loaded is not None:
+        refuse_misled(lake, loaded)
+    location = loaded.location() if loaded is not None else lake.location
+    assert location is not None
     for staged in staged_places(lake.config):
         if (
             _same(location, staged.uri)
-            or _below([staged.uri], location)
-            or _below([location], staged.uri)
+            or below([staged.uri], location)
+            or below([location], staged.uri)
         ):
             raise TableProblem(
                 lake.row.table,
                 f"its files at {location} can't be told from staged files, which are below"
                 f" {staged.uri}: what nobody needs there stays",
-                "Have staging.uri and lake.catalog.warehouse apart from each other.",
+                "Have staging.uri, its former_uris and lake.catalog.warehouse apart from each"
+                " other.",
             )
-    return Place(location.rstrip("/"), Storage.of(lake.config.s3), literal=True)
+    try:
+        place = Place(location.rstrip("/"), Storage.of(lake.config.s3), literal=True)
+    except ForeignPath as error:
+        raise NotListed(
+            lake.row.table,
+            f"its files are at {location}, and only those of file:/// and s3:// can be listed:"
+            " what nobody needs there stays",
+            "Have it removed by Iceberg's remove_orphan_files, or by the catalog.",
+        ) from error
+    if loaded is not None and (other := _nested(lake, place, loaded)) is not None:
+        raise TableProblem(
+            lake.row.table,
+            f"another table is in its lake table's folder {place.uri}: {other}. What nobody needs"
+            " there can't be told apart, and stays",
+            "Move that table; or, if nobody has it in a catalog any more, remove its files.",
+        )
+    return place
 
 
-def nested(place: Place) -> str | None:
-    """The metadata of another table that is below a table's folder, if there is any."""
+def _nested(lake: LakeTable, place: Place, loaded: Table) -> str | None:
+    """The metadata of another table that is in a table's folder, if there is any.
+
+    In the folder ``metadata`` itself, that of an earlier table of the same name doesn't count,
+    unless the catalog chose the folder: then it may be anybody's.
+    """
+    chosen = lake.config.lake.catalog.type != "sql"
+    log = [
+        loaded.metadata_location,
+        *(entry.metadata_file for entry in loaded.metadata.metadata_log),
+    ]
+    own = {place.path(uri) for uri in log if place.holds(uri)}
     selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
     for info in place.filesystem.get_file_info(selector):
-        if info.path.endswith(".metadata.json"):
-            below = place.below(info.path) or ""
-            if below.count("/") != 1 or not below.startswith("metadata/"):
+        if info.path.endswith(".metadata.json") and info.path not in own:
+            name = place.below(info.path) or ""
+            direct = name.count("/") == 1 and name.startswith("metadata/")
+            if not direct or (chosen and not _is_of(place, info.path, loaded)):
                 return str(info.path)
     return None
+
+
+def _is_of(place: Place, path: str, loaded: Table) -> bool:
+    """Whether a metadata file is the table's: of a commit that failed, or that is long past."""
+    with place.filesystem.open_input_stream(path) as stream, suppress(ValueError, KeyError):
+        return bool(json.loads(stream.read())["table-uuid"] == str(loaded.metadata.table_uuid))
+    return False

@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -132,6 +133,12 @@ class SparkServer:
                     f"the local Spark server ended with {child.returncode} before it was up.",
                     f"Its log says why: {self.log_path}.",
                 )
+            if time.monotonic() > deadline and (pid := self._earlier()) is not None:
+                raise SparkProblem(
+                    f"a Spark server of an earlier version still runs for these settings (process"
+                    f" {pid}).",
+                    "End what started it, an earlier dagster dev or cdc-assets; or that process.",
+                )
             if time.monotonic() > deadline:
                 raise SparkProblem(
                     f"the local Spark server is not up after {timeout_seconds:.0f} s.",
@@ -150,6 +157,14 @@ class SparkServer:
             return url
         self.start()
         return self.wait(timeout_seconds)
+
+    def _earlier(self) -> int | None:
+        """The process of a server that knows no token: while it lives, no other one begins."""
+        with suppress(OSError):
+            state = json.loads(self.state_path.read_text())
+            if "token" not in state and psutil.pid_exists(state["pid"]):
+                return int(state["pid"])
+        return None
 
     def stop(self) -> None:
         """Stop the server if this process started it."""
@@ -293,6 +308,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     server = SparkServer(settings, private_folder(options.home))
     scratch = server.home / f"spark-{settings.key}"
     with server.state_path.with_suffix(".lock").open("w") as lock:
+        if (pid := server._earlier()) is not None:
+            _log.warning(
+                "waiting for the end of process %d, an earlier version's Spark server", pid
+            )
         if not process.acquire(lock, stopping):
             return 0
         server.state_path.unlink(missing_ok=True)

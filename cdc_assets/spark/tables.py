@@ -271,6 +271,11 @@ class LakeTable:
             return TableColumns(self.row.columns, self.row.key_columns)
         return TableColumns.parse(text)
 
+    def is_made_by_us(self, loaded: Table) -> bool:
+        """Whether it says that this source made it, from this very table."""
+        said = loaded.properties.get(SOURCE), loaded.properties.get(TABLE)
+        return said == (self.config.name, str(self.row.table))
+
     def load(self) -> Table | None:
         """The table through pyiceberg, None if it doesn't exist.
 

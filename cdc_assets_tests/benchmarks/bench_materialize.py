@@ -39,7 +39,7 @@ from cdc_assets.commands import Spark, snapshot
 from cdc_assets.config import home, parse_config
 from cdc_assets.flusher.main import run
 from cdc_assets.log.files import Storage
-from cdc_assets.materializer.batch import BATCH_ROWS, Window, events, facts
+from cdc_assets.materializer.batch import BATCH_ROWS, Window, events, facts, outlines
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.fold import fold
 from cdc_assets.materializer.rows import as_lake
@@ -165,7 +165,7 @@ class _Plain:
         storage = Storage.of(pipeline.config.s3)
         entries = pipeline.store.entries(self.bench.table, self.window.offset)
         keys, names = [c.name for c in lake.key], [c.name for c in lake.columns]
-        found = facts(entries, self.window, storage, keys)
+        found = facts(outlines(entries, storage), self.window, keys)
         frame = events(session, entries, self.window, storage, pipeline.config.spark.cores)
         folded = fold(session, frame, found, keys, names)
         rows = as_lake(folded.withColumn("cdc_op", F.col("op")), lake.columns, "row", "cdc_op")

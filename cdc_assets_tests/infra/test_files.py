@@ -18,6 +18,7 @@ from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from cdc_assets.cli import cli
 from cdc_assets.config import load_config
+from cdc_assets.private import private_folder
 from cdc_assets.spark.jars import JARS
 from cdc_assets.spark.server import SparkServerSettings, spark_properties
 
@@ -77,6 +78,17 @@ def test_what_the_image_copies_is_there() -> None:
             words = shlex.split(line)
             for place in [w for w in words[1:-1] if not w.startswith("--")]:
                 assert (ROOT / place).exists(), place
+
+
+def test_the_images_home_is_its_users_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (made,) = re.findall(r"install .* /var/lib/cdc_assets\b", (DOCKER / "Dockerfile").read_text())
+    home = tmp_path / "home"
+    command = made.replace("--owner=cdc ", "").replace("/var/lib/cdc_assets", str(home))
+    subprocess.run(command.split(), check=True)
+    private_folder(home)
+    assert caplog.messages == []
 
 
 def test_the_containers_definitions_load(monkeypatch: pytest.MonkeyPatch) -> None:

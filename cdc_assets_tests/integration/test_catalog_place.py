@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -117,10 +118,55 @@ def test_a_catalog_of_an_earlier_version_is_found_and_can_be_moved(
     with psycopg.connect(dsn) as connection:
         connection.execute("create schema _pg2iceberg")
         connection.execute(found.remedy.partition("then: ")[2].encode())
-    catalog_place._schema.cache_clear()  # in the next process
+    catalog_place._found.cache_clear()  # in the next process
     assert open_catalog(config).list_tables("src") == [("src", "t")]
     assert shown(config)["schema"] == "_pg2iceberg"
     assert not any(f.code == "catalog_place" for f in review(config))
+
+
+def test_another_sources_new_catalog_hides_no_earlier_one(
+    postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    config = _config(dsn := postgres_dsn())
+    _earlier(config, dsn).create_namespace("src")
+    _earlier(config, dsn).create_table("src.t", COLUMNS)
+    open_catalog(other := _config(dsn, name="other")).create_namespace("other")
+    assert (shown(config)["schema"], shown(other)["schema"]) == ("public", "_pg2iceberg")
+    catalog_place._found.cache_clear()  # in the next process
+    assert (shown(config)["schema"], shown(other)["schema"]) == ("public", "_pg2iceberg")
+    assert open_catalog(config).list_tables("src") == [("src", "t")]
+
+
+def test_a_catalog_of_an_earlier_role_is_named(postgres_dsn: NewDatabase, tmp_home: Path) -> None:
+    dsn = postgres_dsn()
+    role, former = (f"{name}_{secrets.token_hex(4)}" for name in ("now", "former"))
+    uri = make_url(dsn).set(username=role, password="x").render_as_string(hide_password=False)
+    config = _config(uri)
+    _earlier(config, dsn).create_namespace("src")
+    _earlier(config, dsn).create_table("src.t", COLUMNS)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        database = connection.info.dbname
+        for statement in (
+            f"create role {role} login password 'x'",
+            f"create role {former}",
+            f"grant create on database {database} to {role}",
+            f"grant usage, create on schema public to {former}, {role}",
+            f"alter table iceberg_tables owner to {former}",
+            f"alter table iceberg_namespace_properties owner to {former}",
+        ):
+            connection.execute(statement.encode())
+        try:
+            (found,) = (f for f in review(config) if f.code == "catalog_passed_over")
+            assert (found.severity, former in found.message) == ("warning", True)
+            remedy = found.remedy.partition(": ")[2].partition(" If not")[0]
+            connection.execute(remedy.encode())
+            catalog_place._found.cache_clear()  # in the next process
+            assert open_catalog(config).list_tables("src") == [("src", "t")]
+            assert not any(f.code == "catalog_passed_over" for f in review(config))
+        finally:
+            connection.execute(f"drop owned by {role}, {former} cascade".encode())
+            connection.execute(f"drop role {role}".encode())
+            connection.execute(f"drop role {former}".encode())
 
 
 @pytest.mark.spark

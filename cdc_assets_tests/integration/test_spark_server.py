@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -177,3 +178,12 @@ def test_a_server_of_an_earlier_version_which_takes_anybody_is_not_used(tmp_path
         state = {"url": url, "pid": os.getpid(), "started_at": 0.0}
         server.state_path.write_text(json.dumps(state))
         assert server.url() is None
+        with server.state_path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                with pytest.raises(SparkProblem, match=rf"earlier version.*process {os.getpid()}"):
+                    server.ensure(timeout_seconds=0.0)
+                waiting = f"waiting for the end of process {os.getpid()}"
+                assert eventually(lambda: waiting in server.log_path.read_text())
+            finally:
+                server.stop()

@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_assets.config_sections import S3Config
-from cdc_assets.errors import StagingProblem
+from cdc_assets.errors import StagedFileChanged, StagingProblem
 from cdc_assets.flusher.decoder import Decoder
 from cdc_assets.flusher.staged_rows import DecodeSpec
 from cdc_assets.flusher.staging import (
@@ -25,6 +27,10 @@ from cdc_assets.flusher.staging import (
 )
 from cdc_assets.flusher.waiting import Pending
 from cdc_assets.log.files import StagedRows, Storage
+from cdc_assets.log.store import LogEntry
+from cdc_assets.materializer.batch import Window, facts, outlines
+from cdc_assets.materializer.relation import alike
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
 from cdc_assets_tests.s3_support import Fault, ObjectStore, cut, hang, lost_answer, status
@@ -73,7 +79,7 @@ def test_small_tables_share_files_and_each_finds_its_rows(s3: ObjectStore) -> No
     for file in written:
         rows = StagedRows(file.path, file.row_count, file.first_row)
         table = rows.read(storage)
-        told = rows.relation(storage)
+        told = rows.opened(storage).relation()
         assert f"t{told['oid']}" == file.table.name
         for op, data in zip(table["_op"].to_pylist(), table["_data"].to_pylist(), strict=True):
             row = json.loads(data) if op != "T" else {}
@@ -92,6 +98,51 @@ def test_small_tables_share_files_and_each_finds_its_rows(s3: ObjectStore) -> No
     shares = sum(file.byte_size for file in written if file.first_row is not None)
     size = filesystem.get_file_info(path).size
     assert size <= shares <= size + len(written)
+
+
+def test_what_decides_how_a_batch_is_folded_takes_one_read_of_each_shared_file(
+    s3: ObjectStore,
+) -> None:
+    """Keys that changed beside unchanged columns and a truncate are what most is asked of."""
+    storage, tables = storage_of(s3), range(1, 5)
+    staging, entries = Staging("s3://bucket/prefix", "shop", storage), list[LogEntry]()
+    for number in range(3):
+        decoder = Decoder(lambda oid: DecodeSpec(TableId("public", f"t{oid}"), ("id",)))
+        frames = [ref.xlog(1, ref.begin(9, 0, 7))]
+        for oid in tables:
+            frames.append(ref.xlog(1, ref.relation(oid, ["id", "v"], ["id"])))
+            frames.append(ref.xlog(2, ref.update(oid, ["new", ref.UNCHANGED], [f"{number}", None])))
+            frames.append(ref.xlog(3, ref.truncate(oid)))
+        frames.append(ref.xlog(9, ref.commit(9, 10, 0)))
+        decoder.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
+        (mine,) = (f for f in staging.write(decoder.take_committed()) if f.table.name == "t3")
+        assert mine.first_row is not None
+        start = entries[-1].end_offset if entries else 0
+        end, now = start + mine.row_count, datetime.now(UTC)
+        entry = LogEntry(start, end, mine.path, mine.byte_size, Lsn(10), now)
+        entries.append(replace(entry, first_row=mine.first_row, sha256=mine.sha256))
+    staging.close()
+    s3.requests.clear()
+    outlined, told = alike(outlines(entries, storage))
+    # What somebody puts there now decides nothing, and is refused where it is read.
+    filesystem, path = storage.locate(entries[0].path)
+    with filesystem.open_output_stream(path) as out:
+        out.write(b"another file")
+    found = facts(outlined, Window(0, Lsn(0)), ["id"])
+    assert facts(outlined, Window(0, Lsn(0)), ["id"]) == found
+    assert s3.requests == {"HEAD": 3, "GET": 3, "PUT": 1}
+    assert [c.name for c in told.columns] == ["id", "v"]
+    first, *_, last = entries
+    assert (found.rows, found.truncate, found.first_truncate) == (
+        last.end_offset,
+        last.end_offset - 1,
+        first.end_offset - 1,
+    )
+    assert found.unchanged == {"v"}
+    keys = {key for pairs in found.relinked for _, key in pairs}
+    assert keys == {"new", "0", "1", "2"}
+    with pytest.raises(StagedFileChanged):
+        entries[0].rows.read(storage)
 
 
 def test_shared_files_are_cut(tmp_path: Path) -> None:

@@ -192,6 +192,41 @@ def test_what_ivy_left_is_taken_if_it_is_right(away: Path) -> None:
         provide(away, {}, print, [A_JAR])
 
 
+def test_a_user_without_a_home_that_can_be_written_is_told_and_may_name_a_folder(
+    away: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jars, "JARS", (A_JAR,))
+    monkeypatch.setattr(jars, "PACKAGES", (A_JAR.coordinates,))
+    ivy = {"spark.jars.ivy": str(tmp_path / "ivy")}
+    for name, home in (("XDG_CACHE_HOME", "/proc/none"), ("HOME", "/proc/none")):
+        with monkeypatch.context() as patched, web(serving(GOOD)) as maven:
+            patched.delenv("XDG_CACHE_HOME")
+            patched.setenv(name, home)
+            conf = {"spark.jars.repositories": maven.url}
+            with pytest.raises(EnvironmentProblem, match=r"kept in /proc/none.* spark\.jars\.ivy"):
+                jar_settings(conf, print)
+            found = jar_settings(conf | ivy, print)["spark.jars"]
+            assert found == (tmp_path / "ivy" / "cdc_assets" / A_JAR.name).as_uri()
+    # What was fetched beforehand, to where it is kept by default, is found.
+    shutil.rmtree(tmp_path / "ivy")
+    away.mkdir(parents=True)
+    (away / A_JAR.name).write_bytes(GOOD)
+    assert jar_settings(ivy, print)["spark.jars"].startswith((tmp_path / "ivy").as_uri())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user whom nobody knows")
+def test_a_user_whom_nobody_knows_is_told_so() -> None:
+    code = "import os; from cdc_assets.spark.jars import main; os.setuid(64321); exit(main([]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "no home folder" in done.stderr) == (1, True), done.stderr
+
+
 def test_a_folder_that_others_may_write_to_is_refused(away: Path) -> None:
     away.mkdir(parents=True)
     away.chmod(0o777)

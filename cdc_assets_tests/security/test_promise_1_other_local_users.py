@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
@@ -303,6 +303,61 @@ def test_a_home_of_another_user_or_their_group_is_refused(tmp_path: Path) -> Non
     assert private_folder(tmp_path).stat().st_mode & 0o777 == 0o700
 
 
+ASKS = """
+import os, sys, pathlib, cdc_assets.private as private
+if sys.argv[2:]:
+    os.setgroups([]), os.setgid(int(sys.argv[3])), os.setuid(int(sys.argv[2]))
+private.private_folder(pathlib.Path(sys.argv[1]))
+"""
+
+
+def _asked_for(folder: Path, *user: str, before: Sequence[str] = ()) -> str:
+    """The last line of a process that makes the folder private, as user and group if given."""
+    done = subprocess.run(
+        [*before, sys.executable, "-c", ASKS, str(folder), *user],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+@as_root
+def test_a_home_that_cannot_be_made_or_closed_is_named(tmp_path: Path) -> None:
+    said = "can't be a folder of this user alone"
+    for folder, why in (
+        (Path("/proc/none/home"), "No such file"),
+        (Path("/proc/self/task"), "Operation not permitted"),
+    ):
+        with pytest.raises(EnvironmentProblem, match=rf"{folder} {said}: {why}.*CDC_ASSETS_HOME"):
+            private_folder(folder)
+
+
+@as_root
+def test_a_home_on_a_mount_that_takes_no_writes_is_named(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    for mode, folder in (("700", tmp_path), ("755", tmp_path), ("700", tmp_path / "new")):
+        mounted = f'mount -t tmpfs -o ro,mode={mode} none {tmp_path} && exec "$@"'
+        found = _asked_for(folder, before=("unshare", "--mount", "sh", "-c", mounted, "sh"))
+        assert f"{folder} can't be a folder of this user alone: Read-only file system" in found
+
+
+@as_root
+def test_a_volume_that_is_roots_is_named_with_a_folder_below_it(public_directory: Path) -> None:
+    """As Kubernetes mounts one: of root and the pod's group, which may write."""
+    volume = public_directory / "volume"
+    volume.mkdir()
+    os.chown(volume, 0, 65534)
+    volume.chmod(0o2775)
+    found = _asked_for(volume, "65533", "65534")
+    assert "the folder of user 0, not of 65533" in found
+    below = volume / "cdc_assets"
+    assert f"to one below it, like {below}" in found
+    assert _asked_for(below, "65533", "65534") == ""
+    assert below.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_command_in_such_a_home_says_what_to_do(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     settings = {
@@ -322,7 +377,7 @@ def test_a_command_in_such_a_home_says_what_to_do(tmp_path: Path) -> None:
     said = " ".join(done.stderr.split())
     assert done.returncode == 1
     assert "may write to (mode 0777), so what is in it can't be trusted." in said
-    assert "Set CDC_ASSETS_HOME to a folder of your own." in said
+    assert "Set CDC_ASSETS_HOME to a folder of your own" in said
 
 
 @as_root

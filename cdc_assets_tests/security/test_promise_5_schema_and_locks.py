@@ -394,6 +394,7 @@ def _as_before(connection: Session) -> None:
     connection.execute(
         f"drop table {SCHEMA}.locks, {SCHEMA}.lost_care;"
         f" alter table {SCHEMA}.log_index drop column sha256;"
+        f" insert into {SCHEMA}.pipeline_meta values ('src', 'x', 'x') on conflict do nothing;"
         f" delete from {SCHEMA}.schema_version where version >= {log_schema._LOCKS}".encode()
     )
 
@@ -413,8 +414,8 @@ def test_processes_of_before_lose_their_sessions_before_this_version_takes_a_loc
 
     looks = threading.Thread(target=look)
 
-    def then_one_comes_back(cursor: psycopg.Cursor[tuple[object, ...]]) -> None:
-        end_earlier(cursor)
+    def then_one_comes_back(cursor: psycopg.Cursor[tuple[object, ...]], schema: str) -> None:
+        end_earlier(cursor, schema)
         looks.start()
         wait_for(
             lambda: (
@@ -449,6 +450,63 @@ def test_processes_of_before_that_are_not_ours_to_end_are_named(
         with pytest.raises(CoordinationError, match=rf"\b{before.info.backend_pid}\b.*Stop those"):
             opened(ours)
     opened(ours).close()
+
+
+@pytest.mark.parametrize("how", ["of a role that ours is a member of", "without inheriting"])
+def test_processes_of_before_are_ended_only_by_who_has_their_rights(
+    database: str, ours: str, admin: Session, how: str
+) -> None:
+    """Membership alone doesn't let a session be ended; that says so, by name."""
+    opened(ours).close()
+    admin.execute(f"grant select on {SCHEMA}.schema_version to maker; grant maker to cdc_state")
+    if how == "without inheriting":
+        admin.execute("alter role cdc_state noinherit; revoke maker from cdc_state")
+        admin.execute("grant maker to cdc_state")
+    name = "cdc_assets src log"
+    with psycopg.connect(of(database, "maker"), application_name=name) as before:
+        _as_before(admin)
+        if how == "without inheriting":
+            with pytest.raises(CoordinationError, match=rf"\b{before.info.backend_pid}\b.*Stop"):
+                opened(ours)
+        else:
+            opened(ours).close()
+            with pytest.raises(psycopg.OperationalError):
+                before.execute("select")
+
+
+def test_an_upgrade_ends_no_session_of_another_schema_in_the_database(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key(schema: str, name: str) -> str:
+        return f"select pg_advisory_lock(hashtextextended('cdc_assets:{schema}:src:{name}', 0))"
+
+    def session(source: str) -> Session:
+        name = f"cdc_assets {source} log"
+        return psycopg.connect(ours, autocommit=True, application_name=name)
+
+    opened(ours).close()
+    LogStore.open(ours, "src", "another").close()
+    with monkeypatch.context() as patched, session("src") as noted, session("src") as locks:
+        patched.setattr(log_schema, "_END_SECONDS", 1.0)
+        with session("src") as alike, session("other") as other:
+            _as_before(alike)
+            noted.execute(
+                f"insert into {SCHEMA}.sessions (pid, backend_start, source, holder, process)"
+                " select pid, backend_start, 'src', gen_random_uuid(), 'x' from pg_stat_activity"
+                " where pid = pg_backend_pid()".encode()
+            )
+            locks.execute(key(SCHEMA, "flusher:src").encode())
+            alike.execute(key("another", "flusher:src").encode())
+            with pytest.raises(CoordinationError, match="of another schema") as refused:
+                opened(ours)
+            assert f"the sessions {alike.info.backend_pid}." in str(refused.value)
+            for session_of_ours in (noted, locks):
+                with pytest.raises(psycopg.OperationalError):
+                    session_of_ours.execute("select")
+            alike.execute("select")
+            alike.close()
+            opened(ours).close()
+            other.execute("select")
 
 
 # --- the schema ---
@@ -495,7 +553,9 @@ def test_a_schema_that_somebody_made_before_us_is_refused_and_its_owner_named(
     with pytest.raises(CoordinationError, match="maker"), tried(config):
         pass
     assert admin.execute("select * from canary").fetchall() == []
-    # The ways out that the message has.
+    # The ways out that the message has; to be given what bites is none.
+    given = "owner to" in checked(dsn)["coordination_foreign"].remedy
+    assert given == ("bites" not in what)
     LogStore.open(dsn, "src", "another_name").close()
     maker.execute(f"drop schema {SCHEMA} cascade".encode())
     opened(dsn).close()
@@ -574,6 +634,26 @@ def test_who_may_change_our_tables_by_a_group_is_named(
         assert f"{tables} may change" in checked(ours)["coordination_shared"].message
     finally:
         admin.execute("drop owned by readers; drop role readers")
+
+
+def test_a_schema_that_an_administrator_made_for_us_is_given_to_us(
+    database: str, ours: str, admin: Session, maker: Session
+) -> None:
+    """As earlier versions took it: he is no superuser, and nothing in it runs with our rights."""
+    maker.execute(f"create schema {SCHEMA}; grant usage, create on schema {SCHEMA} to cdc_state")
+    with psycopg.connect(ours, autocommit=True) as before:
+        before.execute(f"create table {SCHEMA}.kept (id int primary key)".encode())
+    maker.execute(f"create table {SCHEMA}.his (id int primary key)".encode())
+    with pytest.raises(CoordinationError, match="belongs to the role maker") as refused:
+        opened(ours)
+    assert "grant" not in refused.value.remedy
+    admin.execute(refused.value.remedy.partition("made it: ")[2].encode())
+    opened(ours).close()
+    assert checked(ours) == {}
+    # What a third role has there is nobody's to give.
+    admin.execute(f"create table {SCHEMA}.x (); alter table {SCHEMA}.x owner to stranger")
+    admin.execute(f"alter schema {SCHEMA} owner to maker".encode())
+    assert "owner to" not in checked(ours)["coordination_foreign"].remedy
 
 
 PLANTED = {
@@ -729,7 +809,7 @@ def test_the_catalog_is_looked_for_in_our_schema_alone(
         " grant all on public.iceberg_tables to public"
     )
     config = config_of(ours)
-    catalog_place._schema.cache_clear()
+    catalog_place._found.cache_clear()
     assert catalog_schema(config) == SCHEMA
     catalog = open_catalog(config)
     assert catalog.list_namespaces() == []

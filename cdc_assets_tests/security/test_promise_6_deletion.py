@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,7 +196,7 @@ def test_a_table_within_another_ones_folder_keeps_its_files(found: Planted) -> N
     before = contents(inner)
     done = found.maintain()
     assert contents(inner) == before
-    assert "another table is below" in str(done.problem) and str(inner) in str(done.problem)
+    assert "another table is in" in str(done.problem) and str(inner) in str(done.problem)
     found.lake.session.sql("drop table lake.src.inner")
     shutil.rmtree(inner)
     assert found.maintain().problem is None
@@ -206,16 +207,20 @@ def test_a_table_within_another_ones_folder_keeps_its_files(found: Planted) -> N
 def test_staged_files_within_a_tables_folder_are_no_orphans_of_it(
     postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path, tmp_path: Path
 ) -> None:
-    """The staging place is the warehouse, and its source is called like the namespace: a trap."""
+    """A former staging place was in the warehouse, its source called like the namespace: a trap."""
     place = (tmp_path / "all" / "src" / "t").as_uri()  # where the table t is
     catalog = {"warehouse": (tmp_path / "all").as_uri()}
-    settings = {"staging": {"uri": place}, "lake": {"catalog": catalog}}
+    settings: dict[str, Any] = {"staging": {"former_uris": [place]}, "lake": {"catalog": catalog}}
     with planted(postgres_dsn, spark_server.ensure(), tmp_path, **settings) as found:
         found.lake.pin()
         found.lake.copy()
         change(found, "one")
         found.lake.drain(T)
         change(found, "two")  # registered, and not applied
+        there = tmp_path / "all" / "src" / "t" / "src"
+        shutil.move(found.lake.config.staging_uri.removeprefix("file://") + "/src", there)
+        moved = "update log_index set path = replace(path, %s, %s)"
+        assert found.plant(moved, found.lake.config.staging_uri, place)
         aged(tmp_path)
         done = found.maintain()
         assert "can't be told from staged files" in str(done.problem)

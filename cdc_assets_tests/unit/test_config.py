@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from cdc_assets.config import (
     config_from_parent,
@@ -49,7 +50,34 @@ def test_everything_has_a_default_but_the_tables() -> None:
         ({"postgres": {"dsn": "postgresql://u:p@ss/w@h/db"}}, ["postgres.dsn", "%40"]),
         ({"staging": {"flush_interval": "1 parsec"}}, ["staging.flush_interval", "500ms"]),
         ({"staging": {"uri": "ftp://x"}}, ["staging.uri", "s3://bucket/prefix"]),
+        ({"staging": {"uri": "s3://b//p"}}, ["staging.uri", "empty names"]),
+        ({"staging": {"uri": "file:////p"}}, ["staging.uri", "empty names"]),
+        ({"staging": {"uri": "s3://b/a?b"}}, ["staging.uri", "#, ?"]),
+        ({"staging": {"former_uris": ["file:///a/../b"]}}, ["staging.former_uris", ".."]),
+        ({"lake": {"catalog": {"warehouse": "file:///a#b"}}}, ["lake.catalog.warehouse", "#, ?"]),
+        (
+            {
+                "staging": {"uri": "s3://b/lake"},
+                "lake": {"catalog": {"warehouse": "s3://b/lake/"}},
+            },
+            ["staging.uri", "s3://b/lake/shop/", "staging.former_uris"],
+        ),
+        (
+            {"staging": {"uri": "s3://b"}, "lake": {"catalog": {"warehouse": "s3://b/shop/wh"}}},
+            ["staging.uri", "s3://b/shop/wh/shop/"],
+        ),
+        (
+            {
+                "staging": {"uri": "file:///l%20ake/shop/orders"},
+                "lake": {"catalog": {"warehouse": "file:///l ake"}},
+            },
+            ["staging.uri", "/l ake/shop/orders/shop/"],
+        ),
         ({"spark": {"remote": "http://x"}}, ["spark.remote", "sc://"]),
+        *(
+            ({"spark": {"remote": f"sc://h:1/;token={token};use_ssl=true"}}, ["remote", "hex 32"])
+            for token in ("a/b", "a=", "a;b", "a?b", "a#b", "a%b", "a b")
+        ),
         ({"lake": {"format_version": 1}}, ["lake.format_version"]),
         ({"tables": [{"name": "a", "mode": "upsert"}]}, ["tables.0.mode", "append", "mirror"]),
         (
@@ -74,6 +102,45 @@ def test_an_error_names_the_key_and_the_remedy(changes: dict[str, Any], words: l
         parse_config(minimal(**changes), "shop.yaml")
     for word in ["shop.yaml", *words]:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("staging", "warehouse"),
+    [
+        ("s3://b/staging", "s3://b/warehouse"),
+        ("s3://b/staging", "s3://b"),
+        ("s3://b", "s3://b/warehouse"),
+        ("s3://b/lake-staged", "s3://b/lake"),
+        ("file:///s", "production"),
+    ],
+)
+def test_staging_and_warehouse_may_be_beside_each_other(staging: str, warehouse: str) -> None:
+    catalog = {"type": "rest", "uri": "https://c.example.com", "warehouse": warehouse}
+    config = parse_config(minimal(staging={"uri": staging}, lake={"catalog": catalog}), "f")
+    assert (config.staging_uri, config.warehouse) == (staging, warehouse)
+
+
+def test_a_home_that_no_lake_table_can_be_in_is_refused_for_these_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("CDC_ASSETS_HOME", str(tmp_path / "a#b"))
+        with pytest.raises(ConfigurationError, match="CDC_ASSETS_HOME"):
+            _ = parse_config(minimal(), "f").warehouse
+        assert parse_config(minimal(), "f").staging_uri.endswith("/a%23b/shop/staging")
+        elsewhere = minimal(lake={"catalog": {"warehouse": "s3://b/wh"}})
+        assert parse_config(elsewhere, "f").warehouse == "s3://b/wh"
+
+
+def test_an_address_of_spark_connect_may_have_all_that_pyspark_reads() -> None:
+    token = "Az09._~-+%2F%3d"
+    for url in ("sc://h", "sc://h:1/", f"sc://h:1/;authorization=Bearer%20{token};use_ssl=true"):
+        remote = parse_config(minimal(spark={"remote": url}), "f").spark.remote
+        assert remote == url
+        DefaultChannelBuilder(url)
+    with pytest.raises(ConfigurationError) as error:
+        parse_config(minimal(spark={"remote": "sc://h:1/;token=sec/ret"}), "f")
+    assert "sec/ret" not in str(error.value)
 
 
 def test_no_error_shows_the_password() -> None:
