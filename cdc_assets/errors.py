@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdc_assets.foreign_words import said
+from cdc_assets.texts import DESCRIPTION, bounded
 
 
 class CdcError(Exception):
@@ -130,5 +131,5 @@ class Fenced(CdcError):
 def first_line(error: BaseException) -> str:
     """The sentence of an error that a person needs; of a foreign one, without any value."""
     if isinstance(error, CdcError):  # of our own words
-        return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+        return bounded((str(error).strip() or type(error).__name__).splitlines()[0], DESCRIPTION)
     return said(error)

@@ -16,7 +16,7 @@ from typing import Any
 class Inbox:
     """What arrived; the next ``refusals`` attempts are refused, as are those that have ``poison``.
 
-    ``status``: of a refusal; a redirect leads to ``location``.
+    ``status``: of a refusal, 0 for none: it hangs up; a redirect leads to ``location``.
     """
 
     port: int = 0
@@ -49,6 +49,8 @@ def webhook() -> Iterator[Inbox]:
             if not refused:
                 assert self.headers["Content-Type"] == "application/json"
                 inbox.received.append(json.loads(body))
+            if refused and not inbox.status:
+                return  # HTTP/1.0: that ends the connection
             self.send_response(inbox.status if refused else 200)
             if inbox.location:
                 self.send_header("Location", inbox.location)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from cdc_assets.alerts.conditions import COMMAND, WARN, Condition
 from cdc_assets.alerts.memory import Memory, Notice, Waiting, sink_keys
 from cdc_assets.alerts.settings import SinkConfig
-from cdc_assets.alerts.sinks import TRANSIENT, refused, said, send
+from cdc_assets.alerts.sinks import TRANSIENT, away, refused, said, send
 from cdc_assets.config import SourceConfig
 
 # The sensor that delivers has a minute for everything; a message under way may take 20 s more.
@@ -62,8 +62,8 @@ def _emptied(
             )
             if not its_fault:
                 failed.append(place)
-                if taken or one.tries < _STUCK or len(failed) > 1:
-                    break  # the sink is away
+                if taken or one.tries < _STUCK or len(failed) > 1 or away(sink, error):
+                    break  # it isn't there: another message would show no more
         except Exception as error:  # noqa: BLE001 - tried again it would fail again
             del left[place]
             problems.append(f"{key} can't be given a message, which is left out: {said(error)}")

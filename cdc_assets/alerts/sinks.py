@@ -18,9 +18,15 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    ProxyConnectionError,
+)
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from cdc_assets.alerts import message
@@ -35,7 +41,7 @@ _ATTEMPTS = 3
 _ANSWER_BYTES = 64 * 1024
 TRANSIENT = (OSError, HTTPException, smtplib.SMTPException, BotoCoreError, ClientError)
 # Statuses that aren't about this message: who may send, where to, how often.
-_NOT_THE_MESSAGE = frozenset({401, 403, 404, 407, 408, 410, 421, 425, 429})
+_NOT_THE_MESSAGE = frozenset({401, 402, 403, 404, 405, 407, 408, 410, 421, 423, 425, 429, 451})
 # A recovery has to be where the problem was told: a log without settings has no INFO.
 _LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.WARNING}
 
@@ -152,6 +158,23 @@ def refused(error: BaseException) -> bool:
     if isinstance(error, ClientError):
         return str(error.response.get("Error", {}).get("Code", "")).startswith("InvalidParameter")
     return False
+
+
+def away(sink: SinkConfig, error: BaseException) -> bool:
+    """Whether the sink wasn't reached, or opened no session: no other message would get there.
+
+    A connection that ends, or is silent, once the message is under way is another thing: it may be
+    the message.
+    """
+    if isinstance(error, HTTPError):
+        return False
+    if isinstance(error, URLError):  # until the request is sent
+        lost = isinstance(error.reason, ConnectionError)
+        return not lost or isinstance(error.reason, ConnectionRefusedError)
+    if isinstance(sink, MailSink):  # what isn't SMTP's own is of the socket that is to be opened
+        opening = (smtplib.SMTPConnectError, smtplib.SMTPHeloError)
+        return not isinstance(error, smtplib.SMTPException) or isinstance(error, opening)
+    return isinstance(error, EndpointConnectionError | ConnectTimeoutError | ProxyConnectionError)
 
 
 def said(error: Exception) -> str:

@@ -47,7 +47,7 @@ from cdc_assets.spark.publish import (
     published,
     writers_branches,
 )
-from cdc_assets.spark.tables import LakeState, LakeTable, listed, quoted, ticked
+from cdc_assets.spark.tables import READING, LakeState, LakeTable, listed, quoted, ticked
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,12 @@ STEP_ASIDE_SECONDS = 8.0
 _LOOK_SECONDS = 0.1
 # A scan of so many keys takes half a second; beyond, Iceberg's counts have to do.
 CHECKED_ROWS = 10_000_000
-# Table properties that bound what every commit writes anew.
-_LIMITS = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
+# Table properties that bound what every commit writes anew, and what a batch of a scan has.
+_LIMITS = (
+    "write.metadata.delete-after-commit.enabled",
+    "write.metadata.previous-versions-max",
+    *READING,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +280,19 @@ def _fingerprint(session: SparkSession, lake: LakeTable, target: str) -> tuple[i
     return int(row[0]), int(row[1])
 
 
+def set_limits(store: LogStore, lake: LakeTable, session: Callable[[], SparkSession]) -> None:
+    """Give a table that an earlier version made, or somebody altered, its limits. Raises Busy."""
+    loaded = lake.load()
+    wanted = {key: lake.properties()[key] for key in _LIMITS}
+    if loaded is not None and any(loaded.properties.get(k) != v for k, v in wanted.items()):
+        with writing(store, lake.row):
+            session().sql(f"alter table {lake.sql_name} set tblproperties ({listed(wanted)})")
+
+
 def tidy_metadata(
     store: LogStore, lake: LakeTable, session: Callable[[], SparkSession]
 ) -> tuple[int, int]:
-    """Limits on metadata files, branches of dead writers, manifests.
+    """Branches of dead writers, manifests.
 
     Returns how many manifests there were and are, (0, 0) if they were left as they are. Raises
     Busy.
@@ -290,9 +303,6 @@ def tidy_metadata(
         loaded = lake.load()
         if loaded is None:
             return 0, 0
-        wanted = {key: lake.properties()[key] for key in _LIMITS}
-        if any(loaded.properties.get(key) != value for key, value in wanted.items()):
-            session().sql(f"alter table {lake.sql_name} set tblproperties ({listed(wanted)})")
         if writers_branches(loaded):
             drop_abandoned(session(), lake)
         before = _manifests(loaded)
@@ -315,12 +325,7 @@ def _untidy(lake: LakeTable) -> bool:
     loaded = lake.load()
     if loaded is None:
         return False
-    wanted = lake.properties()
-    return (
-        any(loaded.properties.get(key) != wanted[key] for key in _LIMITS)
-        or bool(writers_branches(loaded))
-        or manifests_rewritten(_manifests(loaded))
-    )
+    return bool(writers_branches(loaded)) or manifests_rewritten(_manifests(loaded))
 
 
 def _manifests(loaded: Table) -> list[int]:

@@ -23,7 +23,14 @@ from pyspark.sql import SparkSession
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.files import Storage
 from cdc_assets.log.places import staged_places
-from cdc_assets.maintenance.compact import NOT_COMPACTED, Busy, Compacted, compact, tidy_metadata
+from cdc_assets.maintenance.compact import (
+    NOT_COMPACTED,
+    Busy,
+    Compacted,
+    compact,
+    set_limits,
+    tidy_metadata,
+)
 from cdc_assets.maintenance.expire import (
     NOTHING,
     SETTLED,
@@ -207,6 +214,7 @@ class _Table:
         self._staged(lake, now)
 
     def _rewrite(self, lake: LakeTable, until: float) -> None:
+        set_limits(self._store, lake, self._session)  # compaction reads within them, too
         compacted = compact(self._store, lake, self._session, until=until)
         self._note(compacted=compacted)
         before, after = tidy_metadata(self._store, lake, self._session)

@@ -354,7 +354,7 @@ def test_a_table_that_somebody_writes_or_that_is_another_copy_is_left_to_the_nex
     # Its copy was begun anew since the run has read of it.
     pipeline.store.connection.execute("update tables set epoch = epoch + 1")
     with pytest.raises(compact.Busy, match="anew"):
-        compact.tidy_metadata(pipeline.store, untidy, no_session)
+        compact.set_limits(pipeline.store, untidy, no_session)
     assert not pipeline.store.is_locked(f"write:{T}")
 
 

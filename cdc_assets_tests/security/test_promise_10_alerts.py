@@ -6,7 +6,6 @@ import email.policy
 import json
 import re
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from email import message_from_string
 from io import StringIO
 from typing import Any
@@ -19,14 +18,14 @@ from rich.console import Console
 from rich.table import Table
 
 from cdc_assets import terminal
-from cdc_assets.alerts.conditions import FAIL, Condition
-from cdc_assets.alerts.memory import Memory, Waiting, due, observe
-from cdc_assets.alerts.outbox import deliver, undelivered
+from cdc_assets.alerts.conditions import Condition
+from cdc_assets.alerts.memory import Memory, due, observe
+from cdc_assets.alerts.outbox import deliver
 from cdc_assets.assets.metadata import described_metadata
 from cdc_assets.assets.names import all_tables
 from cdc_assets.checks.lag import check_lag
 from cdc_assets.checks.ready import check_ready
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config import SourceConfig
 from cdc_assets.health.report import Health, Problem, markdown
 from cdc_assets.postgres.comments import Described, DescribedColumn
 from cdc_assets.postgres.findings import Finding
@@ -34,9 +33,9 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.status import SourceStatus, TableStatus
 from cdc_assets.texts import header, of_markdown, plain
 from cdc_assets.texts import markdown as as_markdown
-from cdc_assets_tests.sink_support import Inbox, mailbox, webhook
+from cdc_assets_tests.security.alerts_support import START, config_of, to_mail, to_webhook, wrong
+from cdc_assets_tests.sink_support import mailbox, webhook
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = (
     "\\[bold]x[/bold]\\",
     "[link=http://evil]x[/]",
@@ -57,29 +56,6 @@ NAMES = st.text(max_size=300) | st.text(
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
-
-
-def _config(*sinks: dict[str, Any]) -> SourceConfig:
-    raw = {
-        "name": "shop",
-        "postgres": {"dsn": "postgresql://h/d"},
-        "tables": [{"name": "t"}],
-        "alerts": {"sinks": list(sinks), "min_interval": 0},
-    }
-    return parse_config(raw, "test")
-
-
-def _webhook(inbox: Inbox) -> dict[str, Any]:
-    return {"type": "webhook", "url": f"http://127.0.0.1:{inbox.port}/x"}
-
-
-def _mail(inbox: Inbox) -> dict[str, Any]:
-    at = {"host": "127.0.0.1", "port": inbox.port, "security": "none"}
-    return {"type": "mail", **at, "from": "cdc@example.com", "to": ["ops@example.com"]}
-
-
-def _wrong(name: str) -> Condition:
-    return Condition(f"parked:{name}", f"{name} is parked", name, f"resync '{name}'", FAIL)
 
 
 def _told(config: SourceConfig, found: list[Condition]) -> tuple[Memory, list[str]]:
@@ -107,8 +83,8 @@ def test_every_sink_takes_a_message_about_any_name(name: str) -> None:
 
 def _sent_everywhere(name: str) -> None:
     with webhook() as slack, mailbox() as mail:
-        config = _config(_webhook(slack), _mail(mail), {"type": "log"})
-        memory, problems = _told(config, [_wrong(name)])
+        config = config_of(to_webhook(slack), to_mail(mail), {"type": "log"})
+        memory, problems = _told(config, [wrong(name)])
         assert (memory.outbox, problems) == ({}, [])
     [body], [text] = slack.received, mail.received
     said = _as_sent(body)
@@ -140,8 +116,8 @@ def test_a_great_many_tables_with_long_names_and_reasons_fit_every_sink(
     names = [f'public."{"&é" * 30}{number}"' for number in range(600)]
     with webhook() as slack, mailbox() as mail:
         topic = {"type": "sns", "topic_arn": "arn:aws:sns:eu-central-1:1:cdc"}
-        config = _config(_webhook(slack), _mail(mail), topic)
-        found = [replace(_wrong(name), detail="&" * 100_000) for name in names]
+        config = config_of(to_webhook(slack), to_mail(mail), topic)
+        found = [replace(wrong(name), detail="&" * 100_000) for name in names]
         memory, problems = _told(config, found)
         assert (memory.outbox, problems) == ({}, [])
     assert len(memory.dump()) < 2_000_000
@@ -153,70 +129,6 @@ def test_a_great_many_tables_with_long_names_and_reasons_fit_every_sink(
     assert len(sent["Subject"]) < 100 and sent["Subject"].isascii()
     assert len(sent["Message"].encode()) < 256 * 1024
     assert sent["Subject"].endswith("(and 599 more)")
-
-
-def _looks(config: SourceConfig, memory: Memory, times: int) -> tuple[Memory, list[str]]:
-    told: list[str] = []
-    for _ in range(times):
-        memory, problems = deliver(config, Memory.load(memory.dump()))
-        told += problems
-    return memory, told
-
-
-@pytest.mark.parametrize("status", [302, 400, 413, 500])
-def test_a_message_that_a_sink_never_takes_lets_the_others_by_and_is_left_out(status: int) -> None:
-    with webhook() as inbox, webhook() as elsewhere:
-        inbox.poison, inbox.status = "poison", status
-        inbox.location = f"http://127.0.0.1:{elsewhere.port}/"
-        config, memory = _config(_webhook(inbox)), Memory()
-        found = []
-        for number, name in enumerate(("poison", "b", "c")):
-            now = START + timedelta(seconds=number)
-            found.append(_wrong(name))
-            memory, _ = due(observe(memory, found, now), config.alerts, now)
-        assert [len(w) for w in memory.outbox.values()] == [3]
-        memory, told = _looks(config, memory, 10)
-        # Told as long as it lasts; the other sinks say so, too.
-        assert any("poison" not in problem and f"HTTPError {status}" in problem for problem in told)
-        assert [c.key for c in undelivered(memory)] == ["sink:0:webhook"]
-        assert len(inbox.received) == 2, "the others came through"
-        now = START + timedelta(minutes=1)
-        for number in range(40):  # life goes on
-            at = now + timedelta(seconds=number)
-            found.append(_wrong(f"d{number}"))
-            memory, _ = due(observe(memory, found, at), config.alerts, at)
-            memory, problems = deliver(config, memory)
-            told += problems
-        assert memory.outbox == {}
-        assert any("left out" in problem for problem in told)
-        assert elsewhere.attempts == 0, "a redirect isn't followed"
-
-
-def test_a_sink_that_is_away_loses_nothing_however_long() -> None:
-    with webhook() as inbox:
-        config, memory = _config(_webhook(inbox)), Memory()
-        for number, name in enumerate("abc"):
-            now = START + timedelta(seconds=number)
-            memory, _ = due(observe(memory, [_wrong(name)], now), config.alerts, now)
-        inbox.refusals = 10**6
-        memory, told = _looks(config, memory, 100)
-        assert all("took no message" in problem for problem in told)
-        assert len(memory.outbox["0:webhook"]) == 3
-        inbox.refusals = 0
-        memory, _ = _looks(config, memory, 1)
-        assert (memory.outbox, len(inbox.received)) == ({}, 3)
-
-
-def test_what_waited_in_the_form_of_an_earlier_version_is_delivered() -> None:
-    with webhook() as inbox:
-        config = _config(_webhook(inbox))
-        memory, _ = due(observe(Memory(), [_wrong("a\x1b[2J")], START), config.alerts, START)
-        old = json.loads(memory.dump())
-        old["outbox"] = {key: [w["notices"] for w in ws] for key, ws in old["outbox"].items()}
-        loaded = Memory.load(json.dumps(old))
-        assert isinstance(loaded.outbox["0:webhook"][0], Waiting)
-        memory, _ = deliver(config, loaded)
-        assert (memory.outbox, len(inbox.received)) == ({}, 1)
 
 
 def _rendered(markup: str) -> list[str]:
@@ -254,7 +166,7 @@ def test_markdown_shows_any_name_as_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_checks_and_reports_are_no_markup_whatever_a_table_is_called(name: str) -> None:
-    config = _config({"type": "log"})
+    config = config_of({"type": "log"})
     names = all_tables(config)[0]
     finding = Finding("table_missing", "error", f"{name} isn't there", f"make {name}", None)
     status = TableStatus(name, "l", "parked", name, 1, None, None, None, None, 0, 0, 0, 0)
@@ -262,7 +174,7 @@ def test_checks_and_reports_are_no_markup_whatever_a_table_is_called(name: str) 
     slot = {"name": "s", "exists": False, "retained_bytes": 0}
     told = {"state": "down", "last_error": name}
     source = SourceStatus("shop", (status,), slot, told, {})
-    report = markdown(Health(source, (Problem(_wrong(name), "fail"),), ()))
+    report = markdown(Health(source, (Problem(wrong(name), "fail"),), ()))
     shown = [str(ready.metadata["findings"].value), ready.description or "", lag.description or ""]
     for said in shown:
         assert len(said) < 12_000

@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.health.representable import unrepresentable
+from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
 from cdc_assets.spark.server import SparkServer
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing
+from cdc_assets_tests.jvm_support import ARROW_BYTES
 from cdc_assets_tests.lake_support import Lake, lake
 
 pytestmark = pytest.mark.spark
 
+BATCH_SIZE = "read.parquet.vectorization.batch-size"
 T, OTHER = TableId("public", "t"), TableId("public", "other")
 # Every other character has to be quoted or escaped somewhere on the way.
 _LONG, _HARD = (
@@ -113,6 +116,35 @@ def test_values_of_any_length_come_through_copy_and_log(
         assert len(long) == 2_000_000
         assert found[list(EXTREME).index("text[]")] == [long, None, "NULL", "", hard]
         _all_looks(opened, T)
+
+
+def test_values_that_are_large_together_can_be_read_from_one_file(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """What a batch of the reader has of a column has to fit into one of Arrow's vectors."""
+    rows, length = 5000, ARROW_BYTES // 4000
+    setup = "create table t (id int primary key, v text)"
+    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as opened:
+        opened.pin()
+        opened.copy()
+        opened.execute("insert into t values (-1, '')")
+        opened.flush()
+        opened.drain(T)
+        name = opened.lake_table(T).sql_name
+        # A table that an earlier version made is put right, before it is compacted.
+        opened.session.sql(f"alter table {name} unset tblproperties ('{BATCH_SIZE}')")
+        [done] = maintain(opened.pipeline, lambda: opened.session, [T])
+        assert (done.problem, done.left_alone) == (None, None)
+        made = opened.lake_table(T).load()
+        assert made is not None and BATCH_SIZE in made.properties
+        opened.session.sql(
+            f"insert into {name} select id, concat(id, repeat('x', {length}))"
+            f" from range(0, {rows}, 1, 1)"
+        )
+        [found] = opened.session.sql(f"select count(*), sum(length(v)) from {name}").collect()
+        assert found[0] == rows + 1 and found[1] > ARROW_BYTES
+        files = opened.session.sql(f"select record_count from {name}.files").collect()
+        assert sorted(file[0] for file in files) == [1, rows]
 
 
 # Each has values that the lake can't hold, which are counted column by column.

@@ -7,28 +7,21 @@ import json
 import logging
 import logging.config
 import re
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import psycopg
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from dagster._core.events.log import EventLogEntry
 from dagster_shared.serdes import serialize_value
-from hypothesis import example, given
-from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
 import cdc_assets
 from cdc_assets.build import build_defs
 from cdc_assets.checks import tables as table_checks
 from cdc_assets.cli import cli
-from cdc_assets.errors import TableProblem, first_line
-from cdc_assets.foreign_errors import explained
-from cdc_assets.foreign_words import masked, of_server, trace
+from cdc_assets.errors import TableProblem
+from cdc_assets.foreign_words import trace
 from cdc_assets.postgres.names import TableId
 from cdc_assets.sensors import sessions
 from cdc_assets.spark.server import SparkServer
@@ -38,122 +31,13 @@ from cdc_assets.verify.key_names import hashed, salt
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing
 from cdc_assets_tests.lake_support import Lake, lake
+from cdc_assets_tests.security.planted import NUMBER, WORD, leaks
 from cdc_assets_tests.sink_support import Inbox, mailbox, webhook
-
-# Each value is found by the same word or number, wherever it turns up.
-WORD, NUMBER = "pLan" + "Ted", str(71717171)
-VALUES = (WORD, f"it's {WORD} 'in' \"quotes\"", f"{WORD}\n{WORD} on\n\ttwo lines", f"\"{WORD}', '")
-
-
-def leaks(text: str) -> bool:
-    return WORD in text or NUMBER in text
-
-
-def _said(error: BaseException) -> str:
-    """All that becomes of an error: its sentence, what a person is told, the trace."""
-    assert isinstance(error, Exception)
-    return "\n".join([first_line(error), str(explained(error, None)), trace(error)])
-
-
-def _error(do: Callable[[], object]) -> Exception:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - each one is looked at
-        do()
-    assert isinstance(caught.value, Exception)
-    return caught.value
-
-
-SETUP = """
-create table t (k text primary key, n int check (n < 100), e text not null);
-create type mood as enum ('fine');
-create function shout(v text) returns text language plpgsql as $$ begin
-  raise exception 'I saw %', v using errcode = 'check_violation', detail = v, hint = v; end $$;
-create function shout_own(v text) returns text language plpgsql as $$ begin
-  raise exception 'I saw %', v using errcode = 'AB123'; end $$;
-"""
-# Statements that Postgres refuses, and what has to be left of what it says.
-REFUSED = {
-    "select (%s::text)::int": "integer",
-    "select (%s::text)::date": "date",
-    "select (%s::text)::int[]": "malformed array",
-    "select (%s::text)::json": "json",
-    "select (%s::text)::mood": "enum mood",
-    "select (%s::text)::bytea || '\\x'::bytea || (%s::text)::uuid::text::bytea": "uuid",
-    "select to_timestamp(%s, 'YYYY')": "SQL state 22007",
-    "insert into t values (%s, 1, ''), (%s, 1, '')": "t_pkey",
-    "insert into t values (%s, 100, '')": "t_n_check",
-    "insert into t values (%s, 1, null)": "not-null",
-    "select shout(%s)": "function",
-    "select shout_own(%s)": "function",
-    "select xmlparse(document %s)": "",
-    "select %s::text ~ '('": "regular expression",
-}
 
 
 @pytest.fixture
 def home(tmp_home: Path) -> Path:
     return tmp_home
-
-
-def test_what_postgres_refuses_is_told_without_the_value(
-    postgres_dsn: NewDatabase, home: Path
-) -> None:
-    with psycopg.connect(postgres_dsn(), autocommit=True) as client:
-        client.execute(SETUP.encode())
-        for statement, left in REFUSED.items():
-            for value in VALUES:
-                values = [value] * statement.count("%s")
-                error = _error(lambda: client.execute(statement.encode(), values))  # noqa: B023
-                assert isinstance(error, psycopg.Error)
-                assert not leaks(_said(error)), (statement, _said(error))
-                assert left in first_line(error), (statement, first_line(error))
-        names = _error(lambda: client.execute(b'select "No Such" from t'))
-        assert first_line(names) == 'column "No Such" does not exist'
-        number = _error(lambda: client.execute(f"select '{NUMBER}'::smallint".encode()))
-        assert "smallint" in first_line(number) and not leaks(_said(number))
-    assert leaks(traces_path().read_text()) is False
-
-
-def _refusals(value: str) -> list[Callable[[], object]]:
-    return [
-        lambda: pa.array([value]).cast(pa.int32()),
-        lambda: pa.array([value], pa.int64()),
-        lambda: pa.array([int(NUMBER)]).cast(pa.int8()),
-        lambda: pa.array([value]).cast(pa.decimal128(5, 2)),
-        lambda: pa.array([f"{NUMBER}.5"]).cast(pa.decimal128(5, 2)),
-        lambda: int(value),
-        lambda: dict[str, int]()[value],
-        lambda: dict[tuple[str, int], int]()[value, int(NUMBER)],
-        lambda: value.encode("utf-16").decode("utf-8"),
-        lambda: json.loads(value),
-    ]
-
-
-def test_what_libraries_refuse_is_told_without_the_value(home: Path) -> None:
-    for value in VALUES:
-        for do in _refusals(value):
-            error = _error(do)
-            assert not leaks(_said(error)), _said(error)
-
-    def chained() -> None:
-        try:
-            int(VALUES[1])
-        except ValueError as error:
-            raise RuntimeError("beside") from error
-
-    told = trace(_error(chained))
-    assert not leaks(told)
-    assert "builtins.ValueError: invalid literal for int()" in told
-    assert "RuntimeError: beside" in told and "in chained" in told
-
-
-@given(st.text(), st.text(max_size=20))
-@example("'", "a")
-@example('" b" \'', "")
-def test_what_is_quoted_is_masked_whatever_it_is(value: str, after: str) -> None:
-    for quoted in (f"'{WORD}{value}{WORD}'", f'"{WORD}{value}{WORD}"', repr(f"{WORD}{value}")):
-        assert WORD not in masked(f"can't use {quoted} here {after}")
-        assert WORD not in of_server(f"invalid input: {quoted}", "22P02")
-    assert masked("can't open it: don't ask") == "can't open it: don't ask"
 
 
 def test_no_logger_is_given_an_error_to_print() -> None:
@@ -166,64 +50,12 @@ def test_no_logger_is_given_an_error_to_print() -> None:
                 assert name != "format_exc" and not (name == "exception" and node.args), file
 
 
-def test_an_error_of_postgres_that_names_objects_keeps_its_words() -> None:
-    said = 'permission denied for table "Orders"'
-    assert of_server(said, "42501") == said
-    assert WORD not in of_server(f"I saw {WORD}", "P0001")
-
-
 pyspark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
 def spark_url(spark_server: SparkServer) -> str:
     return spark_server.ensure()
-
-
-def _worker(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        value = batch.column(0)[0].as_py()
-        raise ValueError(f"it has {value!r} and {value}")
-        yield batch
-
-
-@pyspark
-@pytest.mark.timeout(300)
-def test_what_spark_refuses_is_told_without_the_value(
-    spark_url: str, spark_server: SparkServer, postgres_dsn: NewDatabase, home: Path
-) -> None:
-    made = lake(postgres_dsn(), spark_url, "create table t (id int primary key)", "t")
-    with made as source:
-        for value in VALUES:
-            for name, error in _spark_errors(source.session, value):
-                assert not leaks(_said(error)), (name, _said(error))
-                if name.startswith("cast(v"):
-                    assert "[CAST_INVALID_INPUT]" in first_line(error)
-                    assert '"STRING"' in first_line(error)
-        [gone] = [_error(lambda: source.session.table("no.such").collect())]
-        assert "`no`.`such`" in first_line(gone)
-    assert not leaks(traces_path().read_text())
-    log = spark_server.log_path.read_text()
-    assert not leaks(log)
-    assert "PythonException" in log, "it says what went wrong, all the same"
-
-
-def _spark_errors(session: SparkSession, value: str) -> Iterator[tuple[str, Exception]]:
-    frame = session.createDataFrame([(value, f"{NUMBER}.25")], "v string, n string").repartition(1)
-    for expression in (
-        *("cast(v as int)", "cast(v as date)", "cast(v as timestamp)", "cast(v as boolean)"),
-        *("cast(n as decimal(3,1))", "cast(cast(n as double) as tinyint)", "raise_error(v)"),
-        *("from_json(v, 'x int', map('mode', 'FAILFAST'))", "unhex(v)", "element_at(array(v), 9)"),
-        *("to_date(v, 'yyyy')", "regexp_extract_all(v, v || '(', 1)"),
-    ):
-        try:
-            frame.selectExpr(f"{expression} as x").collect()
-        except Exception as error:  # noqa: BLE001 - each one is looked at
-            yield expression, error
-    literal = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    for statement in (f"select cast({literal} as int)", f"select array({literal}) + 1"):
-        yield statement.split(" ")[1][:5], _error(lambda: session.sql(statement).collect())  # noqa: B023
-    yield "worker", _error(lambda: frame.mapInArrow(_worker, "v string, n string").collect())
 
 
 ROWS = f"""
