@@ -58,10 +58,9 @@ def postgres(port: int) -> str | None:
                 psycopg.connect(dsn, connect_timeout=3)
             except psycopg.OperationalError as error:
                 said = str(error)
-                # What timed out is open until then; PySpark serves one connection at a time.
-                gc.collect()
             else:
                 return f"granted: {dsn}"
+    gc.collect()  # what timed out is open until then; PySpark serves one connection at a time
     return f"refused: {said}" if said is not None and "password" in said else None
 
 
