@@ -44,12 +44,12 @@ $(INSTALLED): pyproject.toml $(LOCKS)
 	@touch $@
 
 java: install
-	@$(BIN)/python -m cdc_assets.doctor
-	@$(BIN)/python -m cdc_assets.spark.jars || echo "They are fetched when Spark starts, by spark.conf." >&2
+	@$(BIN)/python -m cdc_assets.process.machine
+	@$(BIN)/python -m cdc_assets.lake.spark.jars || echo "They are fetched when Spark starts, by spark.conf." >&2
 
 dev: install ## Start everything on an embedded Postgres and serve the Dagster UI (PORT=3000)
-	@$(BIN)/python -m cdc_assets.doctor --port $(PORT)
-	@$(BIN)/python -m cdc_assets.spark.jars || echo "They are fetched when Spark starts, by spark.conf." >&2
+	@$(BIN)/python -m cdc_assets.process.machine --port $(PORT)
+	@$(BIN)/python -m cdc_assets.lake.spark.jars || echo "They are fetched when Spark starts, by spark.conf." >&2
 	@mkdir -p -m 700 "$(CDC_ASSETS_HOME)" && mkdir -p "$(CDC_ASSETS_HOME)/dagster"
 	@cp dagster.yaml "$(CDC_ASSETS_HOME)/dagster/dagster.yaml"
 	@echo "The Dagster UI will be at http://127.0.0.1:$(PORT) in half a minute; Ctrl-C stops everything."

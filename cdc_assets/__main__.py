@@ -14,7 +14,7 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else whoever started it wants it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from cdc_assets.cli import main as begin
+    from cdc_assets.cli.main import main as begin
 
     signal.signal(signal.SIGINT, before)
     begin()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdc_assets.foreign_words import said
-from cdc_assets.texts import DESCRIPTION, bounded
+from cdc_assets.messages.foreign_words import said
+from cdc_assets.messages.texts import DESCRIPTION, bounded
 
 
 class CdcError(Exception):

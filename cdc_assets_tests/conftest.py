@@ -22,7 +22,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets.lake.spark.properties import SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets_tests.jvm_support import QUICK_JVM
 from cdc_assets_tests.s3_support import KEYS, ObjectStore, object_store
 

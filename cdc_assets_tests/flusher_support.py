@@ -21,14 +21,16 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.config import SourceConfig, parse_config
-from cdc_assets.config_sections import S3Config
-from cdc_assets.flusher.main import FlushResult, run
-from cdc_assets.flusher.report import Progress
-from cdc_assets.log.files import StagedRows, Storage
+from cdc_assets.config.sections import S3Config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.flusher.flusher import FlushResult, run
+from cdc_assets.flusher.progress import Progress
+from cdc_assets.log.staged.files import StagedRows
+from cdc_assets.log.staged.storage import Storage
+from cdc_assets.operations import copying, running
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.pgoutput_reference import Row, parse_staged
 
 
@@ -77,11 +79,10 @@ class Bench:
 
     def resync(self, config: SourceConfig, *tables: str) -> None:
         """What the command does, for those tables or all."""
-        from cdc_assets import commands
 
         wanted = [config.table(name).id for name in tables] or [t.id for t in config.tables]
-        with Pipeline.open(config) as pipeline, commands.Spark(config) as spark:
-            commands.resync(pipeline, spark, wanted, lambda _: None)
+        with Pipeline.open(config) as pipeline, running.Spark(config) as spark:
+            copying.resync(pipeline, spark, wanted, lambda _: None)
 
     def config(self, *tables: str, **staging: object) -> SourceConfig:
         return parse_config(self.settings(*tables, **staging), "test")
@@ -217,7 +218,7 @@ def start_flusher(
         return subprocess.Popen(
             [
                 *(sys.executable, "-m"),
-                *(module or ("cdc_assets.flusher.main",)),
+                *(module or ("cdc_assets.flusher.flusher",)),
                 *("--config", str(config_file)),
             ],
             stdin=subprocess.PIPE,

@@ -10,16 +10,16 @@ from typing import Any
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc_assets.config import SourceConfig, parse_config
-from cdc_assets.flusher.main import run
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.flusher.flusher import run
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.session import open_session
-from cdc_assets.spark.tables import LakeTable
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.verify.compare import Comparison, verify
 
 

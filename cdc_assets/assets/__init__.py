@@ -1,1 +1,1 @@
-"""The four assets of a replicated table: source, snapshot, staged log and lake table."""
+"""The earlier name of a module that users import."""

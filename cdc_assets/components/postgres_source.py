@@ -13,9 +13,9 @@ from typing import Any, Self
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
-from cdc_assets.assets.references import with_references
-from cdc_assets.build import build_defs
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.references import with_references
 
 
 class _Attributes(BaseModel):
@@ -27,7 +27,7 @@ class _Attributes(BaseModel):
 class PostgresSource(dg.Component):
     """A Postgres database replicated into Iceberg tables: snapshot, change log and merge.
 
-    Attributes: name, postgres and tables are required; see docs or ``cdc_assets.config``.
+    Attributes: name, postgres and tables are required; see docs or ``cdc_assets.config.source``.
     """
 
     def __init__(self, config: SourceConfig) -> None:

@@ -1,1 +1,1 @@
-"""A throw-away Postgres and a demo workload, for the demo, development and tests."""
+"""A throw-away Postgres, for the demo, development and tests."""

@@ -21,19 +21,14 @@ from typing import Any
 
 import psycopg
 
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.enrol import OR_INSERTS, inherited
 from cdc_assets.postgres.identity import children, remedy, sentence
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
-    addition,
-    column_lists,
-    published_tables,
-    unidentified,
-    withdraw,
-)
+from cdc_assets.postgres.publications import addition, column_lists, published_tables, unidentified
+from cdc_assets.postgres.publishing import withdraw
+from cdc_assets.readiness.source.enrolment import OR_INSERTS, inherited
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from cdc_assets.config_sections import MetricsConfig
-from cdc_assets.flusher.report import FLUSH_BOUNDS, OPERATIONS, STATES, Probe, Progress
+from cdc_assets.config.sections import MetricsConfig
+from cdc_assets.flusher.progress import FLUSH_BOUNDS, OPERATIONS, STATES, Probe, Progress
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import psycopg
 
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.helper_thread import HelperThread, Note
-from cdc_assets.log.heart import Heart
+from cdc_assets.log.sessions.heartbeat import Heart
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.pins import Pins
+from cdc_assets.process.helper_thread import HelperThread, Note
 
 # A table that waits for its pin waits this long at most, if slot creation is quick.
 PIN_SECONDS = 2.0

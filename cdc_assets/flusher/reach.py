@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from cdc_assets.flusher.main import run
-from cdc_assets.flusher.turn import active_process
+from cdc_assets.flusher.flusher import run
+from cdc_assets.log.sessions.heartbeat import active_process
+from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.heap_facts import look_at_heaps
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.postgres.source_facts import followed, review
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.source.now import followed, review
 
 # A running flusher registers about once a second: looking more often shows nothing new.
 _LOOK_SECONDS = 0.2

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import psycopg
 
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.helper_thread import HelperThread, Note
-from cdc_assets.log.heart import Heart
+from cdc_assets.log.sessions.heartbeat import Heart
+from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.admission import refuse_or_park
-from cdc_assets.postgres.heap_facts import look_at_heaps
-from cdc_assets.postgres.restart_record import SlotRestart
-from cdc_assets.postgres.source_facts import followed
+from cdc_assets.process.helper_thread import HelperThread, Note
+from cdc_assets.readiness.admission import refuse_or_park
+from cdc_assets.readiness.source.now import followed
+from cdc_assets.readiness.source.record import SlotRestart
 
 # How long the log of a table that somebody drops, or takes out of the publication, looks whole.
 REVIEW_SECONDS = 10.0

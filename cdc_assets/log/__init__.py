@@ -1,1 +1,1 @@
-"""The leaderless log: its schema, and the one class that reads and writes it."""
+"""The leaderless log: the only SQL on the coordination schema, and staged files."""

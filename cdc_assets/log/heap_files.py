@@ -1,4 +1,4 @@
-"""What is remembered of the followed tables' heaps; ``postgres.heap_record`` says what for."""
+"""What is remembered of the followed tables' heaps; ``log.heap_record`` says what for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cdc_assets.log.heap_record import HeapFile, KnownHeaps, Moment
 from cdc_assets.log.session import LogSession
 from cdc_assets.log.tables import TableRow
-from cdc_assets.postgres.heap_record import HeapFile, KnownHeaps, Moment
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 

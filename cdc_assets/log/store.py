@@ -6,7 +6,7 @@ is no leader: whoever holds the rows of this schema knows everything.
 
 A store is also the session (``log.session``) and the registry of tables (``log.tables``), because
 what is done in one transaction goes over one connection. What the rows of a copy mean is in
-``log.progress``.
+``log.copies.chunks``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import psycopg
 
 from cdc_assets.errors import Fenced
-from cdc_assets.log.files import StagedRows
-from cdc_assets.log.places import Place, foreign_entry, staged_place
+from cdc_assets.log.staged.files import StagedRows
+from cdc_assets.log.staged.places import Place, foreign_entry, staged_place
 from cdc_assets.log.tables import GROUP, TableRegistry, TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId

@@ -9,7 +9,7 @@ lock is asked for in turn with others, so a busy table's merges can't keep compa
 slice it steps aside until a merge that was turned away has had its turn. A merge thus waits for one
 slice at most, and a cycle is what it waits.
 
-A slice is written on a branch (``spark.publish``) and compared with ``main`` there: the rows must
+A slice is written on a branch (``lake.publish``) and compared with ``main`` there: the rows must
 be as many, by Iceberg's own counts, and in tables of up to CHECKED_ROWS their keys the same.
 Then a commit of no rows carries the cursor on and ``main`` moves, in one step. Wrong rows are never
 seen; a slice that dies leaves a branch that the next writer drops, and files that are orphans.
@@ -32,22 +32,17 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.catalog.catalog import CATALOG
+from cdc_assets.lake.layout import arrange, is_arranged
+from cdc_assets.lake.lineage import count, said
+from cdc_assets.lake.publish import append, drop_abandoned, name_cursor, published, writers_branches
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import READING, LakeTable, listed, quoted, ticked
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.maintenance.files import live_files
 from cdc_assets.maintenance.plan import Slice, manifests_rewritten, next_slice
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.catalog import CATALOG
-from cdc_assets.spark.layout import arrange, is_arranged
-from cdc_assets.spark.lineage import count, said
-from cdc_assets.spark.publish import (
-    append,
-    drop_abandoned,
-    name_cursor,
-    published,
-    writers_branches,
-)
-from cdc_assets.spark.tables import READING, LakeState, LakeTable, listed, quoted, ticked
 
 logger = logging.getLogger(__name__)
 

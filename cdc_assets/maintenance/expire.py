@@ -23,17 +23,17 @@ from pyarrow import fs
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from cdc_assets.log.files import Storage
-from cdc_assets.log.places import Place
+from cdc_assets.lake.catalog.catalog import CATALOG
+from cdc_assets.lake.copies import SUFFIX, drop_copy
+from cdc_assets.lake.lineage import OFFSET
+from cdc_assets.lake.place import deletable, refuse_misled
+from cdc_assets.lake.tables import COPYING, LakeTable
+from cdc_assets.log.staged.places import Place
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.compact import Busy, writing
 from cdc_assets.maintenance.files import stored
 from cdc_assets.maintenance.plan import expiry
-from cdc_assets.snapshot.landing import SUFFIX, drop_copy
-from cdc_assets.spark.catalog import CATALOG
-from cdc_assets.spark.lake_place import deletable, refuse_misled
-from cdc_assets.spark.lineage import OFFSET
-from cdc_assets.spark.tables import COPYING, LakeTable
 
 logger = logging.getLogger(__name__)
 

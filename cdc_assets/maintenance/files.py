@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 
-from cdc_assets.log.files import Storage
+from cdc_assets.log.staged.storage import Storage
 
 _READ_VERSION = 3
 _DELETED = 2  # an entry's status: the file left the table with this manifest

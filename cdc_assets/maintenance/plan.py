@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cdc_assets.config_sections import MaintenanceConfig
+from cdc_assets.config.sections import MaintenanceConfig
 from cdc_assets.maintenance.files import LiveFile
 
 # Opening a small file costs as much as reading some hundred kilobytes: so many are a slice, too.

@@ -21,8 +21,14 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.log.files import Storage
-from cdc_assets.log.places import staged_places
+from cdc_assets.lake.comments import annotate, statements
+from cdc_assets.lake.lost_care import surviving
+from cdc_assets.lake.place import NotListed
+from cdc_assets.lake.publish import name_cursor
+from cdc_assets.lake.standing import is_begun, standing
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.staged.places import staged_places
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets.maintenance.compact import (
     NOT_COMPACTED,
     Busy,
@@ -52,13 +58,7 @@ from cdc_assets.maintenance.staged import (
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.comments import annotate, statements
-from cdc_assets.spark.lake_place import NotListed
-from cdc_assets.spark.lost_care import surviving
-from cdc_assets.spark.publish import name_cursor
-from cdc_assets.spark.standing import is_begun, standing
-from cdc_assets.spark.tables import LakeTable
-from cdc_assets.traces import noted
+from cdc_assets.process.traces import noted
 
 logger = logging.getLogger(__name__)
 

@@ -26,15 +26,15 @@ import psycopg
 from pyarrow import fs
 
 from cdc_assets.errors import first_line
-from cdc_assets.flusher.staging import SHARED_FOLDER, folder_name
-from cdc_assets.log.places import Place, foreign_entry, staged_place, staged_places
+from cdc_assets.log.staged.places import Place, foreign_entry, staged_place, staged_places
+from cdc_assets.log.staged.storage import SHARED_FOLDER, folder_name
 from cdc_assets.log.store import Cursor, LogStore
 from cdc_assets.log.tables import GROUP, TableRow
 from cdc_assets.maintenance.expire import NOTHING, Removed
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 
 logger = logging.getLogger(__name__)
 

@@ -19,31 +19,29 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced, TablePaused, TableProblem
-from cdc_assets.log.files import Storage
-from cdc_assets.log.pauses import paused
+from cdc_assets.lake.comments import annotate
+from cdc_assets.lake.layout import arrange
+from cdc_assets.lake.standing import begin, is_begun, pending, standing
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.batch import Window, facts, outlines, take
+from cdc_assets.log.relation import alike
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import Claim, Cursor
 from cdc_assets.log.tables import TableRow
-from cdc_assets.materializer.alter import current, follow
-from cdc_assets.materializer.batch import Window, events, facts, outlines, take
+from cdc_assets.log.wishes import paused
+from cdc_assets.materializer.events import events
 from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.merge import merge
-from cdc_assets.materializer.relation import Told, alike, told_by_catalog
-from cdc_assets.materializer.repair import rereader
+from cdc_assets.materializer.reread import rereader
+from cdc_assets.materializer.schema.ahead import Look, relation_ahead
+from cdc_assets.materializer.schema.alter import current, follow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.spark.comments import annotate
-from cdc_assets.spark.layout import arrange
-from cdc_assets.spark.standing import begin, is_begun, pending, standing
-from cdc_assets.spark.tables import LakeState, LakeTable
 
 logger = logging.getLogger(__name__)
-
-# A flusher that streams is at the end of the WAL within about its flush interval.
-_CATCH_UP_SECONDS = 10.0
-_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +58,6 @@ class Drained:
     cursor: Cursor
     rows: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How the source's catalog told a table before ``lsn``."""
-
-    told: Told
-    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +171,11 @@ def _drain(
         # However little time there is, a turn gets something done.
         over = limits.reached(cursor, time.monotonic() - began if merges else 0.0)
         if not entries:
-            ahead = None if over and limits.look is None else _ahead(pipeline, lake, limits.look)
+            ahead = (
+                None
+                if over and limits.look is None
+                else relation_ahead(pipeline, lake, limits.look)
+            )
             if ahead is not None and store.entries(table, cursor.offset):
                 continue  # what was registered meanwhile may be of the relation before
             if ahead is not None:
@@ -202,7 +196,7 @@ def _drain(
             found = facts(outlined, window, key)
         if found.end_offset <= cursor.offset:
             # What comes next committed at or above the cut.
-            if limits.look and (ahead := _ahead(pipeline, lake, limits.look)) is not None:
+            if limits.look and (ahead := relation_ahead(pipeline, lake, limits.look)) is not None:
                 lake = follow(pipeline, session, lake, state, ahead)
                 state = _unmoved(lake, state)
             break
@@ -271,44 +265,6 @@ def _unmoved(lake: LakeTable, state: LakeState) -> LakeState:
     if state.cursor is None or now.cursor is None or now.cursor.offset != state.cursor.offset:
         raise Fenced(f"{lake.row.table}: another writer moved the lake table; try again.")
     return now
-
-
-def look(pipeline: Pipeline, table: TableId) -> Look | None:
-    """Read how the catalog tells the table; None if it is what the lake has.
-
-    Every row of another relation committed before the LSN. Raises TableProblem if it is gone.
-    """
-    row = pipeline.store.table(table)
-    if row is None or row.state != "streaming":
-        return None
-    with pipeline.connect_source("schema") as source:
-        told = told_by_catalog(source, row, pipeline.config.publication)
-        return None if told.same(row) else Look(told, current_lsn(source))
-
-
-def _ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> Told | None:
-    """What the catalog tells that no row of the log has told, once nothing else can come before.
-
-    An ALTER TABLE waits for all who wrote to the table. So if the catalog told this before some
-    LSN, and tells it still, and the log is applied up to there, no row of the relation before is
-    to come.
-    """
-    store, table = pipeline.store, lake.row.table
-    if seen is None:
-        with suppress(TableProblem):  # a table that is gone has no other relation
-            seen = look(pipeline, table)
-        if seen is None:
-            return None
-    deadline = time.monotonic() + _CATCH_UP_SECONDS
-    while (flushed := store.flushed_lsn()) is None or flushed < seen.lsn:
-        if time.monotonic() > deadline or not store.is_locked(f"flusher:{pipeline.config.name}"):
-            return None  # the next one looks again
-        time.sleep(_LOOK_SECONDS)
-    if seen.told.same(lake.row):
-        return None
-    with pipeline.connect_source("schema") as source:
-        now = told_by_catalog(source, lake.row, pipeline.config.publication)
-    return now if now == seen.told else None
 
 
 def outstanding(pipeline: Pipeline, table: TableId) -> int | None:

@@ -18,12 +18,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from cdc_assets.log.files import OLD_KEY
-from cdc_assets.materializer.batch import Facts
+from cdc_assets.lake.values import member
+from cdc_assets.log.batch import Facts
+from cdc_assets.log.staged.files import OLD_KEY
 
 # Fail on anything that isn't the JSON we wrote, and take values of any length: Postgres's are at
 # most 1 GB, the parser's own limit is 20 MB.
@@ -39,11 +40,6 @@ _FOLDED = ("op", "key", "source", "unknown", "gone", "row")
 def text_struct(names: Iterable[str]) -> T.StructType:
     """A struct of strings: what a staged ``_data`` is read as before it is cast."""
     return T.StructType([T.StructField(name, T.StringType()) for name in names])
-
-
-def member(struct: str, name: str) -> Column:
-    """One field of a struct column, whatever is in its name."""
-    return F.col(struct).getField(name)
 
 
 def parsed(frame: DataFrame, columns: Iterable[str], *keep: str) -> DataFrame:

@@ -17,10 +17,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced, TableProblem
+from cdc_assets.lake.spark.session import lost_server
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.lake.values import naming_refusals
 from cdc_assets.log.store import LogStore
-from cdc_assets.materializer.rows import naming_refusals
-from cdc_assets.spark.session import lost_server
-from cdc_assets.spark.tables import LakeTable
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """One atomic change of a lake table: a folded batch, with the cursor it leads to.
 
-Keeps invariant 7 and never writes equality deletes. On a branch (``spark.publish``): delete the
+Keeps invariant 7 and never writes equality deletes. On a branch (``lake.publish``): delete the
 rows of every key of the batch (a MERGE with the keys broadcast, so the table is never shuffled),
 append the new rows. Readers see one step, and each commit carries the cursor.
 """
@@ -16,16 +16,17 @@ from operator import and_
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.config_sections import DELETED_AT
+from cdc_assets.config.tables import DELETED_AT
+from cdc_assets.lake.publish import append, published
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.values import as_lake, named, names_of, same_in_lake, texts_of
+from cdc_assets.log.batch import Facts
 from cdc_assets.log.store import Cursor
-from cdc_assets.materializer.batch import Facts
+from cdc_assets.materializer.append import history
 from cdc_assets.materializer.fold import count_rows, fold, parsed
-from cdc_assets.materializer.history import history
-from cdc_assets.materializer.repair import Reread
-from cdc_assets.materializer.rows import as_lake, named, names_of, same_in_lake, texts_of
+from cdc_assets.materializer.reread import Reread
 from cdc_assets.postgres.names import lake_column
-from cdc_assets.spark.publish import append, published
-from cdc_assets.spark.tables import LakeState, LakeTable, ticked
 
 # A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
 # the table.

@@ -1,1 +1,1 @@
-"""Everything that speaks Postgres: catalog, CTID ranges, LSNs, pins, replication, types."""
+"""What Postgres is and says: catalog, types, LSNs, pgoutput, publications, slots, sessions."""

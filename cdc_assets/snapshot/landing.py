@@ -18,7 +18,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
-from pyarrow import fs
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
@@ -27,29 +26,30 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.types import ListType
 from pyspark.sql import SparkSession
 
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import Fenced, TableProblem, first_line
-from cdc_assets.log.places import ForeignPath
-from cdc_assets.log.progress import ChunkProgress, chunks, forget_landed, mark_landed, plan_again
+from cdc_assets.lake.catalog.files import PLACES
+from cdc_assets.lake.columns import PROPERTY
+from cdc_assets.lake.copies import SUFFIX, drop_copy
+from cdc_assets.lake.lineage import foreign_change
+from cdc_assets.lake.place import below
+from cdc_assets.lake.state import CHUNKS, COPY, lake_state
+from cdc_assets.lake.tables import COPYING, LakeTable
+from cdc_assets.log.copies.chunks import (
+    ChunkProgress,
+    chunks,
+    forget_landed,
+    mark_landed,
+    plan_again,
+)
+from cdc_assets.log.staged.places import ForeignPath
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.snapshot.convert import LakeField
 from cdc_assets.snapshot.swap import swap
-from cdc_assets.spark.catalog import open_catalog
-from cdc_assets.spark.columns import PROPERTY
-from cdc_assets.spark.lake_place import PLACES, below, deletable
-from cdc_assets.spark.lineage import foreign_change
-from cdc_assets.spark.tables import (
-    CHUNKS,
-    COPY,
-    COPYING,
-    LakeTable,
-    lake_state,
-)
 
 logger = logging.getLogger(__name__)
 
-SUFFIX = "__copy_"
 # What the copy writes of the columns that mode append adds: each row as an insert at the snapshot's
 # LSN. When and by which transaction it was inserted is not known.
 COPIED = ("_op", "_lsn")
@@ -57,17 +57,6 @@ COPIED = ("_op", "_lsn")
 _OF_FILES = ("s3.", "gcs.", "adls.", "hdfs.", "client.", PY_IO_IMPL, PLACES)
 # A power cut leaves some broken files; more than that is something else.
 _GIVE_UPS = 100
-
-
-def drop_copy(copy: LakeTable, loaded: Table) -> tuple[int, int]:
-    """Drop a table that a copy landed in, with all that is in its folder: files and bytes.
-
-    The catalog forgets it first. What it and its metadata name elsewhere is left alone.
-    """
-    place = deletable(copy, loaded)
-    open_catalog(copy.config).drop_table(copy.identifier)
-    selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
-    return place.delete(i.path for i in place.filesystem.get_file_info(selector) if i.is_file)
 
 
 class Landing:

@@ -5,7 +5,7 @@ another coordinator has done the same and merges have followed. So its rows must
 
 - A table that doesn't exist yet is created with its rows. The catalog refuses a second creation.
 - A table that has the copy's columns gets its rows on a branch, which is published like a merge
-  (``spark.publish``): Iceberg refuses to move a ``main`` that has moved on.
+  (``lake.publish``): Iceberg refuses to move a ``main`` that has moved on.
 - Any other table is replaced, and Iceberg does that regardless of what was committed meanwhile. A
   late replacement takes the table back to the copy, and by the same commit to the copy's cursor:
   the log is applied once more from there, or the table is parked if it is gone.
@@ -21,11 +21,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.errors import Fenced
-from cdc_assets.spark.columns import PROPERTY
-from cdc_assets.spark.layout import arrange
-from cdc_assets.spark.publish import published
-from cdc_assets.spark.session import summary
-from cdc_assets.spark.tables import COPYING, LakeTable, lake_state, listed
+from cdc_assets.lake.columns import PROPERTY
+from cdc_assets.lake.layout import arrange
+from cdc_assets.lake.publish import published
+from cdc_assets.lake.spark.session import summary
+from cdc_assets.lake.state import lake_state
+from cdc_assets.lake.tables import COPYING, LakeTable, listed
 
 
 def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 Keeps invariant 10: a table is complete when its target holds every chunk of the plan, and counts as
 such only once the log is applied past the point of the last pin that a chunk was read under.
 
-Which snapshot a chunk is read under is the pin's business (``postgres.pins``). If a pin is lost,
+Which snapshot a chunk is read under is the pin's business (``pins.pins``). If a pin is lost,
 what was copied of a mirror with a key stays: the log is applied from the first pin on, and what the
 later snapshot shows twice or not at all is put right by it.
 """
@@ -23,21 +23,22 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import StringType
 from pyspark.sql import SparkSession
 
+from cdc_assets.config.addresses import coordination_dsn
+from cdc_assets.config.layout import parse_part
 from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
-from cdc_assets.layout import parse_part
-from cdc_assets.log.claims import ClaimScope
-from cdc_assets.log.files import Storage
-from cdc_assets.log.progress import ChunkProgress, chunks, claimable, restart_copy, void_copy
+from cdc_assets.log.batch import Window, facts, outline
+from cdc_assets.log.copies.chunks import ChunkProgress, chunks, claimable, restart_copy, void_copy
+from cdc_assets.log.copies.claims import ClaimScope
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.tables import TableRow
-from cdc_assets.materializer.batch import Window, facts, outline
-from cdc_assets.pipeline import Pipeline, coordination_dsn
+from cdc_assets.pins.holders import pin_point
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe
-from cdc_assets.postgres.connect import conninfo, uri
-from cdc_assets.postgres.holders import pin_point
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.planning import refuse_unplannable
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.session.connect import conninfo, uri
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import select_expression
+from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.worker import CopyTask
 

@@ -26,12 +26,12 @@ import pyarrow.parquet as pq
 from psycopg import sql
 
 from cdc_assets.errors import first_line
-from cdc_assets.log.claims import Claimed, Claims, ClaimScope, Written
+from cdc_assets.log.copies.claims import Claimed, Claims, ClaimScope, Written
+from cdc_assets.pins.reader import OpenTransaction, Read, ReadFailed, snapshot_reader
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.types import refused_array
 from cdc_assets.snapshot.convert import DoesNotFit, LakeField, convert
-from cdc_assets.snapshot.reader import OpenTransaction, Read, ReadFailed, snapshot_reader
 
 # Arrow bytes that become one row group: what a task keeps in memory, times two.
 ROW_GROUP_BYTES = 64 * 2**20

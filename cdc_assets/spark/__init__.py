@@ -1,1 +1,1 @@
-"""Spark: the Connect server, sessions, and the Iceberg tables."""
+"""The earlier name of a module that deployments name in their Spark settings."""

@@ -26,17 +26,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem, first_line
-from cdc_assets.foreign_errors import explained
+from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.verified import remember_compared, remember_missed
-from cdc_assets.materializer.drain import Look, drain
+from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.schema.ahead import Look
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.spark.publish import patiently
-from cdc_assets.spark.tables import LakeTable
-from cdc_assets.verify.balance import balance
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.foreign_errors import explained
+from cdc_assets.verify.difference import balance
 from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
 from cdc_assets.verify.point import READ_AGAIN, moment, offset_of, passed, whole_at

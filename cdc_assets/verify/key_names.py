@@ -13,9 +13,9 @@ from collections.abc import Callable
 from hashlib import sha256
 from secrets import token_hex
 
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.spark.tables import LakeTable
 
 NameKey = Callable[[str], str]
 """From the text of a key (``rows.as_key``) to what a message calls it."""

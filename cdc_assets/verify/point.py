@@ -21,15 +21,16 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.log.files import Storage
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import LakeColumn, LakeTable
+from cdc_assets.log.sessions.workers import workers
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets.materializer.drain import drain
-from cdc_assets.materializer.workers import workers
+from cdc_assets.pins.pins import under
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import under
-from cdc_assets.postgres.replication import create_slot, export_snapshot
-from cdc_assets.spark.tables import LakeColumn, LakeState, LakeTable
+from cdc_assets.postgres.slots import create_slot, export_snapshot
 from cdc_assets.verify.canonical import comparable_text, lake_text
 from cdc_assets.verify.rows import Beside, comparable, loses
 
@@ -105,7 +106,7 @@ def await_lake(
 def whole_at(pipeline: Pipeline, table: TableId, point: Lsn) -> bool:
     """Whether the lake, as it was before this is asked, has no rows of after ``point``.
 
-    A merge reads rows as they are now where only the source has a value (``materializer.repair``).
+    A merge reads rows as they are now where only the source has a value (``materializer.reread``).
     """
     row = pipeline.store.table(table)
     return row is not None and (row.complete_lsn or Lsn.ZERO) <= point

@@ -14,13 +14,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from cdc_assets.config_sections import DELETED_AT
+from cdc_assets.config.tables import DELETED_AT
 from cdc_assets.errors import TableProblem
-from cdc_assets.materializer.relation import Told, told_by_catalog
+from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.log.relation import Told, told_by_catalog
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Heap, describe, heaps
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.tables import LakeColumn, LakeTable, ticked
 from cdc_assets.verify.canonical import comparable_text, lake_text, source_text
 
 

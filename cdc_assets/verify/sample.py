@@ -37,18 +37,18 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_assets.errors import TableProblem, first_line
-from cdc_assets.foreign_errors import explained
+from cdc_assets.lake.lost_care import surviving
+from cdc_assets.lake.tables import LakeTable, ticked
 from cdc_assets.log.verified import compared, remember_compared, remember_missed
+from cdc_assets.pins.pins import under
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.key_lookup import key_columns, lookups
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import under
-from cdc_assets.spark.lost_care import surviving
-from cdc_assets.spark.tables import LakeTable, ticked
-from cdc_assets.verify.balance import SHOWN_KEYS, balance
+from cdc_assets.readiness.foreign_errors import explained
+from cdc_assets.verify.difference import SHOWN_KEYS, balance
 from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.point import (
     READ_AGAIN,

@@ -18,13 +18,13 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.pins.pins import under
+from cdc_assets.pins.reader import TextPlan, read_texts, share
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
-from cdc_assets.postgres.connect import uri
 from cdc_assets.postgres.ctid import CtidRange, plan_chunks
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import under
-from cdc_assets.snapshot.reader import TextPlan, read_texts, share
+from cdc_assets.postgres.session.connect import uri
 from cdc_assets.verify.canonical import source_text
 from cdc_assets.verify.rows import Beside
 

@@ -36,15 +36,15 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher import main as flusher
-from cdc_assets.flusher.receiver import Session
-from cdc_assets.flusher.report import Progress
+from cdc_assets.flusher import flusher
+from cdc_assets.flusher.progress import Progress
+from cdc_assets.flusher.session import Session
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.admission import admit
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.admission import admit
 from cdc_assets_tests.peak_memory import PeakMemory
 
 TRANSACTION_CHANGES = 1_000

@@ -35,18 +35,21 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from cdc_assets.commands import Spark, snapshot
-from cdc_assets.config import home, parse_config
-from cdc_assets.flusher.main import run
-from cdc_assets.log.files import Storage
-from cdc_assets.materializer.batch import BATCH_ROWS, Window, events, facts, outlines
+from cdc_assets.config.source import parse_config
+from cdc_assets.flusher.flusher import run
+from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.values import as_lake
+from cdc_assets.log.batch import BATCH_ROWS, Window, facts, outlines
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.events import events
 from cdc_assets.materializer.fold import fold
-from cdc_assets.materializer.rows import as_lake
+from cdc_assets.operations.copying import snapshot
+from cdc_assets.operations.running import Spark
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.spark.tables import LakeTable, ticked
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.workplace import workplace
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)

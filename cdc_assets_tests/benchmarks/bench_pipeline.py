@@ -35,15 +35,18 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
-from cdc_assets.commands import Spark, maintain
-from cdc_assets.config import SourceConfig, home, parse_config
-from cdc_assets.embedded.demo_schema import connection_environment
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog
+from cdc_assets.lake.state import lake_state
+from cdc_assets.lake.tables import ticked
 from cdc_assets.maintenance.run import Maintained
+from cdc_assets.operations.running import Spark
+from cdc_assets.operations.whole import maintain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.catalog import CATALOG, open_catalog
-from cdc_assets.spark.tables import lake_state, ticked
+from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.workplace import workplace
 from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
 
@@ -233,8 +236,8 @@ def _definitions(config: SourceConfig) -> Path:
     path = home() / "definitions.py"
     path.write_text(
         "import json\n"
-        "from cdc_assets.build import build_defs\n"
-        "from cdc_assets.config import parse_config\n"
+        "from cdc_assets.dagster.build import build_defs\n"
+        "from cdc_assets.config.source import parse_config\n"
         f"defs = build_defs(parse_config(json.loads({config.dump()!r}), 'bench'))\n"
     )
     return path

@@ -30,14 +30,16 @@ import psycopg
 from psycopg import sql
 from rich.console import Console
 
-from cdc_assets.commands import Spark, flushing, snapshot
-from cdc_assets.config import SourceConfig, home, parse_config
-from cdc_assets.embedded.demo_schema import connection_environment
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.operations.copying import snapshot
+from cdc_assets.operations.running import Spark, flushing
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import slot_status
-from cdc_assets.spark.catalog import open_catalog
+from cdc_assets.postgres.slots import slot_status
+from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.copy_out import copy_out
 from cdc_assets_tests.benchmarks.tpch import TABLES, Connection, Tpch, prepare
 from cdc_assets_tests.benchmarks.watch import Watch

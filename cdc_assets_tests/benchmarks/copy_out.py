@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
-from cdc_assets.embedded.demo_schema import connection_environment
+from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets_tests.benchmarks.tpch import TABLES, Connection

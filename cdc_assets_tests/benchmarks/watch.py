@@ -18,8 +18,8 @@ from typing import Self
 import psutil
 import psycopg
 
-from cdc_assets.config import SourceConfig
-from cdc_assets.postgres.replication import slot_status
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.postgres.slots import slot_status
 
 # A look takes 6 ms of CPU.
 _SAMPLE_SECONDS = 0.5
@@ -94,7 +94,7 @@ class Watch:
         me = psutil.Process()
         client, flusher = [me], list[psutil.Process]()
         for child in me.children():
-            if _runs(child, "cdc_assets.flusher.main"):
+            if _runs(child, "cdc_assets.flusher.flusher"):
                 flusher += _family(child)
             elif not _runs(child, "cdc_assets.embedded.postgres") and not _runs(child, "pgbench"):
                 client += _family(child)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.process import acquire
+from cdc_assets.process.lifeline import acquire
 
 
 @contextmanager

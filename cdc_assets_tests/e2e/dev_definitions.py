@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdc_assets.components import postgres_source
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets_tests.e2e.dev_server import CHANGES_VARIABLE
 
 

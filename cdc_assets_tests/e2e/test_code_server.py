@@ -20,7 +20,7 @@ import subprocess
 import time
 from pathlib import Path
 import dagster as dg
-from cdc_assets.resources.owner import end_runs_with_code_server
+from cdc_assets.dagster.resources.owner import end_runs_with_code_server
 
 end_runs_with_code_server()
 

@@ -267,7 +267,7 @@ def _ended(server: DevServer) -> bool:
     running = []
     for process in server.family():
         with suppress(psutil.Error):
-            if "cdc_assets.flusher.main" in process.cmdline():
+            if "cdc_assets.flusher.flusher" in process.cmdline():
                 running.append(process)
                 process.send_signal(signal.SIGTERM)
     return not running

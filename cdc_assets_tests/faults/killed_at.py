@@ -16,14 +16,17 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, cast
 
-from cdc_assets.flusher import decoder_process, main, receiver, staging
-from cdc_assets.flusher.decoder import Decoder
-from cdc_assets.flusher.decoder_process import DecoderProcess
-from cdc_assets.flusher.staging import Staging
-from cdc_assets.flusher.stream import Stream
+from cdc_assets.flusher import flusher as main
+from cdc_assets.flusher import session as receiver
+from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decoder import process as decoder_process
+from cdc_assets.flusher.decoder.link import DecoderProcess
+from cdc_assets.flusher.stage import staging
+from cdc_assets.flusher.stage.staging import Staging
+from cdc_assets.flusher.wire import Stream
 from cdc_assets.log.store import LogStore
-from cdc_assets.postgres import pins
-from cdc_assets.postgres.pins import Pins
+from cdc_assets.pins import pins
+from cdc_assets.pins.pins import Pins
 
 Wrap = Callable[[Callable[[], None]], None]
 """Installs a step: calls what it is given whenever the step is passed."""

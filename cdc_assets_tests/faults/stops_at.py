@@ -15,8 +15,8 @@ from typing import Any
 from pyspark.sql.connect.readwriter import DataFrameWriterV2
 from pyspark.sql.connect.session import SparkSession
 
-from cdc_assets.cli import cli
-from cdc_assets.log import heart
+from cdc_assets.cli.main import cli
+from cdc_assets.log.sessions import heartbeat as heart
 from cdc_assets.log.store import LogStore
 
 STALE_SECONDS = 6.0

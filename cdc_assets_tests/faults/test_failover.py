@@ -17,11 +17,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.binaries import own, server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.postgres.role_findings import role_findings
+from cdc_assets.readiness.source.roles import role_findings
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
 

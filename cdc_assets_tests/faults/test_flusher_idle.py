@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher import receiver
+from cdc_assets.flusher import session as receiver
 from cdc_assets.flusher.reach import reach
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn

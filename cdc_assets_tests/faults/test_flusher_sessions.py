@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.cli import cli
+from cdc_assets.cli.main import cli
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import pin_keeper
-from cdc_assets.log import heart
-from cdc_assets.log.heart import Heart
+from cdc_assets.log.sessions import heartbeat as heart
+from cdc_assets.log.sessions.heartbeat import Heart
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn

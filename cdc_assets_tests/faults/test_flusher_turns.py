@@ -16,8 +16,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher import turn
-from cdc_assets.log import heart
+from cdc_assets.log.sessions import heartbeat
+from cdc_assets.log.sessions import heartbeat as heart
 from cdc_assets.pipeline import Pipeline
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
 
@@ -48,7 +48,7 @@ def followed(source: Bench) -> Bench:
 def active(source: Bench) -> str:
     """The process that has the turn, as those who wait are told."""
     with Pipeline.open(source.config("public.t")) as pipeline:
-        found = turn.active_process(pipeline.store)
+        found = heartbeat.active_process(pipeline.store)
     return found[0] if found else ""
 
 

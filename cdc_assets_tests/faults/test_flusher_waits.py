@@ -20,11 +20,11 @@ import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import NotReady
-from cdc_assets.flusher.main import run
-from cdc_assets.flusher.receiver import IN_FLIGHT_BYTES
-from cdc_assets.flusher.report import Progress
+from cdc_assets.flusher.flusher import run
+from cdc_assets.flusher.progress import Progress
+from cdc_assets.flusher.session import IN_FLIGHT_BYTES
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.faults.ledger import TABLE, check, writing
 from cdc_assets_tests.flusher_support import (
     Bench,

@@ -19,15 +19,16 @@ import psycopg
 import pytest
 
 from cdc_assets.errors import Fenced
+from cdc_assets.lake.publish import published
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets.log.sessions.workers import workers
 from cdc_assets.log.store import Cursor
-from cdc_assets.materializer.workers import Worker, workers
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.observe.status import collect
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.publish import published
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import open_session
-from cdc_assets.status import collect
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.faults.stops_at import STALE_SECONDS
 from cdc_assets_tests.flusher_support import flushing, wait_for

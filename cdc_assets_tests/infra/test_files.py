@@ -16,11 +16,11 @@ import pytest
 import yaml
 from pyspark.sql.connect.client import DefaultChannelBuilder
 
-from cdc_assets.cli import cli
-from cdc_assets.config import load_config
-from cdc_assets.private import private_folder
-from cdc_assets.spark.jars import JARS
-from cdc_assets.spark.server import SparkServerSettings, spark_properties
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import load_config
+from cdc_assets.lake.spark.jars import JARS
+from cdc_assets.lake.spark.properties import SparkServerSettings, spark_properties
+from cdc_assets.process.home import private_folder
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
@@ -125,7 +125,7 @@ def test_spark_has_the_settings_of_our_own_server(tmp_path: Path) -> None:
         if not ADDRESS.match(key) and key not in apart:
             assert theirs.get(key) == value, key
     dockerfile = (DOCKER / "Dockerfile").read_text()
-    pattern = r"^COPY .* cdc_assets/spark/fairscheduler\.xml (\S+)$"
+    pattern = r"^COPY .* cdc_assets/lake/spark/fairscheduler\.xml (\S+)$"
     copied = re.search(pattern, dockerfile, re.MULTILINE)
     assert copied
     assert theirs[TURNS] == f"file://{copied[1]}fairscheduler.xml"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.assets.names import WORK_TAG
+from cdc_assets.dagster.names import WORK_TAG
 from cdc_assets_tests.conftest import NewDatabase
 
 FILE = Path(__file__).parents[2] / "infra" / "dagster" / "dagster.yaml"

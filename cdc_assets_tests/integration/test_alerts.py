@@ -14,21 +14,20 @@ import psycopg
 import pytest
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 
-from cdc_assets.alerts.conditions import conditions
-from cdc_assets.alerts.facts import facts
-from cdc_assets.alerts.memory import Memory
-from cdc_assets.assets.names import TableAssets, all_tables, run_tags
-from cdc_assets.build import build_defs
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors import sessions
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher.main import run as flush
-from cdc_assets.log.pauses import pause, resume
+from cdc_assets.flusher.flusher import run as flush
+from cdc_assets.log.wishes import pause, resume
+from cdc_assets.observe.conditions import conditions
+from cdc_assets.observe.facts import facts
+from cdc_assets.observe.notices import Memory
+from cdc_assets.observe.status import collect
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.postgres.slot_facts import SlotFacts
-from cdc_assets.sensors import sessions
-from cdc_assets.status import collect
+from cdc_assets.postgres.slots import SlotFacts, current_lsn
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.sink_support import Inbox, webhook
 

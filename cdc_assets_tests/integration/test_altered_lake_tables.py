@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

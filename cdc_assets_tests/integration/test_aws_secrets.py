@@ -11,8 +11,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets import aws_secrets
-from cdc_assets.config import config_from_parent, parse_config
+from cdc_assets.config import aws_secrets
+from cdc_assets.config.source import config_from_parent, parse_config
 from cdc_assets.errors import ConfigurationError
 
 PASSWORD = "p@ss/w:rd #1?${HOME}"

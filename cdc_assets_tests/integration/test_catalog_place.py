@@ -14,17 +14,17 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyspark.sql import SparkSession
 from sqlalchemy.engine import make_url
 
-from cdc_assets.commands import mark_for_copy
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.lake.catalog import place as catalog_place
+from cdc_assets.lake.catalog.catalog import open_catalog, shown
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.readiness import review
-from cdc_assets.snapshot.copy import copy_tables
+from cdc_assets.readiness.surroundings import review
+from cdc_assets.snapshot.coordinator import copy_tables
 from cdc_assets.snapshot.landing import Landing
-from cdc_assets.spark import catalog_place
-from cdc_assets.spark.catalog import open_catalog, shown
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import lake
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from cdc_assets.assets.metadata import table_metadata
-from cdc_assets.assets.names import TableAssets, all_tables
+from cdc_assets.dagster.metadata import table_metadata
+from cdc_assets.dagster.names import TableAssets, all_tables
+from cdc_assets.dagster.sensors import health
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets.sensors import health
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

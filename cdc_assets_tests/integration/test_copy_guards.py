@@ -22,16 +22,17 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CopyRestarted, SlotBusy, TableProblem
-from cdc_assets.log.progress import chunks
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.tables import TableRow
-from cdc_assets.postgres import pins, replication
-from cdc_assets.postgres.connect import connect
+from cdc_assets.pins import pins
+from cdc_assets.postgres import slots as replication
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.preflight import preflight
 from cdc_assets.postgres.publications import GENERATED_COLUMNS
-from cdc_assets.postgres.replication import NewSlot, create_slot
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.postgres.slots import NewSlot, create_slot
+from cdc_assets.readiness.source.server import preflight
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 
@@ -545,7 +546,7 @@ def worker_peak_bytes() -> int:
     peaks = [0]
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # or a zombie
-            if "cdc_assets.spark.python_daemon" in process.cmdline():
+            if "cdc_assets.snapshot.python_daemon" in process.cmdline():
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 peaks += [int(kb) * 1024 for kb in re.findall(r"VmHWM:\s+(\d+)", status)]
     return max(peaks)

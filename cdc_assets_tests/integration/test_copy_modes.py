@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from cdc_assets import commands
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import Fenced, SourceMismatch, TableProblem, TablesFailed
-from cdc_assets.flusher.main import run
-from cdc_assets.log.progress import chunks, restart_copy
+from cdc_assets.flusher.flusher import run
+from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.standing import pending
+from cdc_assets.log.copies.chunks import chunks, restart_copy
 from cdc_assets.materializer import drain as draining
 from cdc_assets.materializer.drain import Drained
+from cdc_assets.operations import copying, merging, running
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import slot_status
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.catalog import open_catalog
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.standing import pending
+from cdc_assets.postgres.slots import slot_status
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.test_embedded_postgres import eventually
 from cdc_assets_tests.lake_support import Lake, lake
@@ -156,9 +156,9 @@ def test_a_command_does_not_wait_for_a_copy_that_nobody_makes(
         source.copy()
         source.execute("delete from t where id > 4000")
         source.flush()
-        monkeypatch.setattr(commands, "drain", resync_first)
-        with commands.Spark(source.config) as spark, pytest.raises(TablesFailed, match="anew"):
-            commands.materialize(source.pipeline, spark, [T])
+        monkeypatch.setattr(merging, "drain", resync_first)
+        with running.Spark(source.config) as spark, pytest.raises(TablesFailed, match="anew"):
+            merging.materialize(source.pipeline, spark, [T])
 
 
 def test_a_resync_shows_the_old_rows_until_the_new_copy_is_complete(
@@ -418,7 +418,7 @@ def test_before_version_14_a_table_is_one_chunk(
     tmp_home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cdc_assets.postgres.pins.TID_RANGE_SCANS", 10**9)
+    monkeypatch.setattr("cdc_assets.pins.pins.TID_RANGE_SCANS", 10**9)
     with lake(
         postgres_dsn(), spark_server.ensure(), SETUP, {"name": "t", "chunk_pages": 1}
     ) as source:
@@ -441,8 +441,8 @@ def test_a_lost_slot_is_healed_by_resync_all(
         source.pins.close()
         with pytest.raises(SourceMismatch, match="slot_gone"):
             source.flush()
-        with commands.Spark(source.config) as spark:
-            commands.resync(source.pipeline, spark, source.tables, lambda _: None)
+        with running.Spark(source.config) as spark:
+            copying.resync(source.pipeline, spark, source.tables, lambda _: None)
         source.execute("update u set v = 'in the new log' where id < 100")
         source.flush()
         source.drain_all()

@@ -16,19 +16,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_assets.config import home
 from cdc_assets.errors import Fenced
-from cdc_assets.log import claims
-from cdc_assets.log.claims import Claims, ClaimScope, Written
-from cdc_assets.log.progress import ChunkProgress, await_another_pin, chunks, restart_copy
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.copies import claims
+from cdc_assets.log.copies.chunks import ChunkProgress, await_another_pin, chunks, restart_copy
+from cdc_assets.log.copies.claims import Claims, ClaimScope, Written
+from cdc_assets.observe.status import collect
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.process.home import home
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.table_copy import TableCopy
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.status import collect
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.test_embedded_postgres import eventually
 from cdc_assets_tests.lake_support import Lake, lake
@@ -219,7 +219,7 @@ def _written_but_not_landed(source: Lake, keys: list[str]) -> list[ChunkProgress
     opened.open()
     with Pipeline.open(source.config) as other:
         other.store.lock(lock)
-        from cdc_assets.snapshot.copy import _Coordinator
+        from cdc_assets.snapshot.coordinator import _Coordinator
 
         copy = TableCopy(source.pipeline, source.session, row, frozenset(keys), lambda _: None)
         copy._landing = opened
@@ -327,7 +327,7 @@ def configuration(source: Lake, folder: Path) -> Path:
 
 def snapshot_process(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "cdc_assets.cli", "--config", str(path), "snapshot"],
+        [sys.executable, "-m", "cdc_assets.cli.commands", "--config", str(path), "snapshot"],
         env={**os.environ, "CDC_ASSETS_HOME": str(home())},
         stderr=subprocess.PIPE,
         text=True,

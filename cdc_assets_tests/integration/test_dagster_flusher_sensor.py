@@ -13,11 +13,11 @@ import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.errors import SensorExecutionError
 
-from cdc_assets import process
-from cdc_assets.build import build_defs
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.sensors import flusher, sessions
 from cdc_assets.errors import ReplicationProblem
-from cdc_assets.sensors import flusher, sessions
+from cdc_assets.process import children as process
 from cdc_assets_tests.conftest import NewDatabase
 
 

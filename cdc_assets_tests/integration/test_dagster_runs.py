@@ -20,19 +20,20 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.api import create_execution_plan, execute_run
 
-from cdc_assets.assets import lake, snapshot
-from cdc_assets.assets.names import TableAssets, all_tables, run_lock
-from cdc_assets.build import build_defs
-from cdc_assets.config import SourceConfig, parse_config
-from cdc_assets.flusher.main import run as flush
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.assets import lake, snapshot
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
+from cdc_assets.dagster.sensors import materializer, runs, sessions
+from cdc_assets.flusher.flusher import run as flush
+from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets.log.sessions.workers import workers
 from cdc_assets.materializer.drain import drain
-from cdc_assets.materializer.workers import Worker, workers
+from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.sensors import materializer, runs, sessions
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.catalog import open_catalog
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import open_session
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]

@@ -17,10 +17,11 @@ import psutil
 import psycopg
 import pytest
 
-from cdc_assets import process
 from cdc_assets.embedded import binaries
-from cdc_assets.embedded.postgres import EmbeddedPostgres, end_stale_server
+from cdc_assets.embedded.guard import end_stale_server
+from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.process import children as process
 
 STARTER = """
 import sys, time

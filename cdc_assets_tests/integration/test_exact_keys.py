@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.errors import CopyRestarted, TableProblem
-from cdc_assets.log.progress import restart_copy
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.postgres.names import TableId
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

@@ -15,15 +15,15 @@ import psutil
 import psycopg
 import pytest
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem
-from cdc_assets.flusher.main import run
-from cdc_assets.flusher.stream import Received, Stream
+from cdc_assets.flusher.flusher import run
+from cdc_assets.flusher.wire import Received, Stream
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests import pgoutput_reference as reference
 from cdc_assets_tests.flusher_support import (
     Bench,
@@ -346,7 +346,7 @@ def test_a_killed_decoder_ends_the_run(source: Bench) -> None:
         found = []
         for child in psutil.Process(os.getpid()).children():
             with suppress(psutil.NoSuchProcess):  # or a zombie: its parent hasn't seen its end yet
-                if "cdc_assets.flusher.decoder_main" in child.cmdline():
+                if "cdc_assets.flusher.decoder.main" in child.cmdline():
                     found.append(child)
         return found
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psutil
 
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.flusher.child import flusher_child
-from cdc_assets.process import Child
+from cdc_assets.process.children import Child
 
 
 def test_thousands_of_tables_and_no_secret_in_the_environment(tmp_home: Path) -> None:

@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc_assets.cli import cli
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.sensors.flusher import sentence
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher import health
-from cdc_assets.flusher.report import Probe
+from cdc_assets.flusher import reporter as health
+from cdc_assets.flusher.progress import Probe
+from cdc_assets.observe.status import collect
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.process import Status
-from cdc_assets.sensors.flusher import sentence
-from cdc_assets.status import collect
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.process.children import Status
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, reconnect, wait_for
 
 

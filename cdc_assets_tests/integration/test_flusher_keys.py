@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from cdc_assets.commands import mark_for_copy
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher.guard import Guard
-from cdc_assets.log.progress import chunks
+from cdc_assets.log.copies.chunks import chunks
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
 
 

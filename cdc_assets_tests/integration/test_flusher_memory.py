@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.flusher_support import (
     Bench,
     bench,

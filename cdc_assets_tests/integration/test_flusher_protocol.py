@@ -13,11 +13,11 @@ import pytest
 from psycopg import sql
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher.decoder import Decoder
-from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.waiting import decoded
+from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.flusher.decode.waiting import decoded
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests import pgoutput_reference as reference
 from cdc_assets_tests import pgoutput_support as beside
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for

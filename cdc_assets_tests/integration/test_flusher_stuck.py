@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from cdc_assets.commands import resume
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher import main
-from cdc_assets.flusher.report import Progress
+from cdc_assets.flusher import flusher as main
+from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.standstill import TIMES, Standstill, Stuck
-from cdc_assets.flusher.stream import EndedByServer, Endless, StreamLost
+from cdc_assets.flusher.wire import EndedByServer, Endless, StreamLost
+from cdc_assets.observe.status import collect
+from cdc_assets.operations.copying import resume
+from cdc_assets.operations.drop import drop_source
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.drop import drop_source
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.status import collect
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
 
 

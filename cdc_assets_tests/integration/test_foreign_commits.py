@@ -12,12 +12,12 @@ import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import TableProblem
-from cdc_assets.log.progress import chunks, restart_copy
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.copies.chunks import chunks, restart_copy
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer.drain import outstanding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import _databases
 from cdc_assets_tests.lake_support import Lake, lake
 

@@ -13,19 +13,19 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from cdc_assets.assets.health import health_asset
-from cdc_assets.build import build_defs
-from cdc_assets.cli import cli
-from cdc_assets.config import parse_config
-from cdc_assets.flusher.main import run as flush
-from cdc_assets.health.plot import line_chart, picture, thinned
-from cdc_assets.health.report import look
-from cdc_assets.health.samples import Sample, applied_per_second, history
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.assets.health import health_asset
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.sensors import health as health_sensor
+from cdc_assets.dagster.sensors import sessions
+from cdc_assets.flusher.flusher import run as flush
+from cdc_assets.observe.plot import line_chart, picture, thinned
+from cdc_assets.observe.report import look
+from cdc_assets.observe.samples import Sample, applied_per_second, history
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.sensors import health as health_sensor
-from cdc_assets.sensors import sessions
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.conftest import NewDatabase
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -8,12 +8,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.heap_facts import look_at_heaps
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.postgres.source_facts import followed
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.source.now import followed
 from cdc_assets_tests.flusher_support import Bench, bench
 
 PARTITIONED = (

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from cdc_assets.config import SourceConfig, parse_config
-from cdc_assets.log import heart
-from cdc_assets.log.heart import Heart
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.log.sessions import heartbeat as heart
+from cdc_assets.log.sessions.heartbeat import Heart
 from cdc_assets.log.store import LogStore
 from cdc_assets_tests.conftest import NewDatabase
 

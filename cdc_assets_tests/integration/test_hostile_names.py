@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 from psycopg import sql
 
-from cdc_assets.assets.names import all_tables
-from cdc_assets.build import build_defs
-from cdc_assets.cli import cli
+from cdc_assets.cli.main import cli
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.names import all_tables
+from cdc_assets.dagster.sensors import sessions
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.sensors import sessions
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing, wait_for
@@ -124,7 +124,7 @@ def _by_commands_and_dagster(config: str, home: Path) -> None:
     }
     command("status")
     command("check")
-    from cdc_assets.config import load_config
+    from cdc_assets.config.source import load_config
 
     loaded = load_config(file)
     keys = [names.lake for names in all_tables(loaded)]

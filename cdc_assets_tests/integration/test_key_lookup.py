@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.materializer.repair import rereader
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.materializer.reread import rereader
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.tables import LakeTable
 from cdc_assets_tests.flusher_support import Bench, bench, wait_for
 
 SETUP = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.log.store import LogStore
 from cdc_assets_tests.flusher_support import bench

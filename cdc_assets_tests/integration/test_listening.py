@@ -12,10 +12,11 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.spark.server import SparkServer, SparkServerSettings, spark_properties
-from cdc_assets.spark.session import open_session
+from cdc_assets.lake.spark.properties import SparkServerSettings, spark_properties
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session
 from cdc_assets_tests.flusher_support import bench, start_flusher, wait_for
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_assets.alerts.conditions import conditions
-from cdc_assets.alerts.facts import facts
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import pin_keeper, reviewer
+from cdc_assets.observe.conditions import conditions
+from cdc_assets.observe.facts import facts
+from cdc_assets.observe.status import SourceStatus, collect
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.status import SourceStatus, collect
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, reconnect, wait_for
 
 

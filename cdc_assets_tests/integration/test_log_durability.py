@@ -14,11 +14,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.log.claims import Claims, ClaimScope
+from cdc_assets.log.copies.claims import Claims, ClaimScope
+from cdc_assets.log.session import connect_log
 from cdc_assets.log.store import LogStore, StagedFile
-from cdc_assets.pipeline import connect_log
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.conftest import NewDatabase

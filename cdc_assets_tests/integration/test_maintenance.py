@@ -22,24 +22,24 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from cdc_assets.build import build_defs
-from cdc_assets.cli import cli
+from cdc_assets.cli.main import cli
+from cdc_assets.dagster.build import build_defs
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import TableProblem
-from cdc_assets.log.progress import restart_copy
+from cdc_assets.lake.copies import SUFFIX
+from cdc_assets.lake.lineage import OFFSET
+from cdc_assets.lake.publish import PREFIX
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.maintenance import plan
 from cdc_assets.maintenance.compact import Busy, compact
 from cdc_assets.maintenance.run import Maintained, maintain
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.snapshot.landing import SUFFIX
-from cdc_assets.spark.lineage import OFFSET
-from cdc_assets.spark.publish import PREFIX
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import open_session
-from cdc_assets.spark.tables import LakeTable
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import _databases
 from cdc_assets_tests.lake_support import Lake, lake
 

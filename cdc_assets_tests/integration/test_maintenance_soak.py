@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.run import Maintained, maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing, wait_for
 from cdc_assets_tests.lake_support import Lake, lake

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SparkProblem
-from cdc_assets.flusher.staging import SHARED_FOLDER, folder_name
-from cdc_assets.log.files import Storage
-from cdc_assets.log.places import Place
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.staged.places import Place
+from cdc_assets.log.staged.storage import SHARED_FOLDER, Storage, folder_name
 from cdc_assets.log.store import Cursor, StagedFile
 from cdc_assets.maintenance import compact
 from cdc_assets.maintenance.compact import step_aside
@@ -35,8 +35,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.spark.tables import LakeTable
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.flusher_support import Bench, bench
 
 T = TableId("public", "t")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session, summary
 from cdc_assets.materializer import drain as drain_module
 from cdc_assets.materializer.merge import merge
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import open_session, summary
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

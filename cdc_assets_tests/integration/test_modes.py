@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.connect.dataframe import DataFrame
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

@@ -12,16 +12,16 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from cdc_assets.build import build_defs
-from cdc_assets.cli import cli
-from cdc_assets.config import SourceConfig
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.sensors import sessions
 from cdc_assets.errors import SourceMismatch, TablePaused
-from cdc_assets.flusher.main import run as flush
+from cdc_assets.flusher.flusher import run as flush
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.observe.status import collect
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.sensors import sessions
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.status import collect
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import wait_for
 from cdc_assets_tests.lake_support import Lake, lake

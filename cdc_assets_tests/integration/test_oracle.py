@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets_tests.oracle.generate import make
 from cdc_assets_tests.oracle.servers import serving
 from cdc_assets_tests.oracle.world import World

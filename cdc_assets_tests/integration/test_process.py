@@ -15,13 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cdc_assets import process
-from cdc_assets.process import Backoff, Child, ChildSpec
+from cdc_assets.process import children as process
+from cdc_assets.process.backoff import Backoff
+from cdc_assets.process.children import Child, ChildSpec
 
 # Prints its settings, says when it is told to stop; "stubborn" ignores everything but SIGKILL.
 CHILD = """
 import signal, sys, time
-from cdc_assets.process import die_with_parent, read_settings
+from cdc_assets.process.children import die_with_parent, read_settings
 settings = read_settings()
 print("settings", settings, flush=True)
 if settings == "stubborn":
@@ -39,7 +40,7 @@ print("stopped in order", flush=True)
 PARENT = """
 import sys, time
 from pathlib import Path
-from cdc_assets.process import Child, ChildSpec
+from cdc_assets.process.children import Child, ChildSpec
 spec = ChildSpec("a_child", log=Path(sys.argv[1]), environment={"PYTHONPATH": sys.argv[2]})
 child, other = Child.start(spec), Child.start(spec)
 print(child.pid, other.pid, flush=True)

@@ -10,18 +10,21 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_assets.commands import mark_for_copy
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.addresses import source_dsn
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import guard as guarding
-from cdc_assets.flusher import pin_keeper, receiver
-from cdc_assets.materializer.repair import rereader
-from cdc_assets.pipeline import Pipeline, source_dsn
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.postgres.publications import Publishing, published_tables
-from cdc_assets.spark.tables import LakeTable
-from cdc_assets.status import collect
+from cdc_assets.flusher import pin_keeper
+from cdc_assets.flusher import session as receiver
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.materializer.reread import rereader
+from cdc_assets.observe.status import collect
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.pins.pins import Pins
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.publications import published_tables
+from cdc_assets.postgres.publishing import Publishing
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
 
 HARMFUL = """

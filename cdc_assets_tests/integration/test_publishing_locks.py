@@ -11,7 +11,8 @@ import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import Publishing, publish, published_tables, withdraw
+from cdc_assets.postgres.publications import published_tables
+from cdc_assets.postgres.publishing import Publishing, publish, withdraw
 from cdc_assets_tests.flusher_support import Bench, bench, wait_for
 
 A, B, C = (TableId("public", name) for name in "abc")

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from pyiceberg.table import Table
 
-from cdc_assets.commands import Spark, maintain
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.files import live_files
+from cdc_assets.operations.running import Spark
+from cdc_assets.operations.whole import maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

@@ -14,20 +14,22 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets import readiness
-from cdc_assets.assets.names import all_tables
-from cdc_assets.build import build_defs
-from cdc_assets.checks.ready import NAME, check_ready
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.checks.ready import NAME, check_ready
+from cdc_assets.dagster.names import all_tables
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CoordinationError
+from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.spark.properties import SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.store import LogStore
+from cdc_assets.messages.findings import Finding
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres import left_findings, preflight
-from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.spark.catalog import open_catalog
-from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets.readiness import surroundings as readiness
+from cdc_assets.readiness.source import left as left_findings
+from cdc_assets.readiness.source import server as preflight
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import wait_for
 from cdc_assets_tests.s3_support import ObjectStore

@@ -15,22 +15,23 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets import readiness
-from cdc_assets.cli import cli
-from cdc_assets.commands import mark_for_copy
-from cdc_assets.config import SourceConfig, load_config
-from cdc_assets.config_sections import SnapshotConfig, TableConfig
-from cdc_assets.embedded.demo_schema import connection_environment
+from cdc_assets.cli.main import cli
+from cdc_assets.config.sections import SnapshotConfig
+from cdc_assets.config.source import SourceConfig, load_config
+from cdc_assets.config.tables import TableConfig
+from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import NotReady
-from cdc_assets.flusher.main import run
+from cdc_assets.flusher.flusher import run
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.messages.findings import Finding
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.refusal import refuse_to_flush
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness import surroundings as readiness
+from cdc_assets.readiness.flushing import refuse_to_flush
 
 README = Path(__file__).parents[2] / "README.md"
 TABLES = """

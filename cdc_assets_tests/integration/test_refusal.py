@@ -11,12 +11,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
-from cdc_assets.build import build_defs
+from cdc_assets.dagster.build import build_defs
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import NotReady, SourceMismatch
-from cdc_assets.flusher.main import run
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.readiness import admitted
+from cdc_assets.flusher.flusher import run
+from cdc_assets.readiness.source.server import preflight
+from cdc_assets.readiness.surroundings import admitted
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import Bench, bench, start_flusher
 from cdc_assets_tests.integration.test_readiness import config_of

@@ -9,16 +9,16 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from cdc_assets.assets.names import all_tables
-from cdc_assets.build import build_defs
-from cdc_assets.config import SourceConfig
-from cdc_assets.health import representable
-from cdc_assets.health.representable import unrepresentable
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.names import all_tables
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.batch import BATCH_ROWS
 from cdc_assets.log.store import LogEntry, StagedFile
-from cdc_assets.materializer.batch import BATCH_ROWS
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.verify import representable
+from cdc_assets.verify.representable import unrepresentable
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import lake
 

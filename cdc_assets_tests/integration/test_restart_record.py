@@ -15,16 +15,17 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from cdc_assets.cli import cli
-from cdc_assets.commands import mark_for_copy
-from cdc_assets.config import SourceConfig
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
-from cdc_assets.flusher import receiver, reviewer
+from cdc_assets.flusher import reviewer
+from cdc_assets.flusher import session as receiver
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.embedded.binaries import server_user, usable_data
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
 from cdc_assets.flusher import pin_keeper, reviewer
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.preflight import preflight
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
 

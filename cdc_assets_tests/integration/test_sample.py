@@ -12,15 +12,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from cdc_assets.assets.names import all_tables
-from cdc_assets.build import build_defs
-from cdc_assets.checks.sample import NAME, check_sample
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.checks.sample import NAME, check_sample
+from cdc_assets.dagster.names import all_tables
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.verified import KeysSeen, keys_seen, remember_compared, remember_keys
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets.verify import sample as sampling
 from cdc_assets.verify.key_names import hashed, salt
 from cdc_assets.verify.keys import look

@@ -14,16 +14,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_assets import commands
 from cdc_assets.errors import TableProblem
-from cdc_assets.log.progress import restart_copy
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.relation import told_by_catalog
 from cdc_assets.materializer import drain
-from cdc_assets.materializer.alter import follow
-from cdc_assets.materializer.relation import told_by_catalog
+from cdc_assets.materializer.schema.alter import follow
+from cdc_assets.operations import merging, running
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import open_session
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 
@@ -373,12 +373,12 @@ def test_a_column_that_comes_during_a_copy_is_in_the_lake(
         assert [c.equal for c in source.verify()] == [True]
         # No row follows this one; the commands bring it all the same, once.
         source.execute("alter table t add d text default 'later'; alter table t rename v to w")
-        with commands.Spark(source.config) as spark:
-            commands.materialize(source.pipeline, spark, [table])
+        with running.Spark(source.config) as spark:
+            merging.materialize(source.pipeline, spark, [table])
             assert _lake_rows(source, table)[0] == ["id", "w", "n", "c", "d"]
             assert source.rows(table)[0] == (1, "v1", 1, 3, "later")
             before = source.snapshots(table)
-            assert commands.materialize(source.pipeline, spark, [table]) == []
+            assert merging.materialize(source.pipeline, spark, [table]) == []
         assert source.snapshots(table) == before
 
 

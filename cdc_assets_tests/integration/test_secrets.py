@@ -17,10 +17,11 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_shared.serdes import serialize_value
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.build import build_defs
-from cdc_assets.config import SourceConfig, parse_config
-from cdc_assets.sensors import sessions
-from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.sensors import sessions
+from cdc_assets.lake.spark.properties import SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import start_flusher
 from cdc_assets_tests.s3_support import ObjectStore
@@ -245,7 +246,7 @@ def _fails(
 def _command(file: Path, seen: Seen, *arguments: str, name: str = "") -> None:
     where = f"{name} {' '.join(arguments)}"
     done = subprocess.run(
-        [sys.executable, "-m", "cdc_assets.cli", "--config", str(file), *arguments],
+        [sys.executable, "-m", "cdc_assets.cli.commands", "--config", str(file), *arguments],
         capture_output=True,
         timeout=200,
         check=False,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.errors import SnapshotLost, TableProblem
-from cdc_assets.log.progress import chunks
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.tables import TableRow
-from cdc_assets.postgres.holders import join_pin
+from cdc_assets.pins.holders import join_pin
+from cdc_assets.pins.pins import Pins
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.table_copy import CopyProgress
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

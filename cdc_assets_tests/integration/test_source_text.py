@@ -10,16 +10,16 @@ import psycopg
 from psycopg import sql
 from pyspark.sql import types as T
 
-from cdc_assets.config import parse_config
-from cdc_assets.config_sections import TableConfig
-from cdc_assets.health.representable import _at_source
+from cdc_assets.config.source import parse_config
+from cdc_assets.config.tables import TableConfig
+from cdc_assets.pins.pins import under
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.connect import connect
-from cdc_assets.postgres.pins import under
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import mapping
 from cdc_assets.verify.canonical import source_text
 from cdc_assets.verify.point import moment
+from cdc_assets.verify.representable import _at_source
 from cdc_assets.verify.source import parts, whole
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import wait_for

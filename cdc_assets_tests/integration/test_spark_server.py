@@ -20,14 +20,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import EnvironmentProblem, SparkProblem
-from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets.lake.spark.properties import SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer
 
 pytestmark = pytest.mark.spark
 
 STARTER = """
 import sys, time
 from pathlib import Path
-from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer, SparkServerSettings
 settings = SparkServerSettings(1, "512m", {"spark.cdc.test.secret": "s3cret"})
 print(SparkServer(settings, Path(sys.argv[1])).ensure(), flush=True)
 time.sleep(600)

@@ -14,22 +14,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_assets.config_sections import S3Config
+from cdc_assets.config.sections import S3Config
 from cdc_assets.errors import StagedFileChanged, StagingProblem
-from cdc_assets.flusher.decoder import Decoder
-from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.staging import (
-    SHARED_FILE_BYTES,
-    SMALL_BYTES,
-    Staging,
-    check_place,
-    folder_name,
-)
-from cdc_assets.flusher.waiting import Pending
-from cdc_assets.log.files import StagedRows, Storage
+from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.flusher.decode.waiting import Pending
+from cdc_assets.flusher.stage.staging import SHARED_FILE_BYTES, SMALL_BYTES, Staging
+from cdc_assets.log.batch import Window, facts, outlines
+from cdc_assets.log.relation import alike
+from cdc_assets.log.staged.files import StagedRows
+from cdc_assets.log.staged.storage import Storage, check_place, folder_name
 from cdc_assets.log.store import LogEntry
-from cdc_assets.materializer.batch import Window, facts, outlines
-from cdc_assets.materializer.relation import alike
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref

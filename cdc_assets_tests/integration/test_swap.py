@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from cdc_assets.errors import CdcError
-from cdc_assets.log.progress import restart_copy
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets.lake.tables import COPYING
+from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import open_session
-from cdc_assets.spark.tables import COPYING
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

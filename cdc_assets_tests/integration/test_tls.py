@@ -11,18 +11,18 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc_assets.cli import cli
-from cdc_assets.config import parse_config
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.flusher.main import run
-from cdc_assets.flusher.report import Progress
-from cdc_assets.postgres.connect import connect, replication_connect
-from cdc_assets.postgres.jdbc import jdbc_key
+from cdc_assets.flusher.flusher import run
+from cdc_assets.flusher.progress import Progress
+from cdc_assets.lake.catalog.catalog import open_catalog, shown
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.tls import TlsProblem, tls_problem
-from cdc_assets.spark.catalog import open_catalog, shown
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.postgres.session.connect import connect, replication_connect
+from cdc_assets.postgres.session.jdbc import jdbc_key
+from cdc_assets.postgres.session.tls import TlsProblem, tls_problem
 from cdc_assets_tests.flusher_support import wait_for
 from cdc_assets_tests.lake_support import lake
 from cdc_assets_tests.tls_support import ROLE, Authority, tls_server

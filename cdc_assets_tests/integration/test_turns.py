@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.batch import take
 from cdc_assets.log.store import LogEntry
-from cdc_assets.materializer import turns
-from cdc_assets.materializer.batch import take
 from cdc_assets.materializer.drain import drain
-from cdc_assets.materializer.turns import Turns
-from cdc_assets.materializer.workers import Worker
+from cdc_assets.materializer.workers import turns
+from cdc_assets.materializer.workers.turns import Turns
+from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

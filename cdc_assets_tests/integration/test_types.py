@@ -11,8 +11,8 @@ from uuid import UUID
 
 import pytest
 
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import lake
 

@@ -13,14 +13,14 @@ import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CopyRestarted, TableProblem
-from cdc_assets.materializer.follow import Follower
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.materializer.workers.follower import Follower
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.connect import connect
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.snapshot.copy import copy_table
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.readiness.source.server import preflight
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.table_copy import TableCopy
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import bench, wait_for
 from cdc_assets_tests.lake_support import lake

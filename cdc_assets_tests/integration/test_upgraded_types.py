@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.postgres import connect
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.postgres.session import connect
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import lake
 

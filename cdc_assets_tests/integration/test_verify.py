@@ -14,14 +14,15 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from cdc_assets.commands import Spark, materialize
 from cdc_assets.errors import TablesFailed
+from cdc_assets.lake import tables
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.operations.merging import materialize
+from cdc_assets.operations.running import Spark
 from cdc_assets.postgres import catalog
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import create_slot
+from cdc_assets.postgres.slots import create_slot
 from cdc_assets.postgres.types import TypeMapping, mapping
-from cdc_assets.spark import tables
-from cdc_assets.spark.server import SparkServer
 from cdc_assets.verify import compare, point
 from cdc_assets.verify.sample import sample
 from cdc_assets.verify.source import read_source

@@ -9,17 +9,17 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.alerts.conditions import conditions
-from cdc_assets.alerts.facts import facts
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SlotBusy
+from cdc_assets.observe.conditions import conditions
+from cdc_assets.observe.facts import facts
+from cdc_assets.observe.status import collect
+from cdc_assets.pins.holders import hold
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres import waits
-from cdc_assets.postgres.connect import connect
-from cdc_assets.postgres.holders import hold
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.postgres.replication import create_slot, export_snapshot
-from cdc_assets.status import collect
+from cdc_assets.postgres.session import waits
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.postgres.slots import create_slot, export_snapshot
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.flusher_support import Bench, bench
 from cdc_assets_tests.integration.test_locked_tables import ids, locking
 

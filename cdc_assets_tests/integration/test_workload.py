@@ -17,10 +17,10 @@ import psutil
 import psycopg
 import pytest
 
-from cdc_assets.embedded import shop
-from cdc_assets.embedded.demo_schema import create_demo_schema
+from cdc_assets.demo import shop
+from cdc_assets.demo.schema import create_demo_schema
+from cdc_assets.demo.workload import LiveTraffic
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.embedded.workload import LiveTraffic
 
 SHOP = ("customers", "orders", "order_lines", '"Mixed Case.Table"', "empty_table")
 
@@ -201,7 +201,7 @@ def test_the_process_makes_traffic_survives_restarts_and_dies_with_its_parent(
     dsn = server.start()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "cdc_assets.embedded.workload"),
+            *(sys.executable, "-m", "cdc_assets.demo.workload"),
             *("--directory", str(server.directory), "--rate", "400"),
         ],
         stdin=subprocess.PIPE,

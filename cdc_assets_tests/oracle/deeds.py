@@ -18,9 +18,9 @@ import psycopg
 from psycopg import sql
 from pyiceberg.catalog import load_catalog
 
-from cdc_assets import commands
-from cdc_assets.config import SourceConfig
-from cdc_assets.log import pauses
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.log import wishes as pauses
+from cdc_assets.operations import copying
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.oracle import record, tasks
@@ -75,7 +75,7 @@ class Deeds:
             self._cut(action["what"])
         elif do == "resync":
             with self.pipeline() as pipeline:
-                commands.mark_for_copy(pipeline, [self.tables[action["table"]]])
+                copying.mark_for_copy(pipeline, [self.tables[action["table"]]])
         elif do in ("pause", "resume"):
             self._pause(action)
         elif do == "log away":

@@ -15,8 +15,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
-from cdc_assets.config import SourceConfig, parse_config
-from cdc_assets.spark.session import open_session
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.lake.spark.session import open_session
 from cdc_assets_tests.oracle.plan import Plan
 
 LAKE, LOG = "oracle_lake", "oracle_log"

@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from cdc_assets.config import home
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets.lake.spark.properties import SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.process.home import home
 from cdc_assets_tests.jvm_support import QUICK_JVM
 from cdc_assets_tests.oracle.generate import FOCUSES, make
 from cdc_assets_tests.oracle.plan import Plan

@@ -19,22 +19,23 @@ from multiprocessing.context import ForkServerContext
 
 from pyspark.sql import SparkSession
 
-from cdc_assets import commands
-from cdc_assets.config import SourceConfig, load_config
+from cdc_assets.config.source import SourceConfig, load_config
 from cdc_assets.errors import CdcError, TablesFailed
-from cdc_assets.flusher import receiver
-from cdc_assets.flusher.main import run
-from cdc_assets.log.progress import chunks
+from cdc_assets.flusher import session as receiver
+from cdc_assets.flusher.flusher import run
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets.log.copies.chunks import chunks
+from cdc_assets.operations import copying, merging, running
+from cdc_assets.operations import whole as commands
+from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.pins import Pins
-from cdc_assets.snapshot.copy import copy_table
-from cdc_assets.spark.session import open_session
+from cdc_assets.snapshot.coordinator import copy_table
 
 _PIN_LOOKS = 25
 
 
-class Shared(commands.Spark):
+class Shared(running.Spark):
     """One session for all that is done; nobody stops it."""
 
     def __init__(self, config: SourceConfig, session: SparkSession) -> None:
@@ -48,7 +49,7 @@ class Shared(commands.Spark):
 
 def copy(pipeline: Pipeline, spark: Shared, tables: Sequence[TableId]) -> None:
     """As ``snapshot``; whoever streams is started by the oracle."""
-    commands.snapshot(pipeline, spark, tables, lambda _: None, streams=True)
+    copying.snapshot(pipeline, spark, tables, lambda _: None, streams=True)
 
 
 def copy_share(pipeline: Pipeline, spark: Shared, tables: Sequence[TableId], share: float) -> None:
@@ -75,7 +76,7 @@ def copy_share(pipeline: Pipeline, spark: Shared, tables: Sequence[TableId], sha
 
 
 def merge(pipeline: Pipeline, spark: Shared, tables: Sequence[TableId]) -> None:
-    commands.materialize(pipeline, spark, tables)
+    merging.materialize(pipeline, spark, tables)
 
 
 def maintain(pipeline: Pipeline, spark: Shared, tables: Sequence[TableId]) -> None:

@@ -20,13 +20,13 @@ import psycopg
 from psycopg import sql
 from pyspark.errors import PySparkException
 
-from cdc_assets import commands
 from cdc_assets.errors import CdcError, SourceMismatch, TableProblem, TablesFailed
 from cdc_assets.flusher.reach import reach
+from cdc_assets.operations import copying
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.replication import current_lsn
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.oracle import record, tasks
 from cdc_assets_tests.oracle.clients import Clients
 from cdc_assets_tests.oracle.deeds import Deeds
@@ -169,7 +169,7 @@ class World:
         self._say(f"  resync of all: {codes}")
         self.deeds.stop(signal.SIGTERM)
         with suppress(CdcError, psycopg.Error), self.deeds.pipeline() as pipeline:
-            commands.mark_for_copy(pipeline, self.deeds.tables)
+            copying.mark_for_copy(pipeline, self.deeds.tables)
 
     def _parked(self, pipeline: Pipeline, refused: set[TableId]) -> dict[str, str]:
         return {
@@ -188,7 +188,7 @@ class World:
             meddled |= self.plan.odd_keys and "belongs to its key" in reason
             if not meddled and not table.touched:
                 self.problems.append(f"parked without a cause: {name}: {reason[:500]}")
-            commands.mark_for_copy(pipeline, [TableId.parse(name)])
+            copying.mark_for_copy(pipeline, [TableId.parse(name)])
 
     def _caught_up(self, pipeline: Pipeline, refused: set[TableId]) -> str:
         """Copy, flush, merge all; what failed of tables that aren't refused."""

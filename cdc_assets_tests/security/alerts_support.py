@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from cdc_assets.alerts.conditions import FAIL, Condition
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.observe.condition import FAIL, Condition
 from cdc_assets_tests.sink_support import Inbox
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

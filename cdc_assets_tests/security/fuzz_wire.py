@@ -31,11 +31,14 @@ from pathlib import Path
 import numpy as np
 from pyarrow import fs  # noqa: F401 - loaded before memory is bounded
 
-from cdc_assets.flusher import decoder, decoder_process
-from cdc_assets.flusher.decoder_process import Failed, Flushed, Frames, Refused, Settings, Specs
-from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.staging import WrittenFile
-from cdc_assets.log.files import StagedRows, Storage
+from cdc_assets.flusher.decode import decoder
+from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.flusher.decoder import link
+from cdc_assets.flusher.decoder import process as decoder_process
+from cdc_assets.flusher.decoder.link import Failed, Flushed, Frames, Refused, Settings, Specs
+from cdc_assets.flusher.stage.staging import WrittenFile
+from cdc_assets.log.staged.files import StagedRows
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets.postgres.catalog import Attribute
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
@@ -116,7 +119,7 @@ class Bench:
             for frames in batches:
                 pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes()))
                 pipe.send_bytes(b"".join(frames))
-            pipe.send(decoder_process.Finish())
+            pipe.send(link.Finish())
         except OSError:
             return  # it has refused what came before
 

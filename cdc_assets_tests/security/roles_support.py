@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc_assets.embedded.demo_schema import connection_environment
+from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 
 FILE = Path(__file__).parents[2] / "infra" / "postgres" / "roles.sql"

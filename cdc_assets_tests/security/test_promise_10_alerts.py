@@ -17,22 +17,22 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 from rich.table import Table
 
-from cdc_assets import terminal
-from cdc_assets.alerts.conditions import Condition
-from cdc_assets.alerts.memory import Memory, due, observe
-from cdc_assets.alerts.outbox import deliver
-from cdc_assets.assets.metadata import described_metadata
-from cdc_assets.assets.names import all_tables
-from cdc_assets.checks.lag import check_lag
-from cdc_assets.checks.ready import check_ready
-from cdc_assets.config import SourceConfig
-from cdc_assets.health.report import Health, Problem, markdown
+from cdc_assets.cli import terminal
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.checks.lag import check_lag
+from cdc_assets.dagster.checks.ready import check_ready
+from cdc_assets.dagster.metadata import described_metadata
+from cdc_assets.dagster.names import all_tables
+from cdc_assets.messages.findings import Finding
+from cdc_assets.messages.texts import header, of_markdown, plain
+from cdc_assets.messages.texts import markdown as as_markdown
+from cdc_assets.observe.condition import Condition
+from cdc_assets.observe.notices import Memory, due, observe
+from cdc_assets.observe.outbox import deliver
+from cdc_assets.observe.report import Health, Problem, markdown
+from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.postgres.comments import Described, DescribedColumn
-from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.status import SourceStatus, TableStatus
-from cdc_assets.texts import header, of_markdown, plain
-from cdc_assets.texts import markdown as as_markdown
 from cdc_assets_tests.security.alerts_support import START, config_of, to_mail, to_webhook, wrong
 from cdc_assets_tests.sink_support import mailbox, webhook
 

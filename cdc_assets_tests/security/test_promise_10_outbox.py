@@ -11,12 +11,12 @@ from datetime import timedelta
 
 import pytest
 
-from cdc_assets.alerts import outbox
-from cdc_assets.alerts.memory import Memory, Notice, Waiting, due, observe
-from cdc_assets.alerts.outbox import deliver, undelivered
-from cdc_assets.alerts.settings import SinkConfig
-from cdc_assets.alerts.sinks import send
-from cdc_assets.config import SourceConfig
+from cdc_assets.config.alerts import SinkConfig
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.observe import outbox
+from cdc_assets.observe.notices import Memory, Notice, Waiting, due, observe
+from cdc_assets.observe.outbox import deliver, undelivered
+from cdc_assets.observe.sinks import send
 from cdc_assets_tests.security.alerts_support import START, config_of, to_mail, to_webhook, wrong
 from cdc_assets_tests.sink_support import mailbox, webhook
 

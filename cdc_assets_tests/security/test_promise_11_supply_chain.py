@@ -20,9 +20,10 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.errors import EnvironmentProblem, SparkProblem
-from cdc_assets.spark import jars
-from cdc_assets.spark.jars import JARS, PACKAGES, Jar, cache_folder, jar_settings, provide
-from cdc_assets.spark.server import SparkServer, SparkServerSettings
+from cdc_assets.lake.spark import jars
+from cdc_assets.lake.spark.jars import JARS, PACKAGES, Jar, cache_folder, jar_settings, provide
+from cdc_assets.lake.spark.properties import SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets_tests.security.web_support import Answer, web
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +217,9 @@ def test_a_user_without_a_home_that_can_be_written_is_told_and_may_name_a_folder
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user whom nobody knows")
 def test_a_user_whom_nobody_knows_is_told_so() -> None:
-    code = "import os; from cdc_assets.spark.jars import main; os.setuid(64321); exit(main([]))"
+    code = (
+        "import os; from cdc_assets.lake.spark.jars import main; os.setuid(64321); exit(main([]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME")},

@@ -21,13 +21,12 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc_assets.config import home
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import server
 from cdc_assets.postgres.names import TableId
-from cdc_assets.private import private_folder
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import server
+from cdc_assets.process.home import home, private_folder
 from cdc_assets_tests.conftest import with_database
 from cdc_assets_tests.flusher_support import start_flusher, wait_for
 from cdc_assets_tests.lake_support import lake
@@ -155,7 +154,7 @@ def test_no_port_of_ours_gives_anything_without_a_secret(platform: Platform) -> 
         (port, ports[port]): said
         for port, said in found.items()
         if not said.keys() - {"accumulators"}
-        and not (said and "cdc_assets.spark.server" in ports[port])
+        and not (said and "cdc_assets.lake.spark.server" in ports[port])
     }
     assert not unknown, pformat(unknown)
     refusing = {attack for said in found.values() for attack in said}
@@ -304,7 +303,7 @@ def test_a_home_of_another_user_or_their_group_is_refused(tmp_path: Path) -> Non
 
 
 ASKS = """
-import os, sys, pathlib, cdc_assets.private as private
+import os, sys, pathlib, cdc_assets.process.home as private
 if sys.argv[2:]:
     os.setgroups([]), os.setgid(int(sys.argv[3])), os.setuid(int(sys.argv[2]))
 private.private_folder(pathlib.Path(sys.argv[1]))
@@ -368,7 +367,7 @@ def test_a_command_in_such_a_home_says_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "source.json"
     file.write_text(json.dumps(settings))
     done = subprocess.run(
-        [sys.executable, "-m", "cdc_assets.cli", "--config", str(file), "materialize"],
+        [sys.executable, "-m", "cdc_assets.cli.commands", "--config", str(file), "materialize"],
         env={**os.environ, "CDC_ASSETS_HOME": str(tmp_path)},
         capture_output=True,
         text=True,

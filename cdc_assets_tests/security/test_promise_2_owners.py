@@ -12,19 +12,19 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc_assets.commands import flushing
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.health.representable import unrepresentable
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.run import maintain
-from cdc_assets.materializer.repair import rereader
+from cdc_assets.materializer.reread import rereader
+from cdc_assets.messages.findings import Finding
+from cdc_assets.observe.status import collect
+from cdc_assets.operations.drop import drop_source
+from cdc_assets.operations.running import flushing
 from cdc_assets.postgres.comments import comments, described
-from cdc_assets.postgres.connect import connect
-from cdc_assets.postgres.drop import drop_source
-from cdc_assets.postgres.findings import Finding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.status import collect
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.readiness.source.server import preflight
+from cdc_assets.verify.representable import unrepresentable
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake

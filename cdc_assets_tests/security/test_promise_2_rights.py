@@ -8,11 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.postgres.connect import connect
-from cdc_assets.postgres.findings import Finding
-from cdc_assets.postgres.preflight import preflight
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.security.roles_support import apply_roles, dropped_after, dsn_of
 

@@ -13,12 +13,12 @@ import pytest
 from pyspark.errors import PySparkException
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.lost_care import surviving
+from cdc_assets.lake.spark import session as sessions
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import lost_server, open_session
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark import session as sessions
-from cdc_assets.spark.lost_care import surviving
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import lost_server, open_session
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import Lake, lake
 

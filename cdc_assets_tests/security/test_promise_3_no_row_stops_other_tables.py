@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc_assets.health.representable import unrepresentable
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.verify.representable import unrepresentable
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing

@@ -17,11 +17,12 @@ from psycopg.conninfo import make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem
-from cdc_assets.flusher import main, stream
-from cdc_assets.flusher.decoder import Decoder
-from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.stream import Received, Stream
-from cdc_assets.flusher.waiting import decoded
+from cdc_assets.flusher import flusher as main
+from cdc_assets.flusher import wire as stream
+from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.flusher.decode.waiting import decoded
+from cdc_assets.flusher.wire import Received, Stream
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref

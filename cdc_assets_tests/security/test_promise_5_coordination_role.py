@@ -18,9 +18,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from cdc_assets.errors import CdcError, TableProblem
-from cdc_assets.materializer.repair import rereader
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.materializer.reread import rereader
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.security.canaries import Planted, change, contents, planted
 

@@ -17,18 +17,19 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CoordinationError
-from cdc_assets.log import schema as log_schema
+from cdc_assets.lake.catalog import place as catalog_place
+from cdc_assets.lake.catalog.catalog import open_catalog, spark_settings, tried
+from cdc_assets.lake.catalog.place import catalog_schema
+from cdc_assets.log.schema import versions as log_schema
+from cdc_assets.log.session import connect_log
 from cdc_assets.log.store import LogStore
-from cdc_assets.pipeline import Pipeline, connect_log
-from cdc_assets.postgres.findings import Finding
-from cdc_assets.refusal import coordination_findings
-from cdc_assets.spark import catalog_place
-from cdc_assets.spark.catalog import open_catalog, spark_settings, tried
-from cdc_assets.spark.catalog_place import catalog_schema
-from cdc_assets.status import collect
+from cdc_assets.messages.findings import Finding
+from cdc_assets.observe.status import collect
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.readiness.flushing import coordination_findings
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import bench, flushing, wait_for
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import cdc_assets
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.maintenance.run import Maintained, maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.security.canaries import (
     Planted,

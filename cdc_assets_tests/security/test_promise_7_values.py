@@ -17,16 +17,15 @@ from dagster._core.events.log import EventLogEntry
 from dagster_shared.serdes import serialize_value
 
 import cdc_assets
-from cdc_assets.build import build_defs
-from cdc_assets.checks import tables as table_checks
-from cdc_assets.cli import cli
+from cdc_assets.cli.main import cli
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.checks import tables as table_checks
+from cdc_assets.dagster.sensors import sessions
 from cdc_assets.errors import TableProblem
-from cdc_assets.foreign_words import trace
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.postgres.names import TableId
-from cdc_assets.sensors import sessions
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.spark.session import lost_server
-from cdc_assets.traces import traces_path
+from cdc_assets.process.traces import trace, traces_path
 from cdc_assets.verify.key_names import hashed, salt
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.flusher_support import flushing

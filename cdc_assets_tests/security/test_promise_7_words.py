@@ -25,11 +25,11 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import CdcError, first_line
 from cdc_assets.flusher.standstill import Stuck
-from cdc_assets.foreign_errors import explained
-from cdc_assets.foreign_words import masked, of_server, trace
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.messages.foreign_words import masked, of_server
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.spark.server import SparkServer
-from cdc_assets.traces import traces_path
+from cdc_assets.process.traces import trace, traces_path
+from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets_tests.conftest import NewDatabase, with_database
 from cdc_assets_tests.lake_support import lake
 from cdc_assets_tests.s3_support import REGION, ObjectStore

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.readiness import review
-from cdc_assets.transport import transport_findings
+from cdc_assets.readiness.links import transport_findings
+from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.security.transport_support import (
     no_variables,  # noqa: F401 - a fixture for every test
     source,

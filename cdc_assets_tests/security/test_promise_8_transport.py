@@ -19,12 +19,12 @@ from sqlalchemy import create_engine
 from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.postgres.connect import connect, redacted, uri
-from cdc_assets.postgres.jdbc import HARMLESS, PLACE, REFUSED, SAME, TLS, VALUES, jdbc
-from cdc_assets.postgres.parameters import KNOWN, resolved, verified
-from cdc_assets.readiness import admitted, review
-from cdc_assets.spark.catalog import shown, sql_catalog_uri
-from cdc_assets.spark.jars import JARS, cache_folder, provide
+from cdc_assets.lake.catalog.catalog import shown, sql_catalog_uri
+from cdc_assets.lake.spark.jars import JARS, cache_folder, provide
+from cdc_assets.postgres.session.connect import connect, redacted, uri
+from cdc_assets.postgres.session.jdbc import HARMLESS, PLACE, REFUSED, SAME, TLS, VALUES, jdbc
+from cdc_assets.postgres.session.parameters import KNOWN, resolved, verified
+from cdc_assets.readiness.surroundings import admitted, review
 from cdc_assets_tests.security.transport_support import (
     no_variables,  # noqa: F401 - a fixture for every test
     source,

@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_assets.commands import flushing
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.operations.running import flushing
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.preflight import preflight
-from cdc_assets.spark.server import SparkServer
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.lake_support import lake

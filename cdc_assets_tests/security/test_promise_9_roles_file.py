@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.postgres.connect import connect
-from cdc_assets.postgres.enrol import described
-from cdc_assets.postgres.preflight import preflight
+from cdc_assets.pins.enrol import described
 from cdc_assets.postgres.publications import GENERATED_COLUMNS
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.security.roles_support import apply_roles, dropped_after, dsn_of
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
 
 
 @pytest.fixture(autouse=True)

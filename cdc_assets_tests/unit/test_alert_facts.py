@@ -9,12 +9,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from cdc_assets.alerts.conditions import conditions
-from cdc_assets.alerts.facts import Facts, FailedCheck, Unchecked
-from cdc_assets.assets.names import all_tables, run_tags
-from cdc_assets.config import parse_config
-from cdc_assets.sensors import alerts
-from cdc_assets.status import SourceStatus, TableStatus
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.names import all_tables, run_tags
+from cdc_assets.dagster.sensors import alerts
+from cdc_assets.observe.conditions import conditions
+from cdc_assets.observe.facts import Facts, FailedCheck, Unchecked
+from cdc_assets.observe.status import SourceStatus, TableStatus
 
 CONFIG = parse_config(
     {

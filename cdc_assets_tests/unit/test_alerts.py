@@ -22,14 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
-from cdc_assets.alerts import sinks
-from cdc_assets.alerts.conditions import FAIL, WARN, Condition, Limits
-from cdc_assets.alerts.memory import OUTBOX, Memory, Notice, due, observe
-from cdc_assets.alerts.outbox import deliver
-from cdc_assets.alerts.settings import AlertsConfig
-from cdc_assets.cli import cli
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.cli.main import cli
+from cdc_assets.config.alerts import AlertsConfig
+from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.observe import sinks
+from cdc_assets.observe.condition import FAIL, WARN, Condition, Limits
+from cdc_assets.observe.notices import OUTBOX, Memory, Notice, due, observe
+from cdc_assets.observe.outbox import deliver
 from cdc_assets_tests.sink_support import Inbox, mailbox, webhook
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_assets.materializer.balance import Moves, Peer, moves
+from cdc_assets.materializer.workers.shares import Moves, Peer, moves
 from cdc_assets.postgres.names import TableId
 
 TABLES = [TableId("public", f"t{i}") for i in range(12)]

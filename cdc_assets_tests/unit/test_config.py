@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql.connect.client import DefaultChannelBuilder
 
-from cdc_assets.config import (
-    config_from_parent,
-    home,
-    load_config,
-    parse_config,
-)
+from cdc_assets.config.source import config_from_parent, load_config, parse_config
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.process.home import home
 
 
 def minimal(**changes: Any) -> dict[str, Any]:

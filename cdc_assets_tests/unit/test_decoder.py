@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_assets.errors import ReplicationProblem
-from cdc_assets.flusher import changes, staged_rows
-from cdc_assets.flusher import decoder as decoder_module
-from cdc_assets.flusher.decoder import Decoder
-from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.waiting import Pending, decoded
+from cdc_assets.flusher.decode import changes
+from cdc_assets.flusher.decode import decoder as decoder_module
+from cdc_assets.flusher.decode import rows as staged_rows
+from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.flusher.decode.waiting import Pending, decoded
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests import pgoutput_reference as ref
 from cdc_assets_tests.pgoutput_reference import UNCHANGED, Reference, Row, Spec, Value

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.flusher.decoder_process import DecoderProcess, Finish, Frames, Settings, Specs
-from cdc_assets.flusher.main import main
-from cdc_assets.log.files import Storage
+from cdc_assets.flusher.decoder.link import DecoderProcess, Finish, Frames, Settings, Specs
+from cdc_assets.flusher.flusher import main
+from cdc_assets.log.staged.storage import Storage
 from cdc_assets_tests import pgoutput_reference as ref
 
 # What a terminal obeys, and what looks like a line of ours.

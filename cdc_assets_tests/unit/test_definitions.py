@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cdc_assets
-from cdc_assets.assets.metadata import shown_address
-from cdc_assets.assets.names import TableAssets, all_tables
-from cdc_assets.build import build_defs
 from cdc_assets.components import PostgresSource
-from cdc_assets.config import SourceConfig, parse_config
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.metadata import shown_address
+from cdc_assets.dagster.names import TableAssets, all_tables
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.log.files import STAGED_SCHEMA
+from cdc_assets.log.staged.files import STAGED_SCHEMA
 from cdc_assets.postgres.names import TableId
 
 _ENGINE = {

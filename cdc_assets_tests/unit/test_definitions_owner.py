@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_assets.resources.owner import is_code_server, is_owner, owner
+from cdc_assets.dagster.resources.owner import is_code_server, is_owner, owner
 
 
 @pytest.mark.parametrize(

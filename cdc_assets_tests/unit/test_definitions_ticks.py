@@ -9,15 +9,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from cdc_assets.assets.names import TableAssets
-from cdc_assets.config import parse_config
-from cdc_assets.log.progress import ChunkProgress
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.names import TableAssets
+from cdc_assets.dagster.sensors import checks, flusher, materializer, snapshot
+from cdc_assets.dagster.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
+from cdc_assets.log.copies.chunks import ChunkProgress
+from cdc_assets.observe.status import TableStatus
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.sensors import checks, flusher, materializer, snapshot
-from cdc_assets.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
-from cdc_assets.status import TableStatus
 
 
 def _names(**freshness: str) -> TableAssets:

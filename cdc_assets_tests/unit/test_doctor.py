@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_assets.doctor import check_java, check_port, check_python, main
 from cdc_assets.errors import EnvironmentProblem
+from cdc_assets.process.machine import check_java, check_port, check_python, main
 
 
 def java(folder: Path, says: str, code: int = 0) -> dict[str, str]:

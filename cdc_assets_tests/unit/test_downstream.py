@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 import pytest
 
-from cdc_assets.assets.downstream import after_merges
-from cdc_assets.assets.metadata import DATA_VERSION_TAG
+from cdc_assets.dagster.downstream import after_merges
+from cdc_assets.dagster.metadata import DATA_VERSION_TAG
 
 NOON = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_assets.materializer.evolve import Ambiguous, numbered, same_values
-from cdc_assets.materializer.relation import Told, ToldColumn
+from cdc_assets.log.relation import Told, ToldColumn
+from cdc_assets.materializer.schema.match import Ambiguous, numbered, same_values
 from cdc_assets.postgres.catalog import Attribute, Column
 
 

@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.errors import SparkProblem, first_line
-from cdc_assets.foreign_errors import explained
-from cdc_assets.foreign_words import without_stack
-from cdc_assets.traces import PlainFormatter
+from cdc_assets.messages.foreign_words import without_stack
+from cdc_assets.process.traces import PlainFormatter
+from cdc_assets.readiness.foreign_errors import explained
 
 JAVA = """[INTERNAL_ERROR] it broke
 \tat org.apache.spark.sql.Dataset.collect(Dataset.scala:1)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.errors import SparkProblem
-from cdc_assets.flusher.report import Probe, Progress
-from cdc_assets.helper_thread import HelperThread
-from cdc_assets.log.heart import STALE_SECONDS, Watch
+from cdc_assets.flusher.progress import Probe, Progress
+from cdc_assets.log.sessions.heartbeat import STALE_SECONDS, Watch
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.process.helper_thread import HelperThread
 
 
 def test_no_error_ends_it_and_each_is_noted_until_it_is_over(

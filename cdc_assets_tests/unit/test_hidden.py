@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cdc_assets.flusher.hidden import hidden
-from cdc_assets.flusher.staged_rows import DecodeSpec
+from cdc_assets.flusher.decode.excluded import hidden
+from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.postgres.catalog import Attribute
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import Relation, RelationColumn

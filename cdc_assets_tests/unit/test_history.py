@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_assets.materializer.append import linked_values
 from cdc_assets.materializer.fold import Event
-from cdc_assets.materializer.history import linked_values
 
 KEYS = st.integers(1, 4)
 ACTIONS = st.lists(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_assets.flusher.attribute_numbers import key_of
-from cdc_assets.flusher.decoder import Decoder
-from cdc_assets.flusher.staged_rows import DecodeSpec
-from cdc_assets.flusher.waiting import decoded
+from cdc_assets.flusher.decode.attribute_numbers import key_of
+from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.flusher.decode.waiting import decoded
 from cdc_assets.postgres.catalog import Attribute
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import Relation, RelationColumn

@@ -15,14 +15,15 @@ from pyiceberg.io import PY_IO_IMPL, InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 
-from cdc_assets.config import home, parse_config
+from cdc_assets.config.source import parse_config
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.place import deletable, refuse_misled
+from cdc_assets.lake.tables import SOURCE, TABLE, LakeTable
 from cdc_assets.log.tables import TableRow
 from cdc_assets.maintenance.run import _Table
 from cdc_assets.postgres.names import TableId
+from cdc_assets.process.home import home
 from cdc_assets.snapshot.landing import Landing
-from cdc_assets.spark.lake_place import deletable, refuse_misled
-from cdc_assets.spark.tables import SOURCE, TABLE, LakeTable
 
 T = TableId("public", "t")
 ROWS = pa.table({"id": pa.array([1, 2], pa.int32())})

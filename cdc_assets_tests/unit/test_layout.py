@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_assets.config_sections import TableConfig
-from cdc_assets.layout import Part, parse_order, parse_part
+from cdc_assets.config.layout import Part, parse_order, parse_part
+from cdc_assets.config.tables import TableConfig
 
 
 @pytest.mark.parametrize(

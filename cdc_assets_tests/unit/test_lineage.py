@@ -9,14 +9,9 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
+from cdc_assets.lake.lineage import cursor_properties, foreign_change, may_have_rows, position
 from cdc_assets.log.store import Cursor
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.spark.lineage import (
-    cursor_properties,
-    foreign_change,
-    may_have_rows,
-    position,
-)
 
 ROWS = pa.table({"id": [1, 2, 3]})
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_assets.config_sections import KeepSnapshotsConfig, MaintenanceConfig
+from cdc_assets.config.sections import KeepSnapshotsConfig, MaintenanceConfig
 from cdc_assets.maintenance.files import LiveFile
 from cdc_assets.maintenance.plan import (
     SLICE_FILES,

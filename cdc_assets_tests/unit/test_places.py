@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_assets.log.files import Storage
-from cdc_assets.log.places import ForeignPath, Place, staged_place
+from cdc_assets.log.staged.places import ForeignPath, Place, staged_place
+from cdc_assets.log.staged.storage import Storage
 
 FILE = Place("file:///stage/src", Storage())
 BUCKET = Place("s3://bucket/stage/src", Storage())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_assets.process import Backoff
+from cdc_assets.process.backoff import Backoff
 
 
 def test_it_doubles_up_to_the_cap() -> None:

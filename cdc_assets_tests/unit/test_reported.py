@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from cdc_assets.config import parse_config
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.errors import TableProblem
-from cdc_assets.resources.reported import run_of
 
 JAVA = "[INTERNAL_ERROR] it broke\n\tat org.apache.spark.sql.Dataset.collect(Dataset.scala:1)"
 

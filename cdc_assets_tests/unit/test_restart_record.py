@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.replication import SlotStatus
-from cdc_assets.postgres.restart_record import PublishedAs, Recorded, SlotRestart, Source, compare
+from cdc_assets.postgres.slots import SlotStatus
+from cdc_assets.readiness.source.record import PublishedAs, Recorded, SlotRestart, Source
+from cdc_assets.readiness.source.restart_record import compare
 
 SLOT = SlotStatus("s", "pgoutput", None, Lsn(900), "reserved", 0, "app", Lsn(400))
 KNOWN = Recorded(Lsn(1000), "7", 1, "5", "6", SlotRestart(Lsn(500), 1))

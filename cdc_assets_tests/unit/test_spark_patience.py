@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc  # type: ignore[import-untyped]
 import pytest
 
-from cdc_assets.config import parse_config
-from cdc_assets.spark.session import RETRIES, Patience
+from cdc_assets.config.source import parse_config
+from cdc_assets.lake.spark.session import RETRIES, Patience
 
 
 def _refused() -> Exception:

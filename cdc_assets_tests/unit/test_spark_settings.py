@@ -10,12 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_assets.spark.server import (
-    SparkServer,
-    SparkServerSettings,
-    properties_text,
-    spark_properties,
-)
+from cdc_assets.lake.spark.properties import SparkServerSettings, properties_text, spark_properties
+from cdc_assets.lake.spark.server import SparkServer
 
 
 def test_equal_settings_share_a_server_and_others_do_not(tmp_path: Path) -> None:

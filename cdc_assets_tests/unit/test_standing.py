@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from cdc_assets.lake.standing import gap
 from cdc_assets.log.store import LogEntry
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.spark.standing import gap
 
 
 def log(*spans: tuple[int, int]) -> list[LogEntry]:

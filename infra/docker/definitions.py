@@ -4,8 +4,8 @@ from pathlib import Path
 
 import dagster as dg
 
-from cdc_assets.build import build_defs
-from cdc_assets.config import load_config
+from cdc_assets.config.source import load_config
+from cdc_assets.dagster.build import build_defs
 
 SOURCES = sorted((Path(__file__).parent / "sources").glob("*.yaml"))
 

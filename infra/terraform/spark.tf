@@ -2,7 +2,7 @@
 
 locals {
   connect_port = 15002
-  # As cdc_assets/spark/jars.py has them; the catalog is Glue, so there is no JDBC driver.
+  # As cdc_assets/lake/spark/jars.py has them; the catalog is Glue, so there is no JDBC driver.
   spark_jars = {
     "iceberg-spark-runtime-4.1_2.13-1.12.0.jar" = "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
     "iceberg-aws-bundle-1.12.0.jar"             = "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957"
@@ -15,7 +15,7 @@ locals {
     "spark.sql.catalogImplementation"          = "in-memory"
     "spark.sql.session.timeZone"               = "UTC"
     "spark.pyspark.python"                     = "/opt/venv/bin/python"
-    "spark.python.daemon.module"               = "cdc_assets.spark.python_daemon"
+    "spark.python.daemon.module"               = "cdc_assets.snapshot.python_daemon"
     "spark.sql.artifact.isolation.enabled"     = "false"
     "spark.connect.grpc.maxInboundMessageSize" = "268435456"
     "spark.connect.grpc.binding.port"          = tostring(local.connect_port)
@@ -31,7 +31,7 @@ locals {
 resource "aws_s3_object" "scheduler" {
   bucket = aws_s3_bucket.lake.bucket
   key    = "spark/fairscheduler.xml"
-  source = "${path.module}/../../cdc_assets/spark/fairscheduler.xml"
+  source = "${path.module}/../../cdc_assets/lake/spark/fairscheduler.xml"
 }
 
 # What runs as Spark is verified before it is uploaded, to where Spark may only read.
@@ -45,7 +45,7 @@ resource "aws_s3_object" "jar" {
   lifecycle {
     precondition {
       condition     = filesha256("${var.spark_jars_folder}/${each.key}") == each.value
-      error_message = "${each.key} isn't what cdc_assets/spark/jars.py lists: fetch it again by python -m cdc_assets.spark.jars --to FOLDER."
+      error_message = "${each.key} isn't what cdc_assets/lake/spark/jars.py lists: fetch it again by python -m cdc_assets.lake.spark.jars --to FOLDER."
     }
   }
 }

@@ -51,7 +51,7 @@ variable "spark_image_uri" {
 
 variable "spark_jars_folder" {
   type        = string
-  description = "Where python -m cdc_assets.spark.jars --to FOLDER put Spark's jars."
+  description = "Where python -m cdc_assets.lake.spark.jars --to FOLDER put Spark's jars."
 }
 
 variable "certificates_file" {

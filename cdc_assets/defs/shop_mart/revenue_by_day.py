@@ -7,11 +7,11 @@ step. Each lake table is read as of one merge; two of them may be a few seconds 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 import dagster as dg
 
-from cdc_assets.assets.downstream import after_merges
-from cdc_assets.resources.owner import end_with_owner
-from cdc_assets.resources.sources import configuration
-from cdc_assets.resources.spark import spark_session
-from cdc_assets.spark.catalog import CATALOG
+from cdc_assets.dagster.downstream import after_merges
+from cdc_assets.dagster.resources.owner import end_with_owner
+from cdc_assets.dagster.resources.sources import configuration
+from cdc_assets.dagster.resources.spark import spark_session
+from cdc_assets.lake.catalog.catalog import CATALOG
 
 ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "order_lines"])
 TABLE = "mart.revenue_by_day"

@@ -1,1 +1,0 @@
-"""Being told: conditions from facts, transitions of conditions, messages, and where they go."""

@@ -1,1 +1,0 @@
-"""Asset checks of every lake table: unique keys, and how far it is behind the source."""

@@ -1,0 +1,208 @@
+"""The command line: thin, and the same for people and scripts.
+
+Exit codes: 0 when done, 1 when the answer is "no", 2 for a usage or configuration error. Results go
+to stdout, messages and progress to stderr. Spark takes seconds to import, so only the commands that
+need it do.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_assets.cli.group import cli, config_of, followed, json_option, opened, tables_option
+from cdc_assets.cli.terminal import (
+    CopyBar,
+    note,
+    say,
+    show_drained,
+    show_maintained,
+    show_paused,
+    stderr,
+)
+from cdc_assets.config.addresses import selected, services
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.operations import copying, merging, running
+from cdc_assets.process.lifeline import end_within
+
+if TYPE_CHECKING:
+    from cdc_assets.maintenance.run import Maintained
+
+
+@cli.command()
+@tables_option
+@click.pass_context
+def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """Create what is missing, copy what is missing, resume what was interrupted."""
+    config = config_of(ctx)
+    wanted = selected(config, tables)
+    with opened(config) as pipeline, running.Spark(config) as spark, CopyBar() as bar:
+        copying.snapshot(pipeline, spark, wanted, bar)
+
+
+def _until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
+    """Set once the process is told to end; ``told`` is called first, once."""
+    stop = threading.Event()
+
+    def end(*_: object) -> None:
+        if not stop.is_set():
+            told()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    return stop
+
+
+@cli.command()
+@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.option("--all", "everything", is_flag=True, help="Every table of the source.")
+@click.pass_context
+def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> None:
+    """Copy tables anew while the others flow; readers see the old rows until it is complete."""
+    config = config_of(ctx)
+    if everything == bool(tables):
+        raise ConfigurationError("name the tables to copy anew (S.T), or give --all.")
+    wanted = selected(config, tables)
+    with opened(config) as pipeline, running.Spark(config) as spark, CopyBar() as bar:
+        copying.resync(pipeline, spark, wanted, bar)
+
+
+@cli.command()
+@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.pass_context
+def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """Apply nothing more to these tables, or to the whole source; staging goes on."""
+    from cdc_assets.log import wishes as pauses
+
+    config = config_of(ctx)
+    wanted = selected(config, tables) if tables else [None]
+    with opened(config) as pipeline:
+        for table in wanted:
+            pauses.pause(pipeline.store, table)
+        show_paused(pipeline.store)
+
+
+@cli.command()
+@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.pass_context
+def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """End the pause of these tables, or the source's; take up a dropped source again."""
+    from cdc_assets.log import wishes as pauses
+
+    config = config_of(ctx)
+    with opened(config) as pipeline:
+        for table in selected(config, tables) if tables else []:
+            pauses.resume(pipeline.store, table)
+        if not tables and copying.resume(pipeline):
+            note("The source was dropped: every table will be copied anew.")
+        show_paused(pipeline.store)
+
+
+@cli.command(name="drop-source")
+@click.option("--yes", metavar="NAME", help="The source's name, so that it is the right one.")
+@click.pass_context
+def drop_source(ctx: click.Context, yes: str | None) -> None:
+    """Give the source up: slot and publication are removed, the lake tables stay."""
+    from cdc_assets.operations.drop import drop_source as drop
+
+    config = config_of(ctx)
+    if yes != config.name:
+        raise ConfigurationError(
+            f"this removes the slot {config.slot} and the publication {config.publication}.",
+            f"Say --yes {config.name} if that is meant.",
+        )
+    with opened(config) as pipeline:
+        done = drop(pipeline)
+    say(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
+    gone = "removed" if done.publication else "there was none"
+    say(f"publication {config.publication}: {gone}")
+
+
+@cli.command()
+@click.option("--until", metavar="current|LSN", help="End once the log has reached it.")
+@click.pass_context
+def flush(ctx: click.Context, until: str | None) -> None:
+    """Stream the slot and stage its changes; for ever without --until."""
+    from cdc_assets.flusher.flusher import run
+    from cdc_assets.flusher.reach import flush_target, reach
+
+    config = followed(ctx)
+    stop = _until_told(end_within)
+    if until is None:
+        with services(config):
+            run(config, stop=stop)
+        return
+    with opened(config) as pipeline:
+        try:
+            target = flush_target(pipeline, until)
+        except ValueError as error:
+            raise ConfigurationError(f"--until: {error}.") from error
+        reach(pipeline, target, stop)
+
+
+@cli.command()
+@tables_option
+@click.option("--follow", is_flag=True, help="Go on for ever; share the tables with other workers.")
+@click.pass_context
+def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> None:
+    """Apply the log to the lake tables."""
+    config = followed(ctx)
+    wanted = selected(config, tables)
+    if follow:
+        with services(config):
+            merging.follow(config, wanted, _until_told(), note)
+        return
+    with opened(config) as pipeline, running.Spark(config) as spark:
+        for done in merging.materialize(pipeline, spark, wanted):
+            show_drained(done)
+
+
+@cli.command()
+@tables_option
+@click.pass_context
+def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
+    """Snapshot, flush to now, materialize: the lake then equals the source as of the start."""
+    from cdc_assets.operations import whole as commands
+
+    config = config_of(ctx)
+    wanted = selected(config, tables)
+    with opened(config) as pipeline, CopyBar() as bar:
+        for done in commands.sync(pipeline, wanted, bar, note):
+            show_drained(done)
+
+
+@cli.command()
+@tables_option
+@json_option
+@click.pass_context
+def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
+    """Compact tables, expire snapshots, remove orphans and staged files that nobody needs."""
+    from cdc_assets.operations import whole as commands
+
+    config = config_of(ctx)
+    wanted = selected(config, tables)
+    done: list[Maintained] = []
+    try:
+        with opened(config) as pipeline, running.Spark(config) as spark:
+            commands.maintain(pipeline, spark, wanted, done.append)
+    finally:
+        if as_json:
+            click.echo(json.dumps([found.to_json() for found in done], indent=2))
+        elif done:
+            show_maintained(done)
+
+
+@cli.command()
+@click.option("--changes", default=20_000, show_default=True, help="Live changes to replicate.")
+def demo(changes: int) -> None:
+    """The whole thing on an embedded Postgres with live traffic; finite, ends with verify."""
+    from cdc_assets.dagster.demo import run_demo
+
+    sys.exit(0 if run_demo(changes, stderr) else 1)

@@ -1,0 +1,89 @@
+"""The command line: thin, and the same for people and scripts."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from cdc_assets.cli.terminal import labelled
+from cdc_assets.config.addresses import services
+from cdc_assets.config.source import SourceConfig, load_config
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.process.home import home
+from cdc_assets.process.traces import log_to_stderr, noted
+from cdc_assets.readiness.foreign_errors import explained
+
+tables_option = click.option(
+    "--table", "tables", multiple=True, metavar="S.T", help="Only this table, as SQL spells it."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+_CONFIG = "cdc_assets.config.source"
+
+
+class _Commands(click.Group):
+    """Turns every error into one message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, a person gets a sentence
+            problem = explained(error, ctx.meta.get(_CONFIG))
+            _fail(str(problem), 2 if isinstance(problem, ConfigurationError) else 1)
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    name = args.thread.name if args.thread is not None else "?"
+    error = args.exc_value
+    if error is not None:
+        logging.getLogger(__name__).error("thread %s ended: %s", name, noted(error))
+
+
+def _fail(message: str, code: int) -> None:
+    labelled("error:", "bold red", message)
+    sys.exit(code)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", "path", metavar="FILE", help="The source's YAML or JSON file.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what happens inside.")
+@click.version_option(package_name="cdc-assets")
+@click.pass_context
+def cli(ctx: click.Context, path: str | None, verbose: bool) -> None:
+    """Replicate Postgres tables into Apache Iceberg."""
+    log_to_stderr(logging.INFO if verbose else logging.WARNING)
+    threading.excepthook = _thread_ended
+    ctx.obj = path
+
+
+def config_of(ctx: click.Context) -> SourceConfig:
+    if ctx.obj is None:
+        raise ConfigurationError("--config FILE is missing:", "it names the source to work on.")
+    ctx.meta[_CONFIG] = config = load_config(ctx.obj)
+    home()  # whatever the command does: where others may write, nothing is done
+    return config
+
+
+def followed(ctx: click.Context) -> SourceConfig:
+    """The configuration of a source that is followed, not only copied."""
+    config = config_of(ctx)
+    if config.snapshot.mode == "snapshot_only":
+        raise ConfigurationError(
+            "snapshot.mode is snapshot_only: nothing is streamed.",
+            "Use snapshot, or set snapshot.mode: initial.",
+        )
+    return config
+
+
+@contextmanager
+def opened(config: SourceConfig) -> Iterator[Pipeline]:
+    with services(config), Pipeline.open(config) as pipeline:
+        yield pipeline

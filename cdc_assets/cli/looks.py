@@ -1,0 +1,101 @@
+"""The commands that look, and change nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from cdc_assets.cli.group import cli, config_of, json_option, opened, tables_option
+from cdc_assets.cli.terminal import note, say, show_compared, show_findings, show_health
+from cdc_assets.config.addresses import selected, services
+
+
+@cli.command()
+@json_option
+@click.pass_context
+def check(ctx: click.Context, as_json: bool) -> None:
+    """Look whether the source is ready, and all that it needs; changes nothing."""
+    from cdc_assets.readiness import surroundings as readiness
+
+    config = config_of(ctx)
+    with services(config):
+        findings = readiness.review(config)
+    if as_json:
+        click.echo(json.dumps([finding.to_json() for finding in findings], indent=2))
+    else:
+        show_findings(findings)
+    sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
+
+
+@cli.command(name="alert-test")
+@click.pass_context
+def alert_test(ctx: click.Context) -> None:
+    """Send a message to every sink of alerts:, to see whether it arrives."""
+    from cdc_assets.observe.sinks import try_sinks
+
+    problems = try_sinks(config_of(ctx))
+    for sink, problem in problems.items():
+        say(f"{sink}: {problem or 'sent'}")
+    sys.exit(1 if any(problems.values()) else 0)
+
+
+@cli.command()
+@tables_option
+@json_option
+@click.option("--show-keys", is_flag=True, help="Print the keys (or rows) that differ, too.")
+@click.pass_context
+def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool, show_keys: bool) -> None:
+    """Compare every row of source and lake, each table at one LSN; 1 unless all are equal."""
+    from cdc_assets.operations import whole as commands
+
+    config = config_of(ctx)
+    wanted = selected(config, tables)
+    with opened(config) as pipeline:
+        found = commands.verify_tables(pipeline, wanted, note, show_keys=show_keys)
+    if as_json:
+        click.echo(
+            json.dumps(
+                [
+                    {
+                        "table": str(c.table),
+                        "equal": c.equal,
+                        "outcome": c.outcome,
+                        "lsn": str(c.lsn) if c.lsn is not None else None,
+                        "source_rows": c.source_rows,
+                        "lake_rows": c.lake_rows,
+                        "differing": c.differing,
+                        "keys": list(c.keys),
+                        "columns": list(c.columns),
+                        "problem": c.problem,
+                        "not_compared_since": c.since.isoformat() if c.since else None,
+                        "unrepresentable": dict(c.lost),
+                        "other_columns": list(c.others),
+                        "seconds": round(c.seconds, 3),
+                    }
+                    for c in found
+                ],
+                indent=2,
+            )
+        )
+    else:
+        show_compared(found)
+    sys.exit(0 if all(c.equal for c in found) else 1)
+
+
+@cli.command(name="status")
+@json_option
+@click.pass_context
+def status_command(ctx: click.Context, as_json: bool) -> None:
+    """Say where slot, flusher and every table stand."""
+    from cdc_assets.observe import report
+    from cdc_assets.observe.status import collect
+
+    config = config_of(ctx)
+    with opened(config) as pipeline:
+        if as_json:
+            click.echo(json.dumps(collect(pipeline).to_json(), indent=2))
+            return
+        health = report.look(pipeline, sample=False)
+    show_health(health)

@@ -1,0 +1,13 @@
+"""The command ``cdc-assets``, with all of its commands."""
+
+from __future__ import annotations
+
+from cdc_assets.cli import commands, looks
+from cdc_assets.cli.group import cli
+
+__all__ = ["cli", "commands", "looks", "main"]
+
+
+def main() -> None:
+    """The entry point of ``cdc-assets``."""
+    cli(prog_name="cdc-assets")

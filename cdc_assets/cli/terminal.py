@@ -1,0 +1,207 @@
+"""What commands print: results on stdout, messages and progress on stderr."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from cdc_assets.messages.texts import plain
+
+if TYPE_CHECKING:
+    from cdc_assets.log.store import LogStore
+    from cdc_assets.maintenance.run import Maintained
+    from cdc_assets.materializer.drain import Drained
+    from cdc_assets.messages.findings import Finding
+    from cdc_assets.observe.report import Health
+    from cdc_assets.snapshot.table_copy import CopyProgress
+    from cdc_assets.verify.compare import Comparison
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def shown(text: str) -> Text:
+    """``text`` as it is: nothing in it is rich's markup, or a terminal's to obey."""
+    return Text(plain(text))
+
+
+def note(text: str) -> None:
+    """A message, on stderr."""
+    stderr.print(shown(text))
+
+
+def labelled(label: str, style: str, text: str) -> None:
+    """A message that begins with a coloured word."""
+    stderr.print(Text.assemble((label, style), " ", plain(text)))
+
+
+def say(text: str) -> None:
+    """A line of the result, on stdout."""
+    click.echo(plain(text))
+
+
+class CopyBar:
+    """A progress bar for every table that is being copied."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rows]:,} rows {task.fields[rate]:,.0f}/s"),
+            TimeRemainingColumn(),
+            console=stderr,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, progress: CopyProgress) -> None:
+        with self._lock:
+            name = plain(str(progress.table))
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, rows=0, rate=0)
+            self._progress.update(
+                self._tasks[name],
+                total=progress.chunks_total,
+                completed=progress.chunks_done,
+                rows=progress.rows,
+                rate=progress.rows / max(progress.seconds, 0.001),
+            )
+        if not stderr.is_terminal:
+            note(progress.sentence)
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """What ``check`` found, with remedies."""
+    colours = {"error": "bold red", "warning": "yellow", "info": "green"}
+    for finding in findings:
+        told = f"{finding.code}: {finding.message}"
+        labelled(finding.severity, colours[finding.severity], told)
+        if finding.remedy:
+            note(f"    {finding.remedy}")
+
+
+def show_paused(store: LogStore) -> None:
+    """Since when the source is paused, or tables of it."""
+    from cdc_assets.log.wishes import paused, source_paused
+
+    since = source_paused(store)
+    if since is not None:
+        say(f"source {store.source}: paused since {since}")
+    for table, at in sorted(paused(store).items()):
+        if since is None or at < since:
+            say(f"{table}: paused since {at}")
+
+
+def show_drained(done: Drained) -> None:
+    """What was merged into a table."""
+    note(
+        f"{done.table}: {done.changes:,} changes in {done.merges} merges,"
+        f" {done.rows:,} rows, applied to {done.cursor.applied_lsn} ({done.seconds:.1f} s)"
+    )
+
+
+def show_compared(found: Sequence[Comparison]) -> None:
+    """What ``verify`` found of each table."""
+    for c in found:
+        if c.equal:
+            say(f"{c.table}: equal, {c.source_rows:,} rows at {c.lsn}")
+        elif c.problem:
+            since = f" since {c.since:%Y-%m-%d %H:%M:%S %Z}" if c.since is not None else ""
+            say(f"{c.table}: not compared{since}: {c.problem}")
+        else:
+            say(
+                f"{c.table}: {c.differing:,} keys differ"
+                f" (source {c.source_rows:,} rows, lake {c.lake_rows:,} rows)"
+            )
+            for key in c.keys:
+                say(f"    {key}")
+        for said in c.remarks:
+            say(f"    {said}")
+
+
+def show_maintained(done: list[Maintained]) -> None:
+    """What ``maintain`` did, as a table."""
+    table = Table()
+    for name in ("table", "compacted", "snapshots", "orphans", "staged files", "now"):
+        table.add_column(name)
+    for found in done:
+        compacted, removed = found.compacted, "{0.files:,} files, {1:,.1f} MB"
+        orphans = replace(
+            found.orphans,
+            files=found.orphans.files + found.dead_copies.files + found.staged_orphans.files,
+            bytes=found.orphans.bytes + found.dead_copies.bytes + found.staged_orphans.bytes,
+        )
+        table.add_row(
+            shown(str(found.table)),
+            f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
+            f"{found.expired.snapshots:,} expired, "
+            + removed.format(found.expired, found.expired.bytes / 1e6),
+            removed.format(orphans, orphans.bytes / 1e6),
+            removed.format(found.staged, found.staged.bytes / 1e6),
+            shown(found.left_alone)
+            if found.left_alone
+            else f"{found.data_files:,} data files, {found.snapshots:,} snapshots",
+        )
+    Console().print(table)
+
+
+def show_health(health: Health) -> None:
+    """``status`` for a person: problems, tables, workers, parts."""
+    from cdc_assets.observe import report
+
+    found = health.status
+    for problem in health.problems:
+        if problem.severity is not None:
+            colour = {"fail": "bold red", "warn": "yellow"}[problem.severity]
+            what = f"{problem.condition.what}: {problem.condition.detail}"
+            labelled(problem.severity, colour, what)
+            note(f"    {problem.condition.remedy}")
+    table = Table(title=f"source {found.source}")
+    for name in report.TABLE_HEADINGS:
+        table.add_column(name, overflow="fold")  # not cut: a name has to be told from others
+    for row in report.table_rows(found):
+        table.add_row(*map(shown, row))
+    Console().print(table)
+    for worker in found.workers:
+        heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
+        say(
+            f"worker {worker.process}, since {worker.started_at:%Y-%m-%d %H:%M:%S}: "
+            + (", ".join(worker.tables) or "no table")
+            + heard
+        )
+    for name, value in report.part_rows(health):
+        say(f"{name}: {value}")
+    told = found.flusher
+    if "changes" in told:
+        age = f"{told['told_seconds_ago']:.0f} s ago"
+        behind = ""  # nothing is staged yet
+        if told["lag_bytes"] is not None:
+            behind = f"; {told['lag_bytes']:,} B and {told['lag_seconds']:.1f} s behind"
+        say(
+            f"  received {told['received_lsn']}, staged {told['staged_lsn']}, acknowledged"
+            f" {told['acknowledged_lsn']}{behind}; flushes take"
+            f" {told['flush_seconds_mean']:.3f} s; {told['reconnects']} reconnects,"
+            f" {told['staging_retries']} retries of staging (told {age})"
+        )
+        for name, counts in told["changes"].items():
+            listed = ", ".join(f"{count:,} {operation}s" for operation, count in counts.items())
+            say(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
+        if told["last_error"]:
+            say(f"  last error: {told['last_error']}")
+        for thread, trouble in told.get("troubles", {}).items():
+            say(f"  {thread}: {trouble}")

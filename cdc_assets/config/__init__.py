@@ -1,0 +1,1 @@
+"""What a source's YAML may say, and what follows from it."""

@@ -1,0 +1,121 @@
+"""The section ``alerts:`` of the configuration: when somebody is told, and where.
+
+Webhook addresses and passwords are secrets: write ``${VAR}``, the environment has the value.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from cdc_assets.config.base import Duration, Section, Size
+
+Severity = Literal["warn", "fail"]
+
+
+class WindowConfig(Section):
+    """How long something may last before it is told as a warning, then as a failure."""
+
+    warn: Duration = timedelta(minutes=1)
+    fail: Duration = timedelta(minutes=5)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.warn > self.fail:
+            raise ValueError("warn has to be at most fail")
+        return self
+
+
+class SlotLimitsConfig(Section):
+    """From where on the slot is a danger to the source."""
+
+    retained_warn: Size = 5 * 10**9
+    retained_fail: Size = 20 * 10**9
+    inactive: WindowConfig = WindowConfig(warn=timedelta(minutes=10), fail=timedelta(hours=1))
+    xmin_age_warn: Annotated[int, Field(ge=1)] = 100_000_000
+    """Transactions since ``catalog_xmin``: the catalog isn't vacuumed beyond it. The server begins
+    to force vacuums at 200 million and stops writing at 2 billion."""
+    xmin_age_fail: Annotated[int, Field(ge=1)] = 500_000_000
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.retained_warn > self.retained_fail or self.xmin_age_warn > self.xmin_age_fail:
+            raise ValueError("…_warn has to be at most …_fail")
+        return self
+
+
+class _Sink(Section):
+    min_severity: Severity = "warn"
+    """What was never worse isn't told here."""
+
+
+class LogSink(_Sink):
+    """The log of the process that runs the sensors."""
+
+    type: Literal["log"] = "log"
+
+
+class WebhookSink(_Sink):
+    """An HTTP POST of JSON that Slack's incoming webhooks take, and those who imitate them."""
+
+    type: Literal["webhook"]
+    url: SecretStr
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: SecretStr) -> SecretStr:
+        if not value.get_secret_value().startswith(("https://", "http://")):
+            raise ValueError("write https://…")
+        return value
+
+
+class SnsSink(_Sink):
+    """A topic of Amazon SNS; keys and role as boto3 finds them."""
+
+    type: Literal["sns"]
+    topic_arn: Annotated[str, Field(pattern=r"^arn:[^:]+:sns:[^:]+:[^:]+:.+$")]
+    endpoint: str | None = None
+
+
+class MailSink(_Sink):
+    """Mail through an SMTP server."""
+
+    type: Literal["mail"]
+    host: str
+    port: Annotated[int, Field(ge=1, le=65535)] = 587
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    username: str | None = None
+    password: SecretStr | None = None
+    sender: Annotated[str, Field(alias="from")]
+    to: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _no_password_in_the_clear(self) -> Self:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("give username and password, or neither")
+        if self.password is not None and self.security == "none":
+            raise ValueError("a password needs security: starttls or tls")
+        return self
+
+
+SinkConfig = Annotated[LogSink | WebhookSink | SnsSink | MailSink, Field(discriminator="type")]
+
+
+class AlertsConfig(Section):
+    """Who is told of problems and recoveries."""
+
+    sinks: tuple[SinkConfig, ...] = (LogSink(),)
+    health: WindowConfig = WindowConfig()
+    """Of what a source is made of: Postgres, flusher, staging, materializer, Spark."""
+    slot: SlotLimitsConfig = SlotLimitsConfig()
+    min_interval: Duration = timedelta(minutes=1)
+    """Messages are at least so far apart; what happens meanwhile is in the next one."""
+    remind: Duration | None = timedelta(hours=12)
+    """What lasts is told again; null: only changes are."""
+
+
+def sink_keys(config: AlertsConfig) -> list[str]:
+    """A name for each sink, by its place; no address, which may be a secret."""
+    return [f"{place}:{sink.type}" for place, sink in enumerate(config.sinks)]

@@ -1,0 +1,271 @@
+"""The sections of a source's configuration: their keys, defaults and limits.
+
+Each is a pydantic model of one mapping in the YAML; ``config.SourceConfig`` is the whole of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Literal, Self
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+
+from cdc_assets.config.base import Duration, Section, Size, place_uri, plain_place
+
+
+def _dsn(value: SecretStr | None) -> SecretStr | None:
+    """Refuse what libpq would complain of by quoting it, password and all."""
+    if value is not None:
+        dsn = value.get_secret_value()
+        try:
+            port = str(conninfo_to_dict(dsn).get("port") or "")
+        except psycopg.Error:
+            port = "unreadable"
+        # After a second @ there is a part of a password, which libpq takes for the host's name.
+        second = "://" in dsn and dsn.partition("?")[0].count("@") > 1
+        if second or not re.fullmatch(r"[0-9,]*", port):
+            raise ValueError(
+                "not an address that libpq reads; in postgresql://… the special characters of a"
+                " password are written as %40 and so on"
+            )
+    return value
+
+
+Dsn = Annotated[SecretStr, AfterValidator(_dsn)]
+
+
+class PostgresConfig(Section):
+    """Where the source is: a DSN, or a throw-away Postgres that the platform runs itself."""
+
+    dsn: Dsn | None = None
+    replication_dsn: Dsn | None = None
+    """Of the role that makes the slot and streams, where the one that reads may not replicate."""
+    embedded: bool = False
+    version: Literal[16, 18] = 18
+    """Major version of the embedded Postgres."""
+    demo: bool = False
+    """Fill the embedded Postgres with the demo tables and keep traffic on them."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.dsn is None) == (not self.embedded):
+            raise ValueError("give either dsn: postgresql://… or embedded: true")
+        if self.demo and not self.embedded:
+            raise ValueError("demo: true writes tables and traffic; it goes with embedded: true")
+        if self.replication_dsn is not None and self.embedded:
+            raise ValueError("replication_dsn goes with dsn; an embedded Postgres has one role")
+        return self
+
+
+class SnapshotConfig(Section):
+    """How the first copy is made."""
+
+    mode: Literal["initial", "snapshot_only", "never"] = "initial"
+    """initial: copy, then follow. snapshot_only: copy, once. never: follow what is there."""
+    max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
+    max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
+
+
+class StagingConfig(Section):
+    """Where changes wait as Parquet, and how often the flusher writes them."""
+
+    uri: str | None = None
+    former_uris: tuple[str, ...] = ()
+    """What ``uri`` was before: files of the log there are read, and removed in time."""
+    flush_interval: Duration = timedelta(seconds=1)
+    flush_bytes: Size = 64 * 10**6
+
+    @field_validator("uri")
+    @classmethod
+    def _scheme(cls, value: str | None) -> str | None:
+        return place_uri(value) if value else value
+
+    @field_validator("former_uris")
+    @classmethod
+    def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(place_uri, value))
+
+    @property
+    def flush_interval_seconds(self) -> float:
+        return self.flush_interval.total_seconds()
+
+
+class StateConfig(Section):
+    """The coordination database; by default the source itself."""
+
+    postgres_url: Dsn | None = None
+    schema_: Annotated[str, Field(alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")] = (
+        "_pg2iceberg"
+    )
+
+
+class CatalogConfig(Section):
+    """The Iceberg catalog; by default SQL tables in the coordination database."""
+
+    type: Literal["sql", "rest", "glue"] = "sql"
+    uri: SecretStr | None = None
+    warehouse: str | None = None
+    locations: tuple[str, ...] = ()
+    """Where tables may lie beside ``warehouse``: an earlier one, or a table's own location."""
+
+    @field_validator("warehouse")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        # A REST catalog's may be a name, and Hadoop and pyiceberg know other stores.
+        if value is not None and value.startswith(("file:", "s3:")):
+            plain_place(value)
+        return value
+
+    @field_validator("locations")
+    @classmethod
+    def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(place_uri, value))
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.type == "rest" and self.uri is None:
+            raise ValueError("a rest catalog needs uri: https://…")
+        if self.type != "sql" and self.uri is not None and "?" in self.uri.get_secret_value():
+            raise ValueError("uri: write the address without parameters: errors repeat those")
+        if self.type == "sql" and self.uri is not None:
+            _dsn(
+                SecretStr(self.uri.get_secret_value().replace("postgresql+psycopg:", "postgresql:"))
+            )
+        if self.type == "glue" and self.warehouse is None:
+            raise ValueError("a glue catalog needs warehouse: s3://bucket/prefix")
+        return self
+
+
+class LakeConfig(Section):
+    """Where the tables end up."""
+
+    namespace: str | None = None
+    format_version: Literal[2, 3] = 3
+    max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
+    """Tables that one worker merges at once."""
+    merge_bytes: Size = 64 * 10**6
+    """Staged bytes that one merge takes at most; compressed, so about ten times as much parsed."""
+    catalog: CatalogConfig = CatalogConfig()
+
+    @field_validator("namespace")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[a-z_][a-z0-9_]*", value):
+            raise ValueError("write one plain lower-case word")
+        return value
+
+
+class S3Config(Section):
+    """S3 settings; keys come from the environment only."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+
+
+_VALUE = r"(?:[^%/;=?#\s]|%[0-9A-Fa-f]{2})*"
+_CONNECT = re.compile(rf"\Asc://[^/;?#\s]+(?:/;?|/(?:;[\w-]+={_VALUE})+)?\Z")
+
+
+class SparkConfig(Section):
+    """A local Connect server of ours, or the user's own cluster."""
+
+    remote: str | None = Field(default=None, repr=False)  # it may carry a token
+    cores: Annotated[int, Field(ge=1, le=256)] = 2
+    memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "3g"
+    conf: Mapping[str, str] = Field(default_factory=dict, repr=False)
+
+    @field_validator("remote")
+    @classmethod
+    def _connect_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("sc://"):
+            raise ValueError("write a Spark Connect address: sc://host:15002")
+        # PySpark would say what it can't read, or send another token than was meant.
+        if value is not None and not _CONNECT.match(value):
+            raise ValueError(
+                "write sc://host:15002/;name=value;… with letters, digits and . _ ~ - in values,"
+                " of a token, too (openssl rand -hex 32), and all else as %2F and so on"
+            )
+        return value
+
+
+class MetricsConfig(Section):
+    """The flusher's Prometheus endpoint; there is none without a port."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    host: str = "127.0.0.1"
+
+
+def _dividing(value: timedelta | None) -> timedelta | None:
+    """An interval that a cron line can say."""
+    minutes = value.total_seconds() / 60 if value is not None else 60
+    if minutes < 1 or not (60 % minutes == 0 or (minutes % 60 == 0 and 1440 % minutes == 0)):
+        raise ValueError("write what divides an hour or a day evenly, like 15m, 1h or 6h")
+    return value
+
+
+class VerifyConfig(Section):
+    """How a part of each table is compared with the source, again and again."""
+
+    every: Duration | None = timedelta(hours=1)
+    """How often the schedule runs; null: only by hand."""
+    sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    """Rows of a table that one run compares, about."""
+    fail_after: Duration = timedelta(days=1)
+    """A table that couldn't be compared is a warning, and after so long a failure."""
+    show_keys: bool = False
+    """Messages, alerts and events name rows by their keys, and not only by a hash of them."""
+
+    @field_validator("every")
+    @classmethod
+    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
+        return _dividing(value)
+
+
+class KeepSnapshotsConfig(Section):
+    """Which snapshots of a lake table stay: the newest ``count``, and all younger than ``age``."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)] = 20
+    age: Duration = timedelta(hours=1)
+    """How long a query may read a snapshot. At a merge every two seconds an hour is 2 MB of
+    metadata, which each commit writes anew."""
+
+
+class MaintenanceConfig(Section):
+    """How lake tables and the log are kept healthy."""
+
+    every: Duration | None = timedelta(minutes=30)
+    """How often the schedule runs; null: only by hand."""
+    target_file_size: Size = 128 * 10**6
+    min_input_files: Annotated[int, Field(ge=2, le=1000)] = 5
+    """So many small files of a partition are worth being rewritten into one."""
+    deleted_rows: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """A file is rewritten once more than this share of its rows is deleted."""
+    keep_snapshots: KeepSnapshotsConfig = KeepSnapshotsConfig()
+    staged_grace: Duration = timedelta(days=1)
+    """How long a staged file stays after every consumer group is past it."""
+    orphan_grace: Duration = timedelta(days=3)
+    """How old a file that nothing refers to has to be before it is removed."""
+
+    @field_validator("every")
+    @classmethod
+    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
+        return _dividing(value)
+
+    @field_validator("target_file_size")
+    @classmethod
+    def _at_least(cls, value: int) -> int:
+        if value < 10**6:
+            raise ValueError("at least 1MB: smaller files cost more than they hold")
+        return value
+
+    @field_validator("orphan_grace")
+    @classmethod
+    def _a_day(cls, value: timedelta) -> timedelta:
+        if value < timedelta(days=1):
+            raise ValueError("at least 1d: younger files may belong to a write under way")
+        return value

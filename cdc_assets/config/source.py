@@ -1,0 +1,262 @@
+"""The configuration: one shape for the Dagster component, the command line and the flusher.
+
+What a source's configuration is as a whole, and its reading from YAML (JSON is YAML). Everything
+has a default but the tables; what a section may say is in ``config_sections``. ``${VAR}`` in a
+value is taken from the environment, ``${aws-secret:NAME#KEY}`` from AWS Secrets Manager, so that no
+secret needs to stand in a file; ``$${`` is ``${`` itself. Nothing else here connects to anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import quote, unquote
+
+import yaml
+from pydantic import (
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from cdc_assets.config.alerts import AlertsConfig
+from cdc_assets.config.aws_secrets import aws_secret
+from cdc_assets.config.base import Section
+from cdc_assets.config.sections import (
+    LakeConfig,
+    MaintenanceConfig,
+    MetricsConfig,
+    PostgresConfig,
+    S3Config,
+    SnapshotConfig,
+    SparkConfig,
+    StagingConfig,
+    StateConfig,
+    VerifyConfig,
+)
+from cdc_assets.config.tables import Owner, TableConfig
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.postgres.names import TableId
+from cdc_assets.process.home import home
+
+_NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
+_REFERENCE = re.compile(
+    r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
+)
+
+
+class SourceConfig(Section):
+    """One source database and the lake it is replicated into."""
+
+    name: str
+    postgres: PostgresConfig
+    slot: str = ""
+    publication: str = ""
+    tables: Annotated[tuple[TableConfig, ...], Field(min_length=1)]
+    owners: tuple[Owner, ...] = ()
+    """Who looks after it, for the asset catalog: team:data, or an address of mail."""
+    snapshot: SnapshotConfig = SnapshotConfig()
+    staging: StagingConfig = StagingConfig()
+    state: StateConfig = StateConfig()
+    lake: LakeConfig = LakeConfig()
+    s3: S3Config = S3Config()
+    spark: SparkConfig = SparkConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    verify: VerifyConfig = VerifyConfig()
+    alerts: AlertsConfig = AlertsConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environment(cls, data: Any, info: ValidationInfo) -> Any:
+        # What a parent handed down is expanded: a password may have "${…}" in it.
+        return data if (info.context or {}).get("expanded") else _expand(data)
+
+    @field_validator("name")
+    @classmethod
+    def _word(cls, value: str) -> str:
+        if not _NAME.match(value):
+            raise ValueError(
+                "write up to 40 lower-case letters, digits and underscores, beginning with a letter"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _defaults_and_collisions(self) -> Self:
+        object.__setattr__(self, "slot", self.slot or f"cdc_{self.name}")
+        object.__setattr__(self, "publication", self.publication or f"cdc_{self.name}")
+        if not re.fullmatch(r"[a-z0-9_]{1,63}", self.slot):
+            raise ValueError("slot: Postgres allows lower-case letters, digits and underscores")
+        seen: set[str] = set()
+        for table in self.tables:
+            if table.name in seen:
+                raise ValueError(f"tables: {table.name} stands twice; keep one")
+            seen.add(table.name)
+        lake: dict[str, str] = {}
+        for table in self.tables:
+            name = self.lake_name(table.id)
+            other = lake.setdefault(name.lower(), table.name)
+            if other != table.name:
+                raise ValueError(
+                    f"tables: {other} and {table.name} would both become the lake table {name!r};"
+                    " replicate one of them through another source with its own lake.namespace"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        uri, warehouse = self.staging.uri, self.lake.catalog.warehouse
+        if uri is not None and warehouse is not None:
+            staged = f"{unquote(uri)}/{self.name}/"
+            tables = f"{warehouse.rstrip('/')}/{self.namespace}/"
+            if staged.startswith(tables) or tables.startswith(staged):
+                raise ValueError(
+                    f"staging.uri: staged files would be in {staged} and lake tables in {tables},"
+                    " where nobody tells them apart; give another staging.uri, and put this one"
+                    " into staging.former_uris if it was used"
+                )
+        return self
+
+    @property
+    def namespace(self) -> str:
+        return self.lake.namespace or self.name
+
+    @property
+    def staging_uri(self) -> str:
+        return self.staging.uri or (home() / self.name / "staging").as_uri()
+
+    @property
+    def warehouse(self) -> str:
+        if self.lake.catalog.warehouse is not None:
+            return self.lake.catalog.warehouse.rstrip("/")
+        # Not as_uri(): neither Hadoop nor pyiceberg would turn a %20 back into a space. What comes
+        # after # or ? pyiceberg takes for another part of the URI.
+        folder = str(home() / self.name / "warehouse")
+        if "#" in folder or "?" in folder:
+            raise ConfigurationError(
+                f"lake.catalog.warehouse: by default lake tables are in {folder}, and no folder of"
+                " theirs may have # or ? in its name.",
+                "Set CDC_ASSETS_HOME to another folder, or lake.catalog.warehouse.",
+            )
+        return f"file://{folder}"
+
+    def dump(self) -> str:
+        """The configuration as a line of JSON, secrets included: for a child's pipe, not a file."""
+        return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
+
+    def lake_name(self, table: TableId) -> str:
+        """The table's name in the lake: its own, with the schema in front where two would meet."""
+        alike = self._names[table.name.lower()]
+        return f"{table.schema}_{table.name}" if alike > 1 else table.name
+
+    @cached_property
+    def _names(self) -> Counter[str]:
+        """How many tables have a name, whatever its case: thousands ask."""
+        return Counter(t.id.name.lower() for t in self.tables)
+
+    def table(self, name: str | TableId) -> TableConfig:
+        """The configured table of that SQL name; raises ConfigurationError if there is none."""
+        try:
+            wanted = TableId.parse(name) if isinstance(name, str) else name
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        for table in self.tables:
+            if table.id == wanted:
+                return table
+        known = ", ".join(t.name for t in self.tables)
+        raise ConfigurationError(
+            f"table {wanted} is not in the configuration of source {self.name}.",
+            f"It has: {known}. Add it under tables:, or correct the name.",
+        )
+
+
+def _revealed(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {key: _revealed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_revealed(item) for item in value]
+    return value
+
+
+def _expand(value: Any) -> Any:
+    """Replace references in every string; one that leads nowhere is an error that names it."""
+    if isinstance(value, str):
+        return _REFERENCE.sub(_referenced, value)
+    if isinstance(value, Mapping):
+        return {key: _expand(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_expand(item) for item in value]
+    return value
+
+
+def _referenced(match: re.Match[str]) -> str:
+    variable, secret, key = match.groups()
+    if match[0] == "$${":
+        return "${"
+    if variable is not None:
+        if variable not in os.environ:
+            raise ValueError(f"the environment variable {variable} is not set; export it")
+        return os.environ[variable]
+    found = aws_secret(secret, key)
+    # Part of an address, a generated password may have what separates its parts.
+    return quote(found, safe="") if "://" in match.string[: match.start()] else found
+
+
+def parse_config(data: object, origin: str, *, expanded: bool = False) -> SourceConfig:
+    """Validate what was read from ``origin``; raises ConfigurationError naming key and remedy.
+
+    ``expanded``: references were replaced already.
+    """
+    if isinstance(data, Mapping) and set(data) >= {"type", "attributes"}:
+        data = data["attributes"]  # a component's defs.yaml works as a plain file too
+    if not isinstance(data, Mapping):
+        raise ConfigurationError(f"{origin}: expected a mapping with name, postgres and tables.")
+    try:
+        return SourceConfig.model_validate(data, context={"expanded": expanded})
+    except ValidationError as error:
+        lines = [f"{origin}: {_explain(item)}" for item in error.errors(include_url=False)]
+        raise ConfigurationError("\n".join(lines)) from None
+
+
+def config_from_parent(line: str) -> SourceConfig:
+    """What a parent process handed down: :meth:`SourceConfig.dump`."""
+    if not line:
+        raise ConfigurationError("--config FILE is missing:", "no parent process sent one.")
+    return parse_config(json.loads(line), "the parent process", expanded=True)
+
+
+def load_config(path: str | os.PathLike[str]) -> SourceConfig:
+    """Read a YAML or JSON file; raises ConfigurationError for whatever is wrong with it."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            data = yaml.safe_load(file)  # of a text it would quote the line, and what is secret
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"can't read the configuration {os.fspath(path)}: {error}.", "Check --config."
+        ) from error
+    except (yaml.YAMLError, ValueError) as error:  # the latter of an impossible date
+        raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
+    return parse_config(data, os.fspath(path))
+
+
+def _explain(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "the whole file"
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key; remove it or correct its spelling."
+    if item["type"] == "missing":
+        return f"{where}: missing; it is required."
+    return f"{where}: {item['msg'].removeprefix('Value error, ')}."

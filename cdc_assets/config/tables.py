@@ -1,0 +1,115 @@
+"""What the configuration says of one table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+from psycopg import sql
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from cdc_assets.config.base import Duration, Section
+from cdc_assets.config.layout import parse_order, parse_part
+from cdc_assets.postgres.names import TableId
+
+# What Dagster takes as the owner of an asset: a team, or an address of mail.
+_OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
+
+
+def _owner(value: str) -> str:
+    if not _OWNER.match(value):
+        raise ValueError("write team:name or the address of somebody's mail")
+    return value
+
+
+Owner = Annotated[str, AfterValidator(_owner)]
+
+
+class ColumnsConfig(Section):
+    """What of a table is replicated, and how what Iceberg can't hold is treated."""
+
+    exclude: tuple[str, ...] = ()
+    types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
+    """Columns to be kept in Postgres's text form instead of their native type."""
+    unrepresentable: Literal["null", "clamp", "fail"] = "null"
+
+    @field_validator("unrepresentable", mode="before")
+    @classmethod
+    def _yaml_null(cls, value: object) -> object:
+        return "null" if value is None else value  # an unquoted null in YAML means the word
+
+
+class FreshnessConfig(Section):
+    """How old a lake table may be before the UI warns and fails."""
+
+    warn: Duration = timedelta(minutes=5)
+    fail: Duration = timedelta(minutes=15)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.warn >= self.fail:
+            raise ValueError("warn has to be shorter than fail")
+        if self.warn < timedelta(minutes=1):
+            raise ValueError("at least 1m: Dagster's freshness policies know nothing shorter")
+        return self
+
+
+# What a mode adds to the source's columns, with Spark SQL types. A copied row has no _ts and _xid.
+DELETED_AT = "_deleted_at"
+EXTRA_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "mirror": {},
+    "soft_delete": {DELETED_AT: "timestamp"},
+    "append": {"_op": "string", "_lsn": "bigint", "_ts": "timestamp", "_xid": "bigint"},
+}
+
+
+class TableConfig(Section):
+    """One table of the source."""
+
+    name: str
+    mode: Literal["mirror", "soft_delete", "append"] | None = None
+    """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
+    where Postgres can't identify changed rows, one an insert."""
+    only: bool = False
+    """Of a table that others inherit from: its own rows, and not theirs."""
+    columns: ColumnsConfig = ColumnsConfig()
+    partition_by: tuple[str, ...] = ()
+    """Columns and Iceberg transforms of them: day(created_at), bucket(16, id)."""
+    sort_by: tuple[str, ...] = ()
+    """What rows of a file are ordered by: customer_id, created_at desc."""
+    chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
+    """Pages of 8 kB a chunk: 2,048 are 16 MB, about a second of work."""
+    freshness: FreshnessConfig = FreshnessConfig()
+    owners: tuple[Owner, ...] | None = None
+    """Who looks after its assets, instead of the source's owners."""
+
+    @field_validator("partition_by")
+    @classmethod
+    def _are_transforms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_part(text)
+        return value
+
+    @field_validator("sort_by")
+    @classmethod
+    def _are_orders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_order(text)
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _as_in_sql(cls, value: str) -> str:
+        return str(TableId.parse(value))
+
+    @cached_property
+    def id(self) -> TableId:
+        return TableId.parse(self.name)
+
+    @property
+    def rows(self) -> sql.Composed:
+        """What a query of its rows reads from."""
+        return sql.SQL("only {}" if self.only else "{}").format(self.id.identifier)

@@ -1,0 +1,1 @@
+"""Everything that Dagster loads; nothing else imports it."""

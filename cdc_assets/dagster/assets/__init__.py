@@ -1,0 +1,1 @@
+"""The assets of a table: source, snapshot, staged log and lake table; health and maintenance."""

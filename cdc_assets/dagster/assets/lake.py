@@ -1,0 +1,315 @@
+"""The lake tables of a source: one operation that drains the log of whichever have something in it.
+
+A run is a worker among others: it goes round its share of the tables
+(``materializer.workers.turns``) until nothing has been pending for a moment, or its budget is over:
+so under load the delay is a merge and not the launch of a run. The sensor asks for the next run
+before that, and the one that has it RELIEF_SECONDS behind it ends once that one is there: no change
+waits for a launch. A table whose copy is completed meanwhile joins in. A table that can't go on
+doesn't stop the others: the run fails at its end, naming it, and leaves the names as a tag for the
+sensor. Tables are reported while the run goes on, or a busy table would look stale. How a log is
+applied is in ``materializer.drain``.
+"""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import TableConfig
+from cdc_assets.dagster.metadata import (
+    DATA_VERSION_TAG,
+    data_version,
+    definition_metadata,
+    drained_metadata,
+    table_metadata,
+)
+from cdc_assets.dagster.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
+from cdc_assets.dagster.resources.reported import run_of
+from cdc_assets.dagster.resources.spark import spark_session
+from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.store import Cursor
+from cdc_assets.log.wishes import paused
+from cdc_assets.materializer.drain import Drained
+from cdc_assets.materializer.workers.turns import Turn, Turns
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.messages.texts import described
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.process.traces import noted
+from cdc_assets.readiness.surroundings import admitted
+
+# A launch costs about 5 s of CPU, so 2 % at the most; short enough that new code is soon in use.
+BUDGET_SECONDS = 240.0
+# From when on the next run is asked for, and takes over: some seconds of launch, some dozens on a
+# machine that is too busy.
+RELIEF_SECONDS = 180.0
+# Waiting this long for more is cheaper than launching the next run for it.
+LINGER_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+# An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
+REPORT_SECONDS = 60.0
+
+
+def heartbeat_seconds(table: TableConfig) -> float:
+    """How often a quiet table is vouched for: three times in its warning window.
+
+    Nobody reads these events, and each stays in Dagster's storage for ever.
+    """
+    return table.freshness.warn.total_seconds() / 3
+
+
+def report_seconds(table: TableConfig) -> float:
+    """How often a table that changes is reported: once a minute at most."""
+    return min(REPORT_SECONDS, heartbeat_seconds(table))
+
+
+def lake_spec(names: TableAssets) -> dg.AssetSpec:
+    """``<namespace>/<table>``: the Iceberg table."""
+    freshness = names.config.table(names.table).freshness
+    return dg.AssetSpec(
+        names.lake,
+        deps=[names.snapshot, names.staged_log],
+        group_name=names.config.name,
+        owners=names.owners,
+        kinds={"spark", "iceberg"},
+        description=described(
+            f"{names.table} as an Iceberg table: its copy with every later change applied."
+        ),
+        metadata=definition_metadata(names),
+        freshness_policy=dg.FreshnessPolicy.time_window(
+            fail_window=freshness.fail, warn_window=freshness.warn
+        ),
+    )
+
+
+def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
+    """The operation ``materialize_<source>`` over every lake table of the source."""
+    resource = f"spark_{config.name}"
+    tables = all_tables(config)
+
+    @dg.multi_asset(
+        name=f"materialize_{config.name}",
+        specs=[lake_spec(names) for names in tables],
+        can_subset=True,
+        required_resource_keys={resource},
+    )
+    @run_of(config)
+    def materialize(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        selected = [names for names in tables if names.lake in context.selected_asset_keys]
+        spark = getattr(context.resources, resource)
+        session = admitted(config, lambda: spark_session(spark, config))
+        with Pipeline.open(config) as pipeline:
+            pipeline.store.lock(run_lock(context.run.run_id))
+            with (
+                Worker(pipeline, [names.table for names in selected]) as worker,
+                Turns(pipeline, session, worker, context.log.info) as turns,
+            ):
+                yield from Rounds(context, pipeline, turns, selected).run()
+
+    return materialize
+
+
+class Rounds:
+    """Going round the tables of one run."""
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        pipeline: Pipeline,
+        turns: Turns,
+        tables: Sequence[TableAssets],
+    ) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._turns = turns
+        self._tables = {names.table: names for names in tables}
+        self._sums: dict[TableId, Drained] = {}
+        self._reported_at: dict[TableId, float] = {}
+        self._problems: dict[TableId, TableProblem] = {}
+        # Whoever asks by hand gets every table looked at, and one report each at the end. A run of
+        # the sensor's reports at once what never was, and leaves alone what nothing happened to.
+        by_hand = WORK_TAG not in context.run.tags
+        reported = self._with_events()
+        self._known = set[TableId]() if by_hand else reported
+        self._new = set[TableId]() if by_hand else set(self._tables) - reported
+        # What others look after is reported once they have come so far, and when they go on.
+        self._awaited = {
+            table: pipeline.store.log_end(table) for table in set(self._tables) - self._known
+        }
+        self._others: dict[TableId, int] = {}
+        self._began = time.monotonic()
+
+    def _with_events(self) -> set[TableId]:
+        keys = [names.lake for names in self._tables.values()]
+        last = self._context.instance.get_latest_materialization_events(keys)
+        return {table for table, names in self._tables.items() if last.get(names.lake) is not None}
+
+    def run(self) -> Iterator[dg.MaterializeResult[None]]:
+        """Drain until it is quiet or the budget is over, and yield the last report of each table.
+
+        Earlier reports are events of their own. Raises TablesFailed at the end.
+        """
+        self._say_who_cant()
+        quiet_since = time.monotonic()
+        while not (over := self._over()) or self._turns.busy:
+            pending = [] if over else self._pending()
+            for table in [table for table in pending if table in self._new]:
+                self._introduce(table)
+            self._say_what_others_did()
+            for table in pending:
+                if not self._turns.start(table):
+                    break
+                self._known.add(table)
+                self._awaited.pop(table, None)
+            done = self._turns.wait(_LOOK_SECONDS)
+            for turn in done:
+                self._take(turn)
+            if pending or done or self._turns.busy:
+                quiet_since = time.monotonic()
+            elif not self._waits() and time.monotonic() - quiet_since > LINGER_SECONDS:
+                break
+        for table in list(self._sums):
+            version = self._version(table)
+            yield dg.MaterializeResult(
+                asset_key=self._tables[table].lake,
+                metadata=self._report(table),
+                data_version=dg.DataVersion(version),
+            )
+        self._finish()
+
+    def _over(self) -> bool:
+        age = time.monotonic() - self._began
+        return age >= BUDGET_SECONDS or (age >= RELIEF_SECONDS and self._turns.relieved)
+
+    def _waits(self) -> bool:
+        """Whether others still have to do what this run was asked for."""
+        return any(
+            table in self._turns.offsets and table not in self._problems for table in self._awaited
+        )
+
+    def _say_who_cant(self) -> None:
+        for row in self._pipeline.store.tables():
+            if row.table in self._tables and row.state == "parked":
+                self._fail(TableProblem(row.table, row.reason or "it is parked"))
+            elif row.table in self._tables and row.state != "streaming":
+                self._context.log.info("%s is %s; it joins once copied", row.table, row.state)
+
+    def _pending(self) -> list[TableId]:
+        """What has something to be applied or reported, the longest waiting first."""
+        wants = set(self._tables) - set(self._problems) - set(paused(self._pipeline.store))
+        return self._turns.pending(wants, also=wants - self._known)
+
+    def _say_what_others_did(self) -> None:
+        """Report what has moved of the tables that other workers look after.
+
+        They may not be known to Dagster. What doesn't move isn't reported, or it would look fresh.
+        """
+        for table, offset in self._turns.offsets.items():
+            if table in self._turns.mine:
+                continue
+            arrived = table in self._awaited and offset >= self._awaited[table]
+            moved = offset > self._others.setdefault(table, offset)
+            since = time.monotonic() - self._reported_at.get(table, self._began)
+            every = report_seconds(self._pipeline.config.table(table))
+            if arrived or (moved and since >= every):
+                self._awaited.pop(table, None)
+                self._others[table] = offset
+                if table in self._sums:
+                    self._log_report(table)
+                else:
+                    self._introduce(table)
+
+    def _introduce(self, table: TableId) -> None:
+        """Report a table as it stands: just copied, or merged by somebody else."""
+        self._new.discard(table)
+        row = self._pipeline.store.table(table)
+        if row is None or row.snapshot_lsn is None:
+            return
+        try:
+            lake = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row)
+            state = lake.state()
+        except TableProblem as problem:
+            self._fail(problem)
+            return
+        if state.snapshot_id is not None:
+            at = state.cursor or Cursor(0, row.snapshot_lsn)
+            nothing = (0, 0, 0, 0, 0, 0)
+            self._sums[table] = Drained(table, *nothing, at, state.total_rows, 0.0)
+            self._log_report(table)
+
+    def _log_report(self, table: TableId) -> None:
+        lake, version = self._tables[table].lake, self._version(table)
+        self._context.log_event(
+            dg.AssetMaterialization(
+                lake, tags={DATA_VERSION_TAG: version}, metadata=self._report(table)
+            )
+        )
+
+    def _version(self, table: TableId) -> str:
+        row = self._pipeline.store.table(table)
+        return data_version(row.epoch if row is not None else 0, self._sums[table].cursor.offset)
+
+    def _take(self, turn: Turn) -> None:
+        """Take note of what a turn did."""
+        table = turn.table
+        if isinstance(turn.error, TablePaused):
+            self._context.log.info("%s", turn.error)
+        elif isinstance(turn.error, TableProblem):
+            self._fail(turn.error)
+        elif turn.error is not None:  # whatever one table has must not stop the others
+            self._fail(TableProblem(table, noted(turn.error)))
+        elif turn.drained is None:
+            self._context.log.info("%s: another worker is at it", table)
+        else:
+            self._sums[table] = _added(self._sums.get(table), turn.drained)
+            every = report_seconds(self._pipeline.config.table(table))
+            since = time.monotonic() - self._reported_at.get(table, self._began)
+            if since >= every:
+                self._log_report(table)
+
+    def _fail(self, problem: TableProblem) -> None:
+        self._context.log.error(str(problem))
+        assert isinstance(problem.table, TableId)
+        self._problems[problem.table] = problem
+
+    def _report(self, table: TableId) -> dict[str, Any]:
+        drained, names = self._sums.pop(table), self._tables[table]
+        store = self._pipeline.store
+        row = store.table(table)
+        assert row is not None  # it has just been drained
+        lake = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row)
+        backlog = next((b for b in store.backlogs() if b.table == table), None)
+        oldest = backlog.oldest_commit if backlog is not None else None
+        lag = 0.0 if oldest is None else (store.server_now() - oldest).total_seconds()
+        self._reported_at[table] = time.monotonic()
+        return {**table_metadata(lake, names, drained.rows), **drained_metadata(drained, lag)}
+
+    def _finish(self) -> None:
+        if not self._problems:
+            return
+        failed = [str(table) for table in self._problems]
+        self._context.instance.add_run_tags(
+            self._context.run.run_id, {FAILED_TAG: json.dumps(failed)}
+        )
+        raise TablesFailed(list(self._problems.values()))
+
+
+def _added(before: Drained | None, now: Drained) -> Drained:
+    """What two drains of one table did together; where it stands is the later one's."""
+    if before is None:
+        return now
+    return replace(
+        now,
+        merges=before.merges + now.merges,
+        changes=before.changes + now.changes,
+        upserted=before.upserted + now.upserted,
+        deleted=before.deleted + now.deleted,
+        repaired=before.repaired + now.repaired,
+        seconds=before.seconds + now.seconds,
+    )

@@ -1,0 +1,113 @@
+"""Table care as Dagster assets: one a lake table, all of a source in one run, by a schedule.
+
+One operation, as for the merges: a run is one process whatever the number of tables, and a table's
+materialization shows what was removed and how the table stands, as a history that the UI plots.
+What is done, and why that is safe beside merges and copies, is in ``maintenance``.
+"""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
+from cdc_assets.dagster.resources.reported import run_of
+from cdc_assets.dagster.resources.spark import spark_session
+from cdc_assets.errors import TablesFailed
+from cdc_assets.log.copies.chunks import chunks
+from cdc_assets.log.store import LogStore
+from cdc_assets.maintenance.run import Maintained, maintain
+from cdc_assets.messages.texts import described
+from cdc_assets.pipeline import Pipeline
+
+# A table that is compacted for the first time may take hours; the next run goes on with it.
+BUDGET_SECONDS = 1800.0
+
+
+def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
+    """The operation ``maintain_<source>`` over ``maintenance/<source>/<schema>/<table>``."""
+    resource = f"spark_{config.name}"
+    tables = all_tables(config)
+
+    @dg.multi_asset(
+        name=f"maintain_{config.name}",
+        specs=[_spec(names) for names in tables],
+        can_subset=True,
+        required_resource_keys={resource},
+    )
+    @run_of(config)
+    def maintain_tables(
+        context: dg.AssetExecutionContext,
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        by_table = {
+            names.table: names
+            for names in tables
+            if names.maintenance in context.selected_asset_keys
+        }
+        problems = []
+        with Pipeline.open(config) as pipeline:
+            pipeline.store.lock(run_lock(context.run.run_id))
+            done = maintain(
+                pipeline,
+                lambda: spark_session(getattr(context.resources, resource), config),
+                list(by_table),
+                thorough=False,
+                budget_seconds=BUDGET_SECONDS,
+            )
+            for found in done:
+                names = by_table[found.table]
+                keys = _remove_partitions(context.instance, pipeline.store, names)
+                yield dg.MaterializeResult(
+                    asset_key=names.maintenance,
+                    metadata={**_metadata(found), "partition keys removed": keys},
+                )
+                if found.problem is not None:
+                    context.log.error(str(found.problem))
+                    problems.append(found.problem)
+        if problems:
+            raise TablesFailed(problems)
+
+    return maintain_tables
+
+
+def _spec(names: TableAssets) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        names.maintenance,
+        deps=[names.lake],
+        group_name=names.config.name,
+        owners=names.owners,
+        kinds={"spark", "iceberg"},
+        description=described(
+            f"Care of {names.lake_table_name}: compaction, expiry of snapshots, removal of"
+            " orphans and of staged files that nobody needs any more."
+        ),
+    )
+
+
+def _metadata(found: Maintained) -> dict[str, Any]:
+    """What the UI shows: what was removed, and how the table stands."""
+    shown = {
+        key.replace("_", " "): value
+        for key, value in found.to_json().items()
+        if key not in ("table", "problem") and value is not None
+    }
+    return {
+        **shown,
+        "removed files": found.removed_files,
+        "removed bytes": found.removed_bytes,
+        **({"problem": str(found.problem)} if found.problem is not None else {}),
+    }
+
+
+def _remove_partitions(instance: dg.DagsterInstance, store: LogStore, names: TableAssets) -> int:
+    """Remove the keys of epochs that are over; the sensor does it, too, if it runs."""
+    row = store.table(names.table)
+    plan = {chunk.key for chunk in chunks(store, names.table, row.epoch)} if row else set()
+    if not plan:
+        return 0  # a new epoch waits for its pin: the old keys stay until there is a plan
+    stale = set(instance.get_dynamic_partitions(names.partitions_name)) - plan
+    for key in stale:
+        instance.delete_dynamic_partition(names.partitions_name, key)
+    return len(stale)

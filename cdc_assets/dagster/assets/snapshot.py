@@ -1,0 +1,85 @@
+"""The copy of a table as a Dagster asset: one partition a chunk, one run a table.
+
+Partitions are marked as they land, so that the UI shows the copy while it runs; the asset is
+skippable, or Dagster would mark every partition once more at the end. Reading, writing and what a
+restart may trust are in ``snapshot.coordinator``.
+"""
+
+# No postponed annotations here: Dagster looks at the type of `context` itself.
+from collections.abc import Iterable, Iterator
+
+import dagster as dg
+
+from cdc_assets.dagster.metadata import chunk_metadata
+from cdc_assets.dagster.names import TableAssets, run_lock
+from cdc_assets.dagster.resources.reported import run_of
+from cdc_assets.dagster.resources.spark import spark_session
+from cdc_assets.errors import CopyRestarted, Fenced
+from cdc_assets.log.copies.chunks import ChunkProgress
+from cdc_assets.messages.texts import described
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.snapshot.table_copy import CopyProgress
+
+
+def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
+    """``snapshot/<source>/<schema>/<table>``, partitioned by ctid range."""
+    config, resource = names.config, f"spark_{names.config.name}"
+
+    @dg.multi_asset(
+        name=f"copy_{names.op_suffix}",
+        specs=[
+            dg.AssetSpec(
+                names.snapshot,
+                deps=[names.source],
+                partitions_def=names.partitions,
+                skippable=True,
+                group_name=config.name,
+                owners=names.owners,
+                kinds={"postgres", "spark", "iceberg"},
+                description=described(
+                    f"The first copy of {names.table}, read in ranges of pages under one exported"
+                    " snapshot. A range that has landed isn't copied again."
+                ),
+            )
+        ],
+        partitions_def=names.partitions,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        required_resource_keys={resource},
+    )
+    @run_of(config)
+    def copy(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        selected = set(context.partition_keys)
+        marked: set[str] = set()
+
+        def mark(chunks: Iterable[ChunkProgress]) -> None:
+            for chunk in chunks:
+                if chunk.key in selected and chunk.key not in marked:
+                    marked.add(chunk.key)
+                    context.log_event(
+                        dg.AssetMaterialization(
+                            names.snapshot, partition=chunk.key, metadata=chunk_metadata(chunk)
+                        )
+                    )
+
+        def on_progress(progress: CopyProgress) -> None:
+            context.log.info(progress.sentence)
+            mark(progress.landed)
+
+        context.log.info("%s: %s chunks asked for", names.table, len(selected))
+        session = spark_session(getattr(context.resources, resource), config)
+        with Pipeline.open(config) as pipeline:
+            pipeline.store.lock(run_lock(context.run.run_id))
+            try:
+                plan = copy_table(
+                    pipeline, session, names.table, only=selected, on_progress=on_progress
+                )
+            except (CopyRestarted, Fenced) as error:
+                # Nothing is wrong: the sensor asks for another run once the table is pinned again.
+                context.log.warning("%s", error)
+                return
+        # What an earlier run landed without living to say so.
+        mark(chunk for chunk in plan if chunk.state == "landed")
+        yield from ()
+
+    return copy

@@ -1,0 +1,99 @@
+"""The only assembler: one source's configuration in, one complete ``Definitions`` out.
+
+Parts are composed here and made elsewhere; tests and other deployments swap them by the overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.assets.health import health_asset
+from cdc_assets.dagster.assets.lake import lake_assets
+from cdc_assets.dagster.assets.maintenance import maintenance_assets
+from cdc_assets.dagster.assets.postgres import source_spec
+from cdc_assets.dagster.assets.snapshot import snapshot_asset
+from cdc_assets.dagster.assets.staged_log import staged_log_spec
+from cdc_assets.dagster.checks.ready import ready_checks
+from cdc_assets.dagster.checks.sample import sample_checks
+from cdc_assets.dagster.checks.tables import table_checks
+from cdc_assets.dagster.jobs import operation_jobs
+from cdc_assets.dagster.names import all_tables
+from cdc_assets.dagster.resources.flusher import FlusherResource
+from cdc_assets.dagster.resources.owner import end_runs_with_code_server
+from cdc_assets.dagster.resources.sources import remember
+from cdc_assets.dagster.resources.spark import SparkConnectResource
+from cdc_assets.dagster.sensors.alerts import alerts_sensor
+from cdc_assets.dagster.sensors.checks import checks_job, checks_sensor
+from cdc_assets.dagster.sensors.flusher import flusher_sensor
+from cdc_assets.dagster.sensors.health import health_sensor
+from cdc_assets.dagster.sensors.materializer import materializer_job, materializer_sensor
+from cdc_assets.dagster.sensors.schedules import (
+    maintenance_job,
+    maintenance_schedule,
+    sample_job,
+    sample_schedule,
+)
+from cdc_assets.dagster.sensors.services import needed, services_sensor
+from cdc_assets.dagster.sensors.snapshot import snapshot_sensor
+
+
+def build_defs(
+    config: SourceConfig,
+    *,
+    resources: Mapping[str, Any] | None = None,
+    sensors: Sequence[dg.SensorDefinition] | None = None,
+    executor: dg.ExecutorDefinition = dg.in_process_executor,
+) -> dg.Definitions:
+    """Everything of one source; definitions of several are merged.
+
+    ``resources`` replaces some of ``spark_<source>`` (any LazyPySparkResource) and
+    ``flusher_<source>``; ``sensors`` replaces all of them. The executor is in-process: a run costs
+    one process.
+    """
+    remember(config)
+    end_runs_with_code_server()
+    tables = all_tables(config)
+    merges, checks = materializer_job(config), checks_job(config)
+    care = maintenance_job(config)
+    samples = sample_job(config)
+    schedules = [maintenance_schedule(config, care), sample_schedule(config, samples)]
+    return dg.Definitions(
+        assets=[
+            *(source_spec(names) for names in tables),
+            *(staged_log_spec(names) for names in tables),
+            *(snapshot_asset(names) for names in tables),
+            lake_assets(config),
+            maintenance_assets(config),
+            health_asset(config),
+        ],
+        asset_checks=[table_checks(config), ready_checks(config), sample_checks(config)],
+        jobs=[merges, checks, care, samples, *operation_jobs(config)],
+        schedules=[schedule for schedule in schedules if schedule is not None],
+        sensors=_sensors(config, merges, checks) if sensors is None else sensors,
+        resources={
+            f"spark_{config.name}": SparkConnectResource(source=config.name),
+            f"flusher_{config.name}": FlusherResource(source=config.name),
+            **(resources or {}),
+        },
+        executor=executor,
+    )
+
+
+def _sensors(
+    config: SourceConfig,
+    merges: dg.UnresolvedAssetJobDefinition,
+    checks: dg.UnresolvedAssetJobDefinition,
+) -> list[dg.SensorDefinition]:
+    return [
+        *([services_sensor(config)] if needed(config) else []),
+        flusher_sensor(config),
+        snapshot_sensor(config),
+        materializer_sensor(config, merges),
+        checks_sensor(config, checks),
+        alerts_sensor(config),
+        health_sensor(config),
+    ]

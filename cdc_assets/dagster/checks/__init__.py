@@ -1,0 +1,1 @@
+"""Asset checks of every lake table, and of the source."""

@@ -1,0 +1,223 @@
+"""What a person does to a source, as jobs: the same functions that the commands call.
+
+Each says what it did as metadata of its operation's output. Maintenance has a job of its own
+(``maintain_<source>_tables``).
+"""
+
+# No postponed annotations here: Dagster looks at the types of `context` and `config` itself.
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from cdc_assets.config.addresses import selected
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.names import SOURCE_TAG
+from cdc_assets.dagster.resources.reported import run_of
+from cdc_assets.dagster.resources.spark import spark_session
+from cdc_assets.errors import ConfigurationError, TableProblem, TablesFailed
+from cdc_assets.flusher.reach import reach
+from cdc_assets.log import wishes as pauses
+from cdc_assets.log.store import LogStore
+from cdc_assets.messages.texts import described
+from cdc_assets.operations import copying
+from cdc_assets.operations.drop import drop_source
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.verify.compare import Comparison, verify
+
+_AS_IN_SQL = 'as SQL spells them, like ["public.orders", "public.\\"My.Table\\""]'
+
+
+class NamedTables(dg.Config):
+    """Tables by name."""
+
+    tables: list[str] = Field(description=f"Which tables, {_AS_IN_SQL}.")
+
+
+class TablesOrAll(dg.Config):
+    """Tables by name, or everything."""
+
+    tables: list[str] = Field(
+        default_factory=list,
+        description=f"Which tables, {_AS_IN_SQL}. None named: the whole source.",
+    )
+
+
+class DropConfig(dg.Config):
+    """What has to be typed before a source is given up."""
+
+    source: str = Field(
+        description="Type the source's name. Its slot and its publication are removed, so later"
+        " changes don't reach the lake; the lake tables stay as they are."
+    )
+
+
+def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
+    """``resync_…``, ``pause_…``, ``resume_…``, ``verify_…`` and ``drop_<source>``."""
+    none_yet: dict[str, Any] = {"tables": []}
+    return [
+        _job(
+            source,
+            "resync",
+            _resync(source),
+            "Copies tables anew, whatever state they are in, while the others flow. Readers see the"
+            " old rows until it is complete. The sensors do the work: see the snapshot's runs.",
+            none_yet,
+        ),
+        _job(
+            source,
+            "pause",
+            _pausing(source, "pause", pauses.pause),
+            "Applies nothing more to tables, or to the whole source, until it is resumed. Changes"
+            " go on being staged, so the source keeps no WAL for it.",
+            none_yet,
+        ),
+        _job(
+            source,
+            "resume",
+            _pausing(source, "resume", pauses.resume),
+            "Ends a pause: what has waited is applied. A dropped source is taken up again, and"
+            " every table copied anew.",
+            none_yet,
+        ),
+        _job(
+            source,
+            "verify",
+            _verify(source),
+            "Compares every row of source and lake at one LSN, and names the keys that differ."
+            " Costs about one copy.",
+            none_yet,
+        ),
+        _job(
+            source,
+            "drop",
+            _drop(source),
+            "Gives the source up: removes its slot and its publication. The lake tables stay.",
+            {"source": ""},
+        ),
+    ]
+
+
+def _job(
+    source: SourceConfig,
+    verb: str,
+    work: dg.OpDefinition,
+    description: str,
+    config: dict[str, Any],
+) -> dg.JobDefinition:
+    """A job of one operation; ``config`` is what its launchpad begins with."""
+
+    @dg.job(
+        name=f"{verb}_{source.name}",
+        description=description,
+        config=dg.RunConfig(ops={verb: {"config": config}}),
+        tags={SOURCE_TAG: source.name},
+    )
+    def job() -> None:
+        work.alias(verb)()
+
+    return job
+
+
+def _resync(source: SourceConfig) -> dg.OpDefinition:
+    @dg.op(name=f"resync_tables_of_{source.name}")
+    @run_of(source)
+    def resync(context: dg.OpExecutionContext, config: NamedTables) -> None:
+        if not config.tables:
+            raise ConfigurationError("name the tables to copy anew under tables:.")
+        tables = selected(source, config.tables)
+        with Pipeline.open(source) as pipeline:
+            copying.mark_for_copy(pipeline, tables)
+        context.add_output_metadata({"copied anew": _listed(tables)})
+
+    return resync
+
+
+def _pausing(
+    source: SourceConfig, name: str, do: Callable[[LogStore, Any], None]
+) -> dg.OpDefinition:
+    @dg.op(name=f"{name}_tables_of_{source.name}")
+    @run_of(source)
+    def work(context: dg.OpExecutionContext, config: TablesOrAll) -> None:
+        with Pipeline.open(source) as pipeline:
+            for table in selected(source, config.tables) if config.tables else []:
+                do(pipeline.store, table)
+            if not config.tables and name == "resume" and copying.resume(pipeline):
+                context.log.info("The source was dropped: every table will be copied anew.")
+            elif not config.tables:
+                do(pipeline.store, None)
+            paused = pauses.paused(pipeline.store)
+        said = [f"{table} since {since}" for table, since in sorted(paused.items())]
+        context.add_output_metadata({"paused now": _listed(said)})
+
+    return work
+
+
+def _verify(source: SourceConfig) -> dg.OpDefinition:
+    resource = f"spark_{source.name}"
+
+    @dg.op(name=f"verify_tables_of_{source.name}", required_resource_keys={resource})
+    @run_of(source)
+    def compare(context: dg.OpExecutionContext, config: TablesOrAll) -> None:
+        session = spark_session(getattr(context.resources, resource), source)
+        with Pipeline.open(source) as pipeline:
+            found = verify(
+                pipeline,
+                session,
+                selected(source, config.tables),
+                lambda lsn: reach(pipeline, lsn),
+                on_progress=context.log.info,
+            )
+        context.add_output_metadata({"comparison": dg.MetadataValue.md(comparison_markdown(found))})
+        odd = [one for one in found if not one.equal]
+        if odd:
+            raise TablesFailed(
+                [
+                    TableProblem(
+                        one.table,
+                        one.problem or f"{one.differing:,} keys differ: {'; '.join(one.keys)}",
+                        "" if one.problem else "Report it, and copy the table anew: resync.",
+                    )
+                    for one in odd
+                ]
+            )
+
+    return compare
+
+
+def comparison_markdown(found: Sequence[Comparison]) -> str:
+    """What verify found, as a table."""
+    rows = [
+        f"| {described(str(one.table))} | {one.source_rows:,} | {one.lake_rows:,} |"
+        f" {described(one.problem or str(one.differing or 'equal'))} | {one.lsn or ''} |"
+        f" {one.seconds:.1f} s | {described('; '.join(one.remarks))} |"
+        for one in found
+    ]
+    head = ["| table | source rows | lake rows | keys that differ | at LSN | took | remarks |"]
+    return "\n".join([*head, "|---|---|---|---|---|---|---|", *rows])
+
+
+def _drop(source: SourceConfig) -> dg.OpDefinition:
+    @dg.op(name=f"drop_source_{source.name}")
+    @run_of(source)
+    def drop(context: dg.OpExecutionContext, config: DropConfig) -> None:
+        if config.source != source.name:
+            raise ConfigurationError(
+                f"this removes the slot {source.slot} and the publication {source.publication}.",
+                f"Type source: {source.name} if that is meant.",
+            )
+        with Pipeline.open(source) as pipeline:
+            done = drop_source(pipeline)
+        context.add_output_metadata(
+            {
+                "slot": done.slot or "there was none",
+                "publication": done.publication or "there was none",
+            }
+        )
+
+    return drop
+
+
+def _listed(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items)) or "nothing"

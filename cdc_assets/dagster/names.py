@@ -1,0 +1,128 @@
+"""What Dagster calls a table: asset keys, partitions, operations. Pure functions of configuration.
+
+Invariant: keys are stable and unique. Dagster derives operation names from keys, so a part of a key
+may hold letters, digits and underscores only. Other characters become underscores; where two tables
+of a source would then meet, the one that had to be changed gets a short hash of its SQL name.
+The true name stands in the metadata ``dagster/table_name``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+import dagster as dg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.postgres.names import TableId
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9_]")
+
+
+def plain(text: str) -> str:
+    """``text`` with every character that Dagster refuses in a name as an underscore."""
+    return _FOREIGN.sub("_", text)
+
+
+def _distinct(text: str, table: TableId) -> str:
+    """A name of ``table`` that is another one's too, once both are plain."""
+    return f"{plain(text)}_{hashlib.sha256(str(table).encode()).hexdigest()[:6]}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableAssets:
+    """The names of one table's assets."""
+
+    config: SourceConfig
+    table: TableId
+
+    def _path(self, kind: str) -> dg.AssetKey:
+        schema, name = self.table.schema, self.table.name
+        parts = [plain(schema), plain(name)]
+        # Sensors ask for all names at each tick: others are looked at only where it may matter.
+        if parts != [schema, name] and any(
+            [plain(t.id.schema), plain(t.id.name)] == parts
+            for t in self.config.tables
+            if t.id != self.table
+        ):
+            if parts[1] != name:
+                parts[1] = _distinct(name, self.table)
+            else:
+                parts[0] = _distinct(schema, self.table)
+        return dg.AssetKey([kind, self.config.name, *parts])
+
+    @property
+    def source(self) -> dg.AssetKey:
+        return self._path("postgres")
+
+    @property
+    def snapshot(self) -> dg.AssetKey:
+        return self._path("snapshot")
+
+    @property
+    def staged_log(self) -> dg.AssetKey:
+        return self._path("staged_log")
+
+    @property
+    def lake(self) -> dg.AssetKey:
+        name = self.config.lake_name(self.table)
+        shown = plain(name)
+        if shown != name and any(
+            plain(self.config.lake_name(t.id)) == shown
+            for t in self.config.tables
+            if t.id != self.table
+        ):
+            shown = _distinct(name, self.table)
+        return dg.AssetKey([self.config.namespace, shown])
+
+    @property
+    def maintenance(self) -> dg.AssetKey:
+        return self._path("maintenance")
+
+    @property
+    def lake_table_name(self) -> str:
+        """The Iceberg table as a person writes it."""
+        return f"{self.config.namespace}.{self.config.lake_name(self.table)}"
+
+    @property
+    def partitions_name(self) -> str:
+        return f"ctid/{self.config.name}.{self.table.schema}.{self.table.name}"
+
+    @property
+    def partitions(self) -> dg.DynamicPartitionsDefinition:
+        return dg.DynamicPartitionsDefinition(name=self.partitions_name)
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Whom the asset catalog names: the table's own, else the source's."""
+        own = self.config.table(self.table).owners
+        return self.config.owners if own is None else own
+
+    @property
+    def op_suffix(self) -> str:
+        """Unique among the operations of a code location."""
+        return "__".join(self.source.path[1:])
+
+
+def all_tables(config: SourceConfig) -> list[TableAssets]:
+    """The names of every configured table, in the configuration's order."""
+    return [TableAssets(config, table.id) for table in config.tables]
+
+
+# Tags of the runs that the sensors ask for and look for.
+SOURCE_TAG, WORK_TAG, TABLE_TAG = "cdc_assets/source", "cdc_assets/work", "cdc_assets/table"
+FAILED_TAG = "cdc_assets/failed_tables"
+# What they are asked for.
+WORKS = ("check", "maintain", "materialize", "ready", "sample", "snapshot")
+
+
+def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> dict[str, str]:
+    """The tags by which a sensor knows its own runs again."""
+    tags = {SOURCE_TAG: config.name, WORK_TAG: work}
+    return tags if table is None else {**tags, TABLE_TAG: str(table)}
+
+
+def run_lock(run_id: str) -> str:
+    """The name of the lock in Postgres that a run holds while it works."""
+    return f"run:{run_id}"

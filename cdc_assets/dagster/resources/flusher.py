@@ -1,0 +1,51 @@
+"""The flusher as a Dagster resource: a supervised child process of the code server.
+
+Invariant: the child dies with the code server (its stdin ends), and a tick never waits for it.
+Which of several flushers is active is decided by a lock in Postgres, not here: code servers overlap
+when they are reloaded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import dagster as dg
+
+from cdc_assets.dagster.resources.sources import configuration
+from cdc_assets.flusher.child import flusher_child
+from cdc_assets.process import children as process
+
+# Enough of a log's end to hold the last error with its remedy.
+_TAIL_LINES = 40
+
+
+class FlusherResource(dg.ConfigurableResource[None]):
+    """Keeps the flusher of one source running."""
+
+    source: str
+
+    @property
+    def log_path(self) -> Path:
+        return flusher_child(configuration(self.source)).log
+
+    @property
+    def _name(self) -> str:
+        return f"flusher:{self.source}"
+
+    def tick(self) -> process.Status:
+        """Start it where it is down and its back-off is over; returns at once."""
+        return process.supervise(self._name, flusher_child(configuration(self.source)))
+
+    def last_words(self) -> str:
+        """The last line of its log: why it ended, when it did."""
+        try:
+            with self.log_path.open(errors="replace") as log:
+                lines = [line.strip() for line in deque(log, _TAIL_LINES) if line.strip()]
+        except FileNotFoundError:
+            return "it left no log"
+        return lines[-1] if lines else "its log is empty"
+
+    def stop(self) -> None:
+        """Stop it in order, if this process started it."""
+        process.stop(self._name)

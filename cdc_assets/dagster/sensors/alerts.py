@@ -1,0 +1,213 @@
+"""The sensor that tells people: what is wrong, what became worse or better, what is well again.
+
+It collects what Dagster knows (freshness, runs, checks), has the engine add the rest, and delivers.
+What was told and what waits to be delivered is in the sensor's cursor, so that a new code server
+tells nothing twice, and it is told of a database that can't be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import groupby
+
+import dagster as dg
+from dagster._core.definitions.freshness import FreshnessState
+from dagster._core.storage.asset_check_execution_record import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+)
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.checks import lag, sample, values
+from cdc_assets.dagster.names import TABLE_TAG, WORK_TAG, WORKS, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors.sessions import session
+from cdc_assets.messages.texts import of_markdown
+from cdc_assets.observe.conditions import conditions, unknown
+from cdc_assets.observe.facts import FailedCheck, FailedRun, Stale, Unchecked, facts, unreachable
+from cdc_assets.observe.notices import Memory, due, observe
+from cdc_assets.observe.outbox import deliver, undelivered
+from cdc_assets.observe.status import SourceStatus
+
+TICK_SECONDS = 15
+# Of a kind: enough for the last runs of each table that is copied.
+_RUNS = 200
+_EVALUATED = {
+    AssetCheckExecutionRecordStatus.SUCCEEDED,
+    AssetCheckExecutionRecordStatus.FAILED,
+}
+_FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+
+
+def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
+    """``cdc_alerts_<source>``."""
+    tables = all_tables(config)
+
+    @dg.sensor(
+        name=f"cdc_alerts_{config.name}",
+        minimum_interval_seconds=TICK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Tells of problems, of what becomes worse or better, and of recoveries: to"
+        f" {', '.join(sink.type for sink in config.alerts.sinks)}.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        try:
+            with session(config, "alerts sensor") as pipeline:
+                found = facts(pipeline)
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
+            found = unreachable(config, error)
+        keys = _checks(context, tables)
+        known = evaluations(context.instance, keys)
+        found = replace(
+            found,
+            stale=stale(context.instance, tables),
+            failed_runs=failed_runs(context.instance, config),
+            failed_checks=failed_checks(known),
+            unchecked=unchecked(known, _due(config, keys, found.status)),
+        )
+        known_before = Memory.load(context.cursor)
+        wrong = [*conditions(found, config), *undelivered(known_before)]
+        memory = observe(known_before, wrong, found.now, lambda key: unknown(key, found))
+        memory, notices = due(memory, config.alerts, found.now)
+        memory, problems = deliver(config, memory)
+        context.update_cursor(memory.dump())
+        for problem in problems:
+            context.log.error("%s", problem)
+        return dg.SkipReason(_sentence(memory, len(notices), problems))
+
+    return tick
+
+
+def _checks(
+    context: dg.SensorEvaluationContext, tables: Sequence[TableAssets]
+) -> list[dg.AssetCheckKey]:
+    """Every check of a lake table, but the lag's: the lag is told from the source itself."""
+    assets = {names.lake for names in tables}
+    graph = context.repository_def.asset_graph if context.repository_def is not None else None
+    keys = graph.asset_check_keys if graph is not None else ()
+    return sorted(key for key in keys if key.asset_key in assets and key.name != lag.NAME)
+
+
+def stale(instance: dg.DagsterInstance, tables: Sequence[TableAssets]) -> tuple[Stale, ...]:
+    """The lake tables that Dagster's freshness policies call not fresh."""
+    states = instance.get_freshness_state_records([names.lake for names in tables])
+    found = []
+    for names in tables:
+        record = states.get(names.lake)
+        if record is None or record.freshness_state not in (
+            FreshnessState.WARN,
+            FreshnessState.FAIL,
+        ):
+            continue
+        failed = record.freshness_state == FreshnessState.FAIL
+        severity = "fail" if failed else "warn"
+        found.append(Stale(names.lake_table_name, severity, record.updated_at))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def failed_runs(instance: dg.DagsterInstance, config: SourceConfig) -> tuple[FailedRun, ...]:
+    """What failed when it last ran: by kind of work, and by table for copies.
+
+    Only what sensors and schedules ask for: who starts a run by hand looks at it.
+    """
+    records = [
+        record
+        for work in WORKS
+        for record in instance.get_run_records(
+            dg.RunsFilter(tags=run_tags(config, work), statuses=_FINISHED), limit=_RUNS
+        )
+    ]
+
+    def name(record: dg.RunRecord) -> str:
+        tags: Mapping[str, str] = record.dagster_run.tags
+        return " of ".join(filter(None, (tags.get(WORK_TAG), tags.get(TABLE_TAG))))
+
+    found = []
+    # A stable sort: those of one name stay newest first.
+    for kind, group in groupby(sorted(records, key=name), key=name):
+        newest, in_a_row, began = None, 0, None
+        if not kind:
+            continue
+        for record in group:
+            if record.dagster_run.status != dg.DagsterRunStatus.FAILURE:
+                break
+            newest, in_a_row, began = newest or record, in_a_row + 1, record.end_time
+        if newest is not None:
+            since = datetime.fromtimestamp(began, UTC) if began else None
+            found.append(FailedRun(kind, newest.dagster_run.run_id, in_a_row, since))
+    return tuple(found)
+
+
+def evaluations(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
+) -> dict[dg.AssetCheckKey, AssetCheckExecutionRecord]:
+    """The last evaluation of each check that has one; a run that is planned, or died, is none."""
+    storage, found = instance.event_log_storage, {}
+    last = storage.get_latest_asset_check_execution_by_key(list(keys)) if keys else {}
+    for key, newest in last.items():
+        record: AssetCheckExecutionRecord | None = newest
+        if newest.status not in _EVALUATED:
+            before = storage.get_asset_check_execution_history(key, limit=1, status=_EVALUATED)
+            record = next(iter(before), None)
+        if record is not None and record.evaluation is not None:
+            found[key] = record
+    return found
+
+
+def failed_checks(
+    known: Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord],
+) -> tuple[FailedCheck, ...]:
+    """The checks whose last evaluation failed."""
+    found = []
+    for key, record in known.items():
+        evaluation = record.evaluation
+        if record.status != AssetCheckExecutionRecordStatus.FAILED or evaluation is None:
+            continue
+        fails = evaluation.severity == dg.AssetCheckSeverity.ERROR
+        found.append(
+            FailedCheck(
+                key.asset_key.to_user_string(),
+                key.name,
+                "fail" if fails else "warn",
+                of_markdown(evaluation.description or "it said nothing"),
+                values.REMEDY if key.name == values.NAME else None,
+            )
+        )
+    return tuple(found)
+
+
+def _due(
+    config: SourceConfig, keys: Sequence[dg.AssetCheckKey], status: SourceStatus | None
+) -> list[dg.AssetCheckKey]:
+    """The checks that have to be run again and again: of tables that stream."""
+    states = {table.name: table.state for table in status.tables} if status is not None else {}
+    streaming = {n.lake for n in all_tables(config) if states.get(str(n.table)) == "streaming"}
+    return [
+        key
+        for key in keys
+        if key.asset_key in streaming and (key.name != sample.NAME or config.verify.every)
+    ]
+
+
+def unchecked(
+    known: Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord], keys: Sequence[dg.AssetCheckKey]
+) -> tuple[Unchecked, ...]:
+    """By check, how many tables were last checked when, the oldest; and how many never were."""
+    found = []
+    for name in sorted({key.name for key in keys}):
+        mine = [key for key in keys if key.name == name]
+        at = [known[key].create_timestamp for key in mine if key in known]
+        if at:
+            found.append(Unchecked(name, len(at), datetime.fromtimestamp(min(at), UTC)))
+        if len(at) < len(mine):
+            found.append(Unchecked(name, len(mine) - len(at), None))
+    return tuple(found)
+
+
+def _sentence(memory: Memory, told: int, problems: Sequence[str]) -> str:
+    grades = [known.grade for known in memory.known.values()]
+    parts = [f"{grades.count('fail')} failures and {grades.count('warn')} warnings"]
+    if told:
+        parts.append(f"{told} changes told")
+    return "; ".join([*parts, *problems]) + "."

@@ -1,0 +1,171 @@
+"""The sensor that keeps the flusher running and reports the staged log.
+
+The tick starts the child and looks at it; it never flushes. A child that ended by itself is an
+error of this sensor, with its last words, until it runs again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from cdc_assets.config.addresses import embedded_postgres
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.names import TableAssets, all_tables
+from cdc_assets.dagster.resources.flusher import FlusherResource
+from cdc_assets.dagster.sensors.services import demo_is_made
+from cdc_assets.dagster.sensors.sessions import (
+    EVERY_LOOK_SECONDS,
+    NOT_REACHABLE,
+    session,
+    waiting_sentence,
+)
+from cdc_assets.errors import ReplicationProblem
+from cdc_assets.log.wishes import dropped_since
+from cdc_assets.observe.status import SourceStatus, collect
+from cdc_assets.process.children import Status
+
+# An event costs some 44 ms on SQLite and nobody reads more than one a minute.
+REPORT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The last event of a table's staged log: when, and where the log ended."""
+
+    at: float
+    end_offset: int
+
+
+# By source and table; a new code server reports each log once more.
+_reported: dict[tuple[str, str], Reported] = {}
+
+
+def due(last: Reported | None, end_offset: int, now: float) -> bool:
+    """Whether a table's log is reported: at first sight, then when it grew, once a minute."""
+    if last is None:
+        return True
+    return end_offset > last.end_offset and now - last.at >= REPORT_SECONDS
+
+
+def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
+    """``flusher_<source>``."""
+    resource = f"flusher_{config.name}"
+    tables = all_tables(config)
+
+    @dg.sensor(
+        name=f"flusher_{config.name}",
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={resource},
+        description="Keeps the flusher running: slot → staged Parquet → log.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        if config.postgres.embedded and embedded_postgres(config).dsn() is None:
+            return dg.SkipReason(f"Waiting for the embedded Postgres of {config.name} to start.")
+        if config.postgres.demo and not demo_is_made(config):
+            return dg.SkipReason("Waiting for the demo's tables to be made.")
+        flusher: FlusherResource = getattr(context.resources, resource)
+        since = _dropped_since(config)
+        if since is not None:
+            flusher.stop()
+            return dg.SkipReason(
+                f"The source was dropped at {since}. The job resume_{config.name} takes it up"
+                " again."
+            )
+        status = flusher.tick()
+        if not status.running:
+            raise ReplicationProblem(
+                f"the flusher of {config.name} ended with code {status.last_returncode}"
+                f" ({status.failures} times in a row): {flusher.last_words()}",
+                f"It is started again in {status.next_start_in_seconds:.0f} s; its log is"
+                f" {flusher.log_path}.",
+            )
+        try:
+            with session(config, "flusher sensor") as pipeline:
+                found = collect(pipeline)
+                ends = {names.table: pipeline.store.log_end(names.table) for names in tables}
+        except NOT_REACHABLE as error:
+            return dg.SkipReason(waiting_sentence(config, error))
+        by_name = {str(table): end for table, end in ends.items()}
+        return dg.SensorResult(
+            skip_reason=sentence(status, found),
+            asset_events=_events(config, tables, found, by_name),
+        )
+
+    return tick
+
+
+def _dropped_since(config: SourceConfig) -> str | None:
+    """Since when the source is given up; a database that isn't there is the flusher's matter."""
+    try:
+        with session(config, "flusher sensor") as pipeline:
+            return dropped_since(pipeline.store)
+    except NOT_REACHABLE:
+        return None
+
+
+def _events(
+    config: SourceConfig,
+    tables: Sequence[TableAssets],
+    found: SourceStatus,
+    ends: Mapping[str, int],
+) -> list[dg.AssetMaterialization]:
+    now = time.monotonic()
+    states = {table.name: table for table in found.tables}
+    events = []
+    for names in tables:
+        name = str(names.table)
+        state, end = states[name], ends[name]
+        last = _reported.get((config.name, name))
+        if state.state in ("new", "waiting", "parked") or not due(last, end, now):
+            continue
+        _reported[config.name, name] = Reported(now, end)
+        facts = {
+            "rows staged": end - (last.end_offset if last is not None else 0),
+            "rows staged in all": end,
+            "rows waiting for the merge": state.pending_rows,
+            "flushed LSN": found.flusher["flushed_lsn"],
+            "lag seconds": state.lag_seconds,
+        }
+        events.append(
+            dg.AssetMaterialization(
+                names.staged_log,
+                metadata={key: value for key, value in facts.items() if value is not None},
+            )
+        )
+    return events
+
+
+def sentence(status: Status, found: SourceStatus) -> str:
+    """What the flusher is doing, for the tick's line in the UI."""
+    told, slot = found.flusher, found.slot
+    if told["flushed_lsn"] is None:
+        parts = [f"The flusher (pid {status.pid}) is preparing slot and publication"]
+    else:
+        parts = [f"The flusher (pid {status.pid}) is {told['state']}"]
+        if told["state"] not in ("streaming", "down") and told.get("last_error"):
+            parts.append(f"the last error was: {told['last_error']}")
+        parts.append(
+            f"has staged everything below {told['flushed_lsn']},"
+            f" {told['flushed_seconds_ago']:.0f} s ago, {told['lag_bytes'] / 1e6:,.1f} MB behind"
+            + (f" and {told['lag_seconds']:.1f} s" if "lag_seconds" in told else "")
+        )
+    if told.get("changes"):
+        changes = sum(sum(counts.values()) for counts in told["changes"].values())
+        parts.append(
+            f"{changes:,} changes of {len(told['changes'])} tables since its start, flushes take"
+            f" {told['flush_seconds_mean']:.2f} s, {told['reconnects']} reconnects"
+        )
+    if slot["exists"]:
+        kept = f"the slot keeps {slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
+        parts.append(f"{kept} ({slot['wal_status']})")
+    if status.failures:
+        parts.append(f"it was started again after ending {status.failures} times in a row")
+    parked = [table.name for table in found.tables if table.state == "parked"]
+    if parked:
+        parts.append("parked: " + ", ".join(parked))
+    return "; ".join(parts) + "."

@@ -1,0 +1,248 @@
+"""The sensor that has the log applied, and vouches for tables that are quiet.
+
+Level-triggered: a table with a backlog and no active run gets one; nothing can be missed, because
+nothing is remembered. Dagster's freshness knows only the time since the last materialization, so
+a table that nothing happens to gets a heartbeat, but only when it is *proven* to equal the source:
+the log has since been flushed beyond where the source's WAL ended at an earlier tick, and nothing
+of the table's log is pending.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.assets.lake import RELIEF_SECONDS, heartbeat_seconds
+from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
+from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors.runs import (
+    PastRun,
+    active_runs,
+    past_runs,
+    relief_is_due,
+    wait_seconds,
+)
+from cdc_assets.dagster.sensors.services import spark_address
+from cdc_assets.dagster.sensors.sessions import (
+    EVERY_LOOK_SECONDS,
+    NOT_REACHABLE,
+    session,
+    waiting_sentence,
+)
+from cdc_assets.observe.status import SourceStatus, TableStatus, collect
+from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a tick knows of one table; ``reported_seconds`` is the age of its last event."""
+
+    names: TableAssets
+    status: TableStatus
+    reported_seconds: float | None
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a tick does: tables to be merged, and tables to vouch for."""
+
+    run: tuple[TableAssets, ...]
+    heartbeats: tuple[TableAssets, ...]
+
+
+def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
+    """``active``: a run is at it that needs no relief yet.
+
+    ``proven``: the log shows the source as of a moment ago.
+
+    A run is given every table that may go on, not only those with a backlog: it serves what becomes
+    pending while it lasts, and what is copied meanwhile.
+    """
+    able = [
+        look
+        for look in looks
+        if look.status.state in ("copying", "streaming")
+        and not look.wait_seconds
+        and look.status.paused_since is None
+    ]
+    streaming = [
+        look
+        for look in looks
+        if look.status.state == "streaming" and look.status.paused_since is None
+    ]
+    wanted = any(
+        # A table without any event has just been copied: its first run reports it in full.
+        look.status.state == "streaming"
+        and (
+            look.status.pending_rows
+            or look.reported_seconds is None
+            # No row tells of the change: it can be applied once nothing older is to come.
+            or (look.status.altered and proven)
+        )
+        for look in able
+    )
+    quiet = [
+        look.names
+        for look in streaming
+        if proven
+        and not look.status.pending_rows
+        and not look.status.altered
+        and look.reported_seconds is not None
+        and look.reported_seconds >= heartbeat_seconds(look.names.config.table(look.names.table))
+    ]
+    run = tuple(look.names for look in able) if wanted and not active else ()
+    return Decision(run, tuple(quiet))
+
+
+def source_end(found: SourceStatus) -> Lsn | None:
+    """Where the source's WAL ended when ``found`` was collected."""
+    for table in found.tables:
+        if table.applied_lsn is not None and table.lag_bytes is not None:
+            return Lsn(Lsn.parse(table.applied_lsn).value + table.lag_bytes)
+    return None
+
+
+def reaches(flushed: str | None, end: Lsn | None) -> bool:
+    """Whether the log holds everything that committed before the WAL ended at ``end``."""
+    return flushed is not None and end is not None and end - Lsn.parse(flushed) <= PAGE_HEADER_BYTES
+
+
+# Where the source's WAL ended at a tick, and when that was (monotonic), by source. It stands until
+# the log has reached it: one that each tick moved on would hardly ever be met in a quiet source,
+# whose log moves every ten seconds. Too old, it proves nothing of now.
+_ends: dict[str, tuple[Lsn, float]] = {}
+PROOF_SECONDS = 20.0
+
+
+def materializer_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
+    """The job that drains the log of every lake table, or of those a run asks for."""
+    return dg.define_asset_job(
+        f"materialize_{config.name}_tables",
+        # Checks have a sensor and a pace of their own.
+        selection=dg.AssetSelection.assets(
+            *(names.lake for names in all_tables(config))
+        ).without_checks(),
+        description=f"Applies the log of {config.name} to its lake tables.",
+    )
+
+
+def materializer_sensor(
+    config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
+) -> dg.SensorDefinition:
+    """``materializer_<source>``."""
+    tables = all_tables(config)
+    tags = run_tags(config, "materialize")
+
+    @dg.sensor(
+        name=f"materializer_{config.name}",
+        job=job,
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Has the log applied where it is ahead of the lake; vouches for quiet tables.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            with session(config, "materializer sensor") as pipeline:
+                runs = active_runs(context.instance, pipeline.store, tags)
+                active = not relief_is_due(context.instance, runs, RELIEF_SECONDS)
+                found = collect(pipeline)
+        except NOT_REACHABLE as error:
+            return dg.SkipReason(waiting_sentence(config, error))
+        end, since = _ends.get(config.name, (None, 0.0))
+        recent = time.monotonic() - since < PROOF_SECONDS
+        proven = recent and reaches(found.flusher["flushed_lsn"], end)
+        now = source_end(found)
+        if now is not None and (proven or not recent):
+            _ends[config.name] = now, time.monotonic()
+        instance = context.instance
+        last = instance.get_latest_materialization_events([names.lake for names in tables])
+        looks = _looks(tables, found, last, past_runs(instance, tags))
+        decision = decide(looks, active=active, proven=proven)
+        by_name = {status.name: status for status in found.tables}
+        events = [
+            _heartbeat(names, last[names.lake], by_name[str(names.table)])
+            for names in decision.heartbeats
+        ]
+        waits = spark_address(config) is None
+        requests = []
+        if decision.run and not waits:
+            keys = [names.lake for names in decision.run]
+            requests.append(dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags))
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else _sentence(looks, decision, active, waits, proven),
+            asset_events=events,
+        )
+
+    return tick
+
+
+def _looks(
+    tables: Sequence[TableAssets],
+    found: SourceStatus,
+    last: Mapping[dg.AssetKey, dg.EventLogEntry | None],
+    past: Sequence[PastRun],
+) -> list[Look]:
+    now = datetime.now(UTC)
+    by_name = {status.name: status for status in found.tables}
+    looks = []
+    for names in tables:
+        event = last.get(names.lake)
+        age = None if event is None else now.timestamp() - event.timestamp
+        looks.append(Look(names, by_name[str(names.table)], age, wait_seconds(past, now, names)))
+    return looks
+
+
+def _heartbeat(
+    names: TableAssets, last: dg.EventLogEntry | None, status: TableStatus
+) -> dg.AssetMaterialization:
+    """An event that says: nothing happened, and that is proven. What stood before stands on.
+
+    But for the number of rows if others applied changes since: a worker, or a comparison.
+    """
+    before = last.asset_materialization if last is not None else None
+    standing: dict[str, Any] = {
+        key: value for key, value in (before.metadata if before else {}).items() if key in STANDING
+    }
+    version = data_version(status.epoch, status.applied_offset)
+    if before is None or (before.tags or {}).get(DATA_VERSION_TAG) != version:
+        standing.pop(ROW_COUNT, None)
+    return dg.AssetMaterialization(
+        names.lake,
+        tags={DATA_VERSION_TAG: version},
+        description="Nothing to apply: the table equals the source.",
+        metadata={**standing, "changes": 0, "heartbeat": True},
+    )
+
+
+def _sentence(
+    looks: Sequence[Look], decision: Decision, active: bool, waits: bool, proven: bool
+) -> str:
+    pending = [look for look in looks if look.status.pending_rows]
+    rows = sum(look.status.pending_rows for look in pending)
+    streaming = [look for look in looks if look.status.state == "streaming"]
+    resting = [look for look in looks if look.status.paused_since is not None]
+    if resting and len(resting) == len(streaming):
+        return f"All {len(resting)} copied tables are paused; {rows:,} changes wait."
+    if not streaming:
+        return "No table is copied yet; there is nothing to apply the log to."
+    if active:
+        return f"A run is at it; {rows:,} changes of {len(pending)} tables wait."
+    if decision.run and waits:
+        return f"Waiting for Spark to start; {rows:,} changes of {len(pending)} tables wait."
+    failing = [look for look in looks if look.wait_seconds > 0]
+    if failing:
+        return "; ".join(
+            f"{look.names.table} failed and is tried again in {look.wait_seconds:.0f} s"
+            for look in failing
+        )
+    if not proven:
+        return f"Nothing to apply to {len(streaming)} tables; the flusher isn't level yet."
+    return f"All {len(streaming)} copied tables equal the source."

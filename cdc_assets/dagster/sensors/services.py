@@ -1,0 +1,89 @@
+"""The sensor that keeps what the platform runs itself: the embedded Postgres, its traffic, Spark.
+
+Only what the configuration asks for. Nothing is waited for: a tick starts what is down (each with
+its own back-off) and says what is up. All of it ends with the code server.
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from cdc_assets.config.addresses import embedded_postgres
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.sensors.sessions import EVERY_LOOK_SECONDS
+from cdc_assets.demo.workload import supervise_workload
+from cdc_assets.errors import SparkProblem, TableProblem
+from cdc_assets.lake.spark.session import server
+from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.connect import connect
+
+
+def needed(config: SourceConfig) -> bool:
+    """Whether anything has to be kept running for this source besides its flusher."""
+    return config.postgres.embedded or config.spark.remote is None
+
+
+def spark_address(config: SourceConfig) -> str | None:
+    """Where Spark Connect is; None while the local server doesn't run yet."""
+    return config.spark.remote or server(config).url()
+
+
+def demo_is_made(config: SourceConfig) -> bool:
+    """Whether the demo's tables are complete; what is pinned before that would be parked.
+
+    Raises psycopg.OperationalError.
+    """
+    dsn = embedded_postgres(config).dsn()
+    if config.name in _made or dsn is None:
+        return config.name in _made
+    with connect(dsn, application_name=f"cdc_assets {config.name} services") as source:
+        try:
+            # pgbench's tables come first, then all of the shop in one transaction.
+            describe(source, TableId("shop", "customers"))
+        except TableProblem:
+            return False
+    _made.add(config.name)
+    return True
+
+
+# Sources whose demo tables are known to be there.
+_made: set[str] = set()
+
+
+def _spark(config: SourceConfig) -> str:
+    spark = server(config)
+    status = spark.start()
+    if not status.running:
+        raise SparkProblem(
+            f"the local Spark server ended with code {status.last_returncode}"
+            f" ({status.failures} times in a row).",
+            f"It is started again in {status.next_start_in_seconds:.0f} s; its log is"
+            f" {spark.log_path}.",
+        )
+    return "Spark is up" if spark.url() else "Spark is starting"
+
+
+def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
+    """``services_<source>``."""
+
+    @dg.sensor(
+        name=f"services_{config.name}",
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Keeps the embedded Postgres, its demo traffic and the local Spark running.",
+    )
+    def tick() -> dg.SkipReason:
+        said = []
+        if config.postgres.embedded:
+            postgres = embedded_postgres(config)
+            up = postgres.start(wait=False) is not None
+            said.append("Postgres is up" if up else "Postgres is starting")
+            if up and config.postgres.demo:
+                running = supervise_workload(postgres).running
+                said.append("demo traffic runs" if running else "demo traffic starts again soon")
+        if config.spark.remote is None:
+            said.append(_spark(config))
+        return dg.SkipReason("; ".join(said) + ".")
+
+    return tick

@@ -1,0 +1,63 @@
+"""A connection to the log that outlives a tick, and what a tick says while there is none.
+
+A database that isn't up yet is waited for, with a sentence; every other error is a sensor's error
+and shows as one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import EnvironmentProblem, first_line
+from cdc_assets.pipeline import Pipeline
+
+# The sensor daemon looks every 5 seconds for sensors that are due; an interval of 5 would miss
+# every second look by some milliseconds.
+EVERY_LOOK_SECONDS = 3
+# What means "not there yet" rather than "broken".
+NOT_REACHABLE = (EnvironmentProblem, psycopg.OperationalError)
+
+_idle: dict[tuple[str, str, str], Pipeline] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def session(config: SourceConfig, purpose: str) -> Iterator[Pipeline]:
+    """The open pipeline of ``purpose``, used again by the next tick unless this one failed.
+
+    Raises what :meth:`Pipeline.open` raises.
+    """
+    key = (config.name, purpose, config.dump())
+    with _lock:
+        pipeline = _idle.pop(key, None)
+    if pipeline is None:
+        pipeline = Pipeline.open(config)
+    try:
+        yield pipeline
+    except BaseException:
+        pipeline.close()
+        raise
+    with _lock:
+        spare = _idle.pop(key, None)
+        _idle[key] = pipeline
+    if spare is not None:  # two ticks overlapped
+        spare.close()
+
+
+def close_all() -> None:
+    """Close what is idle; for tests that stop their database."""
+    with _lock:
+        pipelines = list(_idle.values())
+        _idle.clear()
+    for pipeline in pipelines:
+        pipeline.close()
+
+
+def waiting_sentence(config: SourceConfig, error: Exception) -> str:
+    """Why this tick can't do anything yet."""
+    return f"Waiting for the Postgres of {config.name}: {first_line(error)}"

@@ -1,0 +1,209 @@
+"""The sensor that has tables copied: partitions for the chunks, and one run a table.
+
+Level-triggered: as long as a chunk hasn't landed and no run of its table is active, a run is asked
+for. What has landed without a run living to say so (or was copied by the command line) is marked
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.metadata import chunk_metadata
+from cdc_assets.dagster.names import TABLE_TAG, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors.runs import active_runs, past_runs, wait_seconds
+from cdc_assets.dagster.sensors.sessions import (
+    EVERY_LOOK_SECONDS,
+    NOT_REACHABLE,
+    session,
+    waiting_sentence,
+)
+from cdc_assets.log.copies.chunks import ChunkProgress, chunks
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+
+# A run over a range of partitions instead of one: https://docs.dagster.io/guides/build/partitions-and-backfills
+_RANGE_START, _RANGE_END = (
+    "dagster/asset_partition_range_start",
+    "dagster/asset_partition_range_end",
+)
+# Some 44 ms an event on SQLite: a tick stays below its 2 seconds.
+MARKS_A_TICK = 20
+# By source and table, the copy that is over and known to Dagster in full (its snapshot's LSN): with
+# hundreds of tables it can't be asked of each at every tick. A new code server asks once more.
+_settled: dict[tuple[str, TableId], Lsn | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What a tick knows of one table: its plan, and what Dagster knows of it."""
+
+    names: TableAssets
+    state: str
+    plan: tuple[ChunkProgress, ...]
+    known: frozenset[str]
+    marked: frozenset[str]
+    active: bool
+    wait_seconds: float
+    snapshot_lsn: Lsn | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a tick does for one table; ``run`` are the first and the last chunk to be copied."""
+
+    add: tuple[str, ...]
+    delete: tuple[str, ...]
+    mark: tuple[ChunkProgress, ...]
+    run: tuple[str, str] | None
+
+
+NOTHING = Decision((), (), (), None)
+
+
+def decide(copy: Copy, *, may_run: bool) -> Decision:
+    """Reconcile Dagster's partitions and runs with the plan of one table."""
+    keys = [chunk.key for chunk in copy.plan]
+    # Without a plan (a new epoch waits for its pin) the old partitions stay until there is one.
+    delete = sorted(copy.known - set(keys)) if keys else []
+    outstanding = [chunk.key for chunk in copy.plan if chunk.state != "landed"]
+    mark = [c for c in copy.plan if c.state == "landed" and c.key not in copy.marked]
+    run = may_run and not copy.active and copy.wait_seconds <= 0 and copy.state == "copying"
+    if run and not outstanding and keys:
+        outstanding = keys[-1:]  # all landed, but nobody lived to finish the copy
+    return Decision(
+        tuple(key for key in keys if key not in copy.known),
+        tuple(delete),
+        # A run that is active marks its own.
+        () if copy.active else tuple(mark),
+        (outstanding[0], outstanding[-1]) if run and outstanding else None,
+    )
+
+
+def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
+    """``snapshot_<source>``."""
+    tables = all_tables(config)
+
+    @dg.sensor(
+        name=f"snapshot_{config.name}",
+        # Not a job: one job can't hold assets that are partitioned in different ways.
+        asset_selection=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Has every chunk copied that hasn't landed yet: one run a table.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            copies = _look(context.instance, config, tables)
+        except NOT_REACHABLE as error:
+            return dg.SkipReason(waiting_sentence(config, error))
+        return _result(config, copies)
+
+    return tick
+
+
+def _look(
+    instance: dg.DagsterInstance, config: SourceConfig, tables: Sequence[TableAssets]
+) -> list[Copy]:
+    now = datetime.now(UTC)
+    with session(config, "snapshot sensor") as pipeline:
+        runs = active_runs(instance, pipeline.store, run_tags(config, "snapshot"))
+        rows = {row.table: row for row in pipeline.store.tables()}
+        plans = [
+            (names, row, tuple(chunks(pipeline.store, names.table, row.epoch)))
+            for names in tables
+            if (row := rows.get(names.table)) is not None
+            and row.state in ("copying", "streaming", "copied")
+            and (row.state == "copying" or not _is_settled(names, row.snapshot_lsn))
+        ]
+    active = {run.tags.get(TABLE_TAG) for run in runs}
+    copies = []
+    for names, row, plan in plans:
+        known = frozenset(instance.get_dynamic_partitions(names.partitions_name))
+        past = past_runs(instance, run_tags(config, "snapshot", names.table))
+        copies.append(
+            Copy(
+                names,
+                row.state,
+                plan,
+                known,
+                frozenset(instance.get_materialized_partitions(names.snapshot)),
+                str(names.table) in active,
+                wait_seconds(past, now),
+                row.snapshot_lsn,
+            )
+        )
+    return copies
+
+
+def _is_settled(names: TableAssets, snapshot_lsn: Lsn | None) -> bool:
+    key = names.config.name, names.table
+    return key in _settled and _settled[key] == snapshot_lsn
+
+
+def _result(config: SourceConfig, copies: Sequence[Copy]) -> dg.SensorResult | dg.SkipReason:
+    pinned = {copy.names.table for copy in copies}
+    pinned |= {table for source, table in _settled if source == config.name}
+    if not pinned:
+        return dg.SkipReason(
+            "Waiting for the flusher to pin the tables: nothing can be copied before that."
+        )
+    places = config.snapshot.max_parallel_tables - sum(copy.active for copy in copies)
+    marks = MARKS_A_TICK
+    requests: list[dg.RunRequest] = []
+    partitions: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = []
+    events: list[dg.AssetMaterialization] = []
+    for copy in copies:
+        names, decision = copy.names, decide(copy, may_run=places > 0)
+        if copy.state != "copying" and decision == NOTHING and not copy.active:
+            _settled[config.name, names.table] = copy.snapshot_lsn
+        if decision.delete:
+            partitions.append(names.partitions.build_delete_request(list(decision.delete)))
+        if decision.add:
+            partitions.append(names.partitions.build_add_request(list(decision.add)))
+        for chunk in decision.mark[: max(0, marks)]:
+            marks -= 1
+            events.append(
+                dg.AssetMaterialization(
+                    names.snapshot, partition=chunk.key, metadata=chunk_metadata(chunk)
+                )
+            )
+        if decision.run is not None:
+            places -= 1
+            requests.append(_request(config, names, decision.run))
+    return dg.SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else _sentence(copies, len(pinned)),
+        dynamic_partitions_requests=partitions,
+        asset_events=events,
+    )
+
+
+def _request(config: SourceConfig, names: TableAssets, run: tuple[str, str]) -> dg.RunRequest:
+    return dg.RunRequest(
+        asset_selection=[names.snapshot],
+        tags={
+            **run_tags(config, "snapshot", names.table),
+            _RANGE_START: run[0],
+            _RANGE_END: run[1],
+        },
+    )
+
+
+def _sentence(copies: Sequence[Copy], pinned: int) -> str:
+    copying = [copy for copy in copies if copy.state == "copying"]
+    if not copying:
+        return f"All {pinned} pinned tables are copied."
+    parts = []
+    for copy in copying:
+        landed = sum(chunk.state == "landed" for chunk in copy.plan)
+        doing = "a run is at it" if copy.active else "its turn comes"
+        if copy.wait_seconds > 0:
+            doing = f"it failed and is tried again in {copy.wait_seconds:.0f} s"
+        parts.append(f"{copy.names.table}: {landed}/{len(copy.plan)} chunks, {doing}")
+    return "; ".join(parts)

@@ -1,0 +1,1 @@
+"""The demo's shop: its tables, and customers that buy."""

@@ -1,0 +1,1 @@
+"""From pgoutput messages to the rows of staged files, by columns."""

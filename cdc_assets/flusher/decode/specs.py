@@ -1,0 +1,48 @@
+"""How each registered table is staged, by what the log knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cdc_assets.log.tables import TableRow
+from cdc_assets.postgres.names import TableId
+
+
+def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
+    """How each registered table is staged, by oid.
+
+    Not those that are parked, perhaps for weeks: only a copy ends that, and it has the changes. All
+    that are registered, not those of this process's configuration: another process may have
+    added one, and pinned it.
+    """
+    return {
+        row.oid: DecodeSpec(
+            row.table,
+            row.key_columns,
+            row.excluded,
+            row.excluded_numbers,
+            tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns),
+        )
+        for row in rows
+        if row.oid and row.state != "parked"
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpec:
+    """How a table is staged: its name, the columns that find a row, those that are left out.
+
+    Names are those of ``columns``, which is what was known of the table once: number, name, type's
+    oid and modifier. ``excluded_numbers``: of the excluded ones, as far as they are known.
+
+    ``hidden.as_sent`` says it with a relation's own names; ``doubt`` is then why its key can't be
+    told, or empty.
+    """
+
+    table: TableId
+    key_columns: tuple[str, ...]
+    excluded: frozenset[str] = frozenset()
+    excluded_numbers: frozenset[int] = frozenset()
+    columns: tuple[tuple[int, str, int, int], ...] = ()
+    doubt: str = ""

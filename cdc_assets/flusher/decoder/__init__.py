@@ -1,0 +1,1 @@
+"""The process that decodes, and what the flusher says to it."""

@@ -1,0 +1,1 @@
+"""From rows to durable staged files."""

@@ -1,0 +1,205 @@
+"""Staged files: waiting changes written as Parquet where every consumer can read them.
+
+A file that is reported here exists, whole and durable: the acknowledgement to the source follows
+(invariant 1), and what is acknowledged is never sent again. So a local file is synced, and its
+folder; an object store shows an object only when its upload is complete. Names are random: a
+restart can't meet a name again (a counter would overwrite live files). A file that was written, or
+half of it, but never registered is an orphan, which maintenance removes: whatever stands below
+``<uri>/<source>/`` and isn't in ``log_index``.
+
+Nothing that was received is given up because it can't be stored: storing is tried again until it
+works, and every failure is told (``on_trouble``), so that a person sees what is waited for. Only
+before anything was received a place that waiting won't mend is refused (:func:`check_place`).
+
+What does not belong: when to write (``decoder_process``), registration (``receiver``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
+
+import pyarrow as pa
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_when_event_set,
+)
+from tenacity.wait import wait_random_exponential
+
+from cdc_assets.errors import first_line
+from cdc_assets.flusher.decode.waiting import Pending, decoded
+from cdc_assets.flusher.stage.parquet import encode, encode_shared
+from cdc_assets.log.staged.storage import SHARED_FOLDER, Storage, folder_name, store
+from cdc_assets.postgres.names import TableId
+
+logger = logging.getLogger(__name__)
+
+# Between tries to store a file: random up to this, so that many writers don't come back at once.
+LONGEST_WAIT_SECONDS = 15.0
+# Files stored at a time: storing waits for disks and networks, not for the processor.
+PARALLEL_WRITES = 8
+# What has less than this to be written shares a file with others …
+SMALL_BYTES = 256 * 2**10
+# … until this is in it: large enough to be worth a file, small enough to be read for one table.
+SHARED_FILE_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """Rows of a table in a durable staged file that isn't registered yet; ``path`` is a URI.
+
+    ``byte_size``: of the file, or the rows' share of a shared one. ``operations``: how many rows
+    there are of each ``_op``. ``first_row``: of a shared file, the number of the first one.
+    ``sha256``: of the file.
+    """
+
+    table: TableId
+    path: str
+    byte_size: int
+    operations: Mapping[str, int]
+    first_row: int | None = None
+    sha256: bytes | None = None
+
+    @property
+    def row_count(self) -> int:
+        return sum(self.operations.values())
+
+
+class _Files:
+    """The files of one ``write``; ``submit`` stores each in a folder, under the path it returns."""
+
+    def __init__(
+        self,
+        pendings: Sequence[Pending],
+        submit: Callable[[str, pa.Buffer], tuple[str, Future[None]]],
+    ) -> None:
+        self._pendings = pendings
+        self._submit = submit
+        self._written: dict[int, WrittenFile] = {}
+        self._storing: list[Future[None]] = []
+
+    def add(self, number: int, tables: Iterable[pa.Table]) -> None:
+        """A file of its own with the rows of the pending with this number."""
+        table = self._pendings[number].spec.table
+        data, operations = encode(self._pendings[number], tables)
+        path = self._store(folder_name(table), data)
+        digest = hashlib.sha256(data).digest()
+        self._written[number] = WrittenFile(table, path, data.size, operations, sha256=digest)
+
+    def add_shared(self, pieces: Mapping[int, Sequence[pa.Table]]) -> None:
+        """One file with the rows of these pendings."""
+        data, found = encode_shared([(self._pendings[n], tables) for n, tables in pieces.items()])
+        path = self._store(SHARED_FOLDER, data)
+        digest = hashlib.sha256(data).digest()
+        row_bytes = data.size / sum(operations.total() for _, operations in found)
+        for number, (first_row, operations) in zip(pieces, found, strict=True):
+            self._written[number] = WrittenFile(
+                self._pendings[number].spec.table,
+                path,
+                math.ceil(row_bytes * operations.total()),
+                operations,
+                first_row,
+                digest,
+            )
+
+    def _store(self, folder: str, data: pa.Buffer) -> str:
+        path, storing = self._submit(folder, data)
+        self._storing.append(storing)
+        return path
+
+    def stored(self) -> list[WrittenFile]:
+        """In the order of the pendings, once all are durable."""
+        for storing in self._storing:
+            storing.result()
+        return [self._written[number] for number in sorted(self._written)]
+
+
+class Staging:
+    """Writes staged files of one source below ``uri`` (``file:///…`` or ``s3://bucket/prefix``).
+
+    ``on_trouble`` is called, by one thread at a time, with each failure to store a file, before it
+    is waited for; what it raises ends the try.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        storage: Storage,
+        on_trouble: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._base = f"{uri.rstrip('/')}/{source}"
+        self._storage = storage
+        self._on_trouble = on_trouble
+        self._trouble = threading.Lock()
+        self._closing = threading.Event()
+        self._writers = ThreadPoolExecutor(PARALLEL_WRITES, "staging")
+
+    def write(self, pendings: Iterable[Pending]) -> list[WrittenFile]:
+        """The rows of each, those of one table in their order; all are durable when this returns.
+
+        However long that takes. Raises ReplicationProblem when a message can't be decoded.
+        """
+        # Always by the same order, so that the same tables share files: a file lives until the last
+        # of them is past it.
+        pendings = sorted(pendings, key=lambda pending: pending.relation.oid)
+        files = _Files(pendings, self._submit)
+        small = {i for i, pending in enumerate(pendings) if pending.byte_size < SMALL_BYTES}
+        shared: dict[int, list[pa.Table]] = {}
+        shared_bytes = 0
+        for number, rows in groupby(decoded(pendings), key=itemgetter(0)):
+            tables = (table for _, table in rows)
+            if number not in small or len(small) == 1:
+                files.add(number, tables)
+                continue
+            shared[number] = list(tables)
+            shared_bytes += pendings[number].byte_size
+            if shared_bytes >= SHARED_FILE_BYTES:
+                files.add_shared(shared)
+                shared, shared_bytes = {}, 0
+        if shared:
+            files.add_shared(shared)
+        return files.stored()
+
+    def _submit(self, folder: str, data: pa.Buffer) -> tuple[str, Future[None]]:
+        """Have a file stored, under a new name, which is returned."""
+        today = datetime.now(UTC).date().isoformat()
+        path = f"{self._base}/{folder}/{today}/{uuid.uuid4().hex}.parquet"
+        return path, self._writers.submit(self._store, path, data)
+
+    def close(self) -> None:
+        """Give up what is being stored."""
+        self._closing.set()
+        self._writers.shutdown(cancel_futures=True)
+
+    def _store(self, uri: str, data: pa.Buffer) -> None:
+        for attempt in Retrying(
+            retry=retry_if_exception_type(OSError),
+            wait=wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_SECONDS),
+            stop=stop_when_event_set(self._closing),
+            sleep=sleep_using_event(self._closing),
+            before_sleep=self._tell,
+            reraise=True,
+        ):
+            with attempt:
+                store(self._storage, uri, data)
+
+    def _tell(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        waits = state.next_action.sleep if state.next_action is not None else 0.0
+        said = first_line(error) if error is not None else "no reason"
+        logger.warning("a file can't be stored: %s; trying again in %.1f s", said, waits)
+        with self._trouble:
+            self._on_trouble(said)

@@ -1,0 +1,269 @@
+"""The replication connection: START_REPLICATION, raw frames in, feedback out; nothing else.
+
+psycopg has no replication API, but libpq has all that is needed. Everything here is non-blocking
+except :meth:`Stream.wait`, so that feedback flows whatever else happens (a server that hears
+nothing for ``wal_sender_timeout`` hangs up). No query ever goes over this connection: it would
+hang the stream (probes have connections of their own).
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import pq
+from psycopg.pq.abc import PGconn, PGresult
+
+from cdc_assets.errors import ReplicationLost, ReplicationProblem, SourceMismatch, first_line
+from cdc_assets.messages.foreign_words import of_server
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.pgoutput import KEEPALIVE_BYTES, POSTGRES_EPOCH_MICROSECONDS
+from cdc_assets.postgres.session.connect import is_outage, replication_connect
+
+logger = logging.getLogger(__name__)
+
+# Well below wal_sender_timeout's default of 60 s; a server that allows less asks for a reply.
+FEEDBACK_SECONDS: Final = 10.0
+# How long an orderly end waits for the server's.
+CLOSE_SECONDS: Final = 5.0
+# A message that is still arriving after so long may never end: its length was damaged, and it
+# swallows whatever comes. The largest, 1 GB, takes a line of 5 Mbit/s as long; on a slower one it
+# is given more (see ``standstill``).
+ENDLESS_SECONDS: Final = 1800.0
+# A stopped flusher's walsender would hold the slot for as long as the server's own setting says, or
+# for ever: it ends when a waiting flusher may have the turn (see ``turn``).
+_HANG_UP: Final = (
+    b"select pg_catalog.set_config(name, '30s', false) from pg_catalog.pg_settings"
+    b" where name = 'wal_sender_timeout' and setting::int not between 1 and 30000"
+)
+_FEEDBACK = struct.Struct(">cQQQqB")
+_OBJECT_IN_USE = b"55006"
+_UNDEFINED_OBJECT = b"42704"
+
+
+class StreamLost(ReplicationLost):
+    """The connection ended; opening a new one may help."""
+
+
+class Endless(StreamLost):
+    """A message went on arriving for ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"a message of the replication stream hasn't ended in {seconds:.0f} s: its length was"
+            " damaged on the way, or the line is too slow for its size.",
+            "It is sent again, and given twice as long if that doesn't help. TLS (sslmode) keeps"
+            " what is on the line from being damaged.",
+        )
+
+
+class EndedByServer(StreamLost):
+    """The server ended the stream, and not because it or the connection ends; ``said`` is why."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+        super().__init__(f"the server ended the replication stream: {said}.")
+
+
+class SlotInUse(StreamLost):
+    """Another process streams from the slot now; it may end."""
+
+
+@dataclass(slots=True)
+class Received:
+    """What one look at the socket brought: frames, their bytes, whether a reply is wanted."""
+
+    frames: list[memoryview]
+    byte_size: int
+    reply_wanted: bool
+
+
+class Stream:
+    """An open logical replication stream of one slot."""
+
+    def __init__(self, connection: PGconn, beside: Sequence[str] = (), patience: int = 1) -> None:
+        """``beside``: the publications that it goes on without where somebody drops one.
+
+        ``patience``: how many times ENDLESS_SECONDS a message may take.
+        """
+        self._connection = connection
+        self._beside = beside
+        self._patience = patience
+        self._arriving_since: float | None = None
+        self.feedback_at = 0.0
+        """When the server last heard of us, on the monotonic clock."""
+        self.is_quiet = True
+        """Whether no whole message has arrived since then."""
+
+    @classmethod
+    def start(
+        cls,
+        dsn: str,
+        source: str,
+        slot: str,
+        publications: Sequence[str],
+        at: Lsn,
+        patience: int = 1,
+    ) -> Stream:
+        """Stream what commits from ``at`` on, and is in one of ``publications``.
+
+        It can't be without the first of them. ``patience``: for how many times ENDLESS_SECONDS a
+        message may go on arriving.
+        Raises SlotInUse, StreamLost (worth another try) or ReplicationProblem (not).
+        """
+        try:
+            connection = replication_connect(dsn, f"cdc_assets {source} flusher")
+        except ReplicationLost as error:
+            raise StreamLost(error.what, error.remedy) from error
+        try:
+            connection.exec_(_HANG_UP)
+            names = pq.Escaping(connection).escape_literal(
+                b",".join(b'"' + p.encode().replace(b'"', b'""') + b'"' for p in publications)
+            )
+            result = connection.exec_(
+                f'START_REPLICATION SLOT "{slot}" LOGICAL {at}'
+                f" (proto_version '1', publication_names {bytes(names).decode()})".encode()
+            )
+            if result.status != pq.ExecStatus.COPY_BOTH:
+                raise _refused(slot, result)
+            connection.nonblocking = 1
+        except BaseException:
+            connection.finish()
+            raise
+        return cls(connection, publications[1:], patience)
+
+    def fileno(self) -> int:
+        return self._connection.socket
+
+    def receive(self, limit_bytes: int) -> Received:
+        """The frames that have arrived, of about ``limit_bytes`` at most. Doesn't wait.
+
+        Raises StreamLost when the connection or the stream ended.
+        """
+        frames: list[memoryview] = []
+        append, get = frames.append, self._connection.get_copy_data
+        size, wanted, asked, arrived = 0, False, False, False
+        try:
+            while size < limit_bytes:
+                length, frame = get(1)
+                if length > 0:
+                    append(frame)
+                    size += length
+                    asked = False
+                    if length == KEEPALIVE_BYTES and frame[17]:
+                        wanted = True
+                elif length < 0:
+                    raise self._ended()
+                elif asked:
+                    break  # nothing more on the socket
+                else:
+                    arrived = bool(select.select([self._connection.socket], [], [], 0)[0])
+                    self._connection.consume_input()
+                    asked = True
+        except psycopg.OperationalError as error:
+            raise StreamLost(
+                f"the replication connection was lost: {first_line(error)}."
+            ) from error
+        if frames:
+            self._arriving_since, self.is_quiet = None, False
+        elif arrived:
+            self._must_end()
+        return Received(frames, size, wanted)
+
+    def _must_end(self) -> None:
+        """More of a message has arrived, and not its end."""
+        now = time.monotonic()
+        if self._arriving_since is None:
+            self._arriving_since = now
+        elif now - self._arriving_since >= (longest := ENDLESS_SECONDS * self._patience):
+            raise Endless(longest)
+
+    def acknowledge(self, flushed: Lsn, *, reply: bool = False) -> None:
+        """Tell the server that everything below ``flushed`` may be forgotten.
+
+        ``reply``: ask for a keepalive, which says how far the server has read.
+        The written position is the flushed one too: a server that believes us ahead of what is
+        flushed sends no keepalives, and an idle slot would stand still.
+        """
+        now = time.time_ns() // 1000 - POSTGRES_EPOCH_MICROSECONDS
+        lsn = int(flushed)
+        try:
+            self._connection.put_copy_data(_FEEDBACK.pack(b"r", lsn, lsn, lsn, now, reply))
+            self._connection.flush()
+        except psycopg.OperationalError as error:
+            raise StreamLost(
+                f"the replication connection was lost: {first_line(error)}."
+            ) from error
+        self.feedback_at, self.is_quiet = time.monotonic(), True
+
+    def close(self, flushed: Lsn | None = None) -> None:
+        """Hang up; with ``flushed``, acknowledge it and end the stream in order first."""
+        try:
+            if flushed is not None:
+                self._connection.nonblocking = 0
+                self.acknowledge(flushed)
+                self._connection.put_copy_end()
+                self._connection.flush()
+                self._drain()
+        except (psycopg.OperationalError, StreamLost) as error:
+            logger.warning(
+                "the last acknowledgement didn't reach the server: %s", first_line(error)
+            )
+        finally:
+            self._connection.finish()  # sends Terminate
+
+    def _drain(self) -> None:
+        """Read on until the server has ended the stream too.
+
+        A socket closed with unread bytes is reset, and then the server never reads what it was sent
+        before: the acknowledgement. In the middle of a large transaction it only ends behind it.
+        """
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            length, _ = self._connection.get_copy_data(1)
+            if length < 0:
+                return
+            if length == 0:
+                select.select([self._connection.socket], [], [], left)
+                self._connection.consume_input()
+        logger.info("the server had more to send; it may not have read the last acknowledgement")
+
+    def _ended(self) -> ReplicationProblem:
+        result = self._connection.get_result()
+        message = result.get_error_message().strip() if result is not None else ""
+        state = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
+        message = of_server(message, state.decode() if state is not None else None)
+        if state == _UNDEFINED_OBJECT and any(name in message for name in self._beside):
+            # The next session asks without it; the tables that it had are parked.
+            return StreamLost(f"the stream is opened anew: {message}.")
+        if state == _UNDEFINED_OBJECT and "publication" in message:
+            # Before version 18 the server can't decode what was changed while there was none.
+            return SourceMismatch(
+                ["publication_gone"],
+                f"publication_gone: the publication was dropped for a while: {message}.",
+                "cdc-assets resync --all copies every table anew through a new slot.",
+            )
+        if state is None or state[:2] in (b"57", b"08"):  # shutdown, connection
+            return StreamLost(f"the server ended the replication stream: {message or 'no reason'}.")
+        return EndedByServer(" ".join(message.split()).removesuffix("."))
+
+
+def _refused(slot: str, result: PGresult) -> ReplicationProblem:
+    message = result.get_error_message().strip()
+    state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    if state == _OBJECT_IN_USE:
+        return SlotInUse(f"slot {slot} is in use: {message}.", "Waiting until it is free.")
+    if is_outage(state):
+        return StreamLost(f"the server doesn't stream now: {message}.")
+    if state == _UNDEFINED_OBJECT:
+        return StreamLost(f"the replication slot {slot} was just dropped: {message}.")
+    return ReplicationProblem(
+        f"the server refused to stream from slot {slot}: {message}.",
+        "Run cdc-assets check: it names what is missing.",
+    )

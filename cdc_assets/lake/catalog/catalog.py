@@ -1,0 +1,274 @@
+"""The Iceberg catalog, as Spark sets it and as pyiceberg opens it.
+
+Both are derived here from one configuration, so that they can't drift apart. The default catalog is
+``iceberg_tables`` in the coordination Postgres: Iceberg's JDBC catalog and pyiceberg's SqlCatalog
+read each other's tables. pyiceberg makes them, because it looks for them where its search path
+leads; the JDBC catalog is content with any in the database. Passwords go into a session's settings,
+never onto a command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import sql
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import IntegrityError, OperationalError
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
+
+from cdc_assets.config.addresses import coordination_dsn
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import EnvironmentProblem, first_line
+from cdc_assets.lake.catalog import place as catalog_place
+from cdc_assets.lake.catalog.files import file_io
+from cdc_assets.lake.catalog.place import catalog_schema, make_schema, refuse_foreign_schema
+from cdc_assets.log.schema.versions import search_path, sql_name
+from cdc_assets.log.staged.storage import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
+from cdc_assets.postgres.session.connect import NO_TIMEOUTS
+from cdc_assets.postgres.session.jdbc import jdbc
+from cdc_assets.postgres.session.parameters import SECRET, resolved
+from cdc_assets.postgres.session.tls import TlsProblem, tls_problem
+
+CATALOG = catalog_place.CATALOG
+
+# A role's time-outs are meant for its applications.
+_NO_TIMEOUTS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
+
+
+def catalog_dsn(config: SourceConfig) -> str:
+    """The SQL catalog's address as libpq has it; by default the coordination database's."""
+    given = config.lake.catalog.uri
+    dsn = given.get_secret_value() if given is not None else coordination_dsn(config)
+    return dsn.replace("postgresql+psycopg://", "postgresql://")
+
+
+def _parameters(config: SourceConfig) -> dict[str, str]:
+    return {key: value for key, value in resolved(catalog_dsn(config)).items() if value}
+
+
+def _place(config: SourceConfig) -> str:
+    """The options of a connection that make it find the catalog's tables; maybe none."""
+    with _reached():
+        schema = catalog_schema(config)
+    given = _parameters(config).get("options", "")
+    if schema is None:
+        return given
+    path = search_path(schema).replace("\\", r"\\").replace(" ", r"\ ")
+    return f"{given} -c search_path={path}".strip()
+
+
+def sql_catalog_uri(config: SourceConfig) -> URL:
+    """The SQL catalog's address as SQLAlchemy has it; ``render_as_string`` hides the password."""
+    query = _parameters(config)
+    if place := _place(config):
+        query["options"] = place
+    user, password = query.pop("user", None), query.pop("password", None)
+    host, port = query.pop("host", "localhost"), query.pop("port", "5432")
+    if "," in host or "," in port:  # SQLAlchemy takes several hosts with as many ports
+        ports = port.split(",") * (host.count(",") + 1 if "," not in port else 1)
+        query |= {"host": host, "port": ",".join(ports)}
+    elif host.startswith(("/", "@")):
+        query |= {"host": host, "port": port}
+    several = "host" in query
+    return URL.create(
+        "postgresql+psycopg",
+        username=user,
+        password=password,
+        host=None if several else host,
+        port=None if several else int(port),
+        database=query.pop("dbname", user),
+        query=query,
+    )
+
+
+def _options(config: SourceConfig) -> str:
+    return f"{_place(config)} {_NO_TIMEOUTS}".strip()
+
+
+def _jdbc_settings(config: SourceConfig) -> dict[str, str]:
+    """The SQL catalog's part of the settings. Raises ConfigurationError for what JDBC lacks."""
+    address, properties = jdbc(_parameters(config))
+    properties["options"] = _options(config)
+    return {
+        "type": "jdbc",
+        "uri": address,
+        **{f"jdbc.{key}": value for key, value in properties.items()},
+        "jdbc.init-catalog-tables": "false",
+        # A pooled connection that the server ended meanwhile is replaced, not an error.
+        "retryable_status_codes": "57P01,57P05",
+    }
+
+
+def refuse_for_jdbc(config: SourceConfig) -> None:
+    """Raise ConfigurationError if the SQL catalog's address demands what Spark can't be held to."""
+    if config.lake.catalog.type == "sql":
+        jdbc(_parameters(config))
+
+
+def spark_settings(config: SourceConfig) -> dict[str, str]:
+    """Session settings that make the catalog ``lake`` known to Spark."""
+    prefix = f"spark.sql.catalog.{CATALOG}"
+    settings = {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        # A cached table would hide what another process committed.
+        f"{prefix}.cache-enabled": "false",
+        f"{prefix}.warehouse": config.warehouse,
+    }
+    kind = config.lake.catalog.type
+    if kind == "sql":
+        settings |= {f"{prefix}.{key}": value for key, value in _jdbc_settings(config).items()}
+    else:
+        settings[f"{prefix}.type"] = kind
+        if config.lake.catalog.uri is not None:
+            settings[f"{prefix}.uri"] = config.lake.catalog.uri.get_secret_value()
+    if config.warehouse.startswith("s3://"):
+        settings[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+        settings[f"{prefix}.s3.path-style-access"] = str(config.s3.path_style).lower()
+        if config.s3.endpoint:
+            settings[f"{prefix}.s3.endpoint"] = config.s3.endpoint
+        if config.s3.region:
+            settings[f"{prefix}.client.region"] = config.s3.region
+    return settings
+
+
+def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
+    """The same catalog for pyiceberg, password included: not for display."""
+    kind = config.lake.catalog.type
+    properties = {"type": kind, "warehouse": config.warehouse}
+    if kind == "sql":
+        address = sql_catalog_uri(config).update_query_dict({"options": _options(config)})
+        properties["uri"] = address.render_as_string(hide_password=False)
+        properties["pool_pre_ping"] = "true"  # idle connections end: by time-outs, by restarts
+    elif config.lake.catalog.uri is not None:
+        properties["uri"] = config.lake.catalog.uri.get_secret_value()
+    properties |= file_io(config)
+    if config.warehouse.startswith("s3://"):
+        properties["s3.connect-timeout"] = str(S3_CONNECT_SECONDS)
+        properties["s3.request-timeout"] = str(S3_REQUEST_SECONDS)
+    if config.s3.endpoint:
+        properties["s3.endpoint"] = config.s3.endpoint
+        properties["s3.force-virtual-addressing"] = str(not config.s3.path_style).lower()
+    if config.s3.region:
+        properties["s3.region"] = config.s3.region
+    for key, variable in (
+        ("s3.access-key-id", "AWS_ACCESS_KEY_ID"),
+        ("s3.secret-access-key", "AWS_SECRET_ACCESS_KEY"),
+        ("s3.session-token", "AWS_SESSION_TOKEN"),
+    ):
+        if config.warehouse.startswith("s3://") and os.environ.get(variable):
+            properties[key] = os.environ[variable]
+    return properties
+
+
+def _bare(address: str) -> str:
+    """A catalog's address without what may be a secret in it: who one is, and parameters."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+def shown(config: SourceConfig) -> dict[str, Any]:
+    """How to open the catalog, without secrets: what ``status --json`` prints."""
+    kind = config.lake.catalog.type
+    uri = config.lake.catalog.uri
+    address = _bare(uri.get_secret_value()) if uri is not None else None
+    if kind == "sql":
+        shown_uri = sql_catalog_uri(config).set(password=None)
+        address = shown_uri.difference_update_query(SECRET).render_as_string()
+    return {
+        "name": CATALOG,
+        "type": kind,
+        "uri": address,
+        "warehouse": config.warehouse,
+        "namespace": config.namespace,
+        "schema": catalog_schema(config),
+    }
+
+
+def open_catalog(config: SourceConfig) -> Catalog:
+    """The catalog through pyiceberg; one a process and configuration.
+
+    A SQL catalog's tables are made if they aren't there. Raises EnvironmentProblem or TlsProblem if
+    its database can't be reached at first.
+    """
+    with _reached():
+        ours = config.state.schema_ if catalog_schema(config) == config.state.schema_ else ""
+        return _open(
+            coordination_dsn(config) if ours else "",
+            ours,
+            tuple(sorted(pyiceberg_properties(config).items())),
+        )
+
+
+def forgetting(config: SourceConfig, table: str) -> str:
+    """How a person has the catalog forget a table whose files are gone."""
+    if config.lake.catalog.type != "sql":
+        return f"drop {config.namespace}.{table} in the catalog, without purging it"
+    where = sql.Identifier(catalog_place.TABLES[0])
+    if (schema := catalog_schema(config)) is not None:
+        where = sql.Identifier(schema, catalog_place.TABLES[0])
+    return (
+        sql.SQL(
+            "delete from {} where catalog_name = {} and table_namespace = {} and table_name = {}"
+        )
+        .format(where, CATALOG, config.namespace, table)
+        .as_string(None)
+    )
+
+
+@contextmanager
+def tried(config: SourceConfig) -> Iterator[Catalog]:
+    """The catalog as :func:`open_catalog` has it, for a trial: a SQL catalog forgets all of it.
+
+    Not what is stored beside it. Raises like :func:`open_catalog`.
+    """
+    if config.lake.catalog.type != "sql":
+        yield open_catalog(config)
+        return
+    with _reached():
+        refuse_foreign_schema(config)
+        properties = pyiceberg_properties(config) | {"init_catalog_tables": "false"}
+        catalog, schema = SqlCatalog(CATALOG, **properties), catalog_schema(config)
+        engine = catalog.engine
+        with engine.connect() as connection, connection.begin() as transaction:
+            # Its sessions are of a connection that is in a transaction, which they don't commit.
+            catalog.engine = connection  # type: ignore[assignment]
+            if schema is not None and not connection.dialect.has_schema(connection, schema):
+                connection.execute(text(f"create schema {sql_name(schema)}"))
+            catalog.create_tables()
+            yield catalog
+            transaction.rollback()
+        engine.dispose()
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
+    try:
+        yield
+    except TlsProblem:
+        raise
+    except (OperationalError, psycopg.OperationalError) as error:
+        said = error.orig if isinstance(error, OperationalError) else error
+        if (problem := tls_problem(str(said))) is not None:
+            raise problem from error
+        raise EnvironmentProblem(
+            f"the SQL catalog can't be reached: {first_line(said or error)}",
+            "Start its database, mend the network, or correct lake.catalog.uri.",
+        ) from error
+
+
+@lru_cache(maxsize=16)
+# "create table if not exists" isn't atomic in Postgres: of two who do it at once, one is refused.
+@retry(retry=retry_if_exception_type(IntegrityError), stop=stop_after_attempt(5), reraise=True)
+def _open(dsn: str, schema: str, properties: tuple[tuple[str, str], ...]) -> Catalog:
+    if schema:
+        make_schema(dsn, schema)
+    return load_catalog(CATALOG, **dict(properties))

@@ -1,0 +1,23 @@
+"""The tables that copies land in, beside those that they replace."""
+
+from __future__ import annotations
+
+from pyarrow import fs
+from pyiceberg.table import Table
+
+from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.place import deletable
+from cdc_assets.lake.tables import LakeTable
+
+SUFFIX = "__copy_"
+
+
+def drop_copy(copy: LakeTable, loaded: Table) -> tuple[int, int]:
+    """Drop a table that a copy landed in, with all that is in its folder: files and bytes.
+
+    The catalog forgets it first. What it and its metadata name elsewhere is left alone.
+    """
+    place = deletable(copy, loaded)
+    open_catalog(copy.config).drop_table(copy.identifier)
+    selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
+    return place.delete(i.path for i in place.filesystem.get_file_info(selector) if i.is_file)

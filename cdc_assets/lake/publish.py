@@ -1,0 +1,148 @@
+"""Changing a lake table in one step, by a writer that may die at any moment.
+
+A Connect server goes on with a statement whose client was killed, so a dead writer's append may
+land long after the next writer has read the table. So nothing is ever written to ``main``: a writer
+makes a branch of its own from the snapshot it has read, writes there, and moves ``main`` forward as
+its last statement. A dead writer's rows end on a branch that nobody publishes; and Iceberg refuses
+to move ``main`` to a branch that it isn't an ancestor of, so of two writers that started from one
+snapshot only one can publish. That is the fence behind the lock (invariants 6, 7 and 9).
+
+A writer that was taken for dead may still go on, or wake up later. The next one drops its branch;
+but a commit to a branch that was dropped since the statement began makes it anew, off ``main`` as
+it is then: without what was written to it before, or on top of what the next writer has published.
+So a branch is marked when it is made, by a setting that one that came into being so doesn't have,
+and only a marked one is published.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyiceberg.table import Table
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc_assets.errors import Fenced, first_line
+from cdc_assets.lake.catalog.catalog import CATALOG
+from cdc_assets.lake.spark.session import summary
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.store import Cursor
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "cdc_"
+_OURS = re.compile(PREFIX + "[0-9a-f]{32}")
+# The mark: how long the branch may be kept. Long enough for any merge; it is of no other use.
+_MARK_DAYS = 3_650
+# What Iceberg says if somebody else's commit came first.
+_BESIDE = "CommitFailedException"
+_TRIES, _PAUSE_SECONDS = 5, 0.3
+
+
+@contextmanager
+def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Iterator[str]:
+    """Yield a branch of ``state``'s snapshot, as Spark SQL names it; at the end it is ``main``.
+
+    The caller holds the table's writer lock. If the block raises, readers see nothing of it. Raises
+    Fenced when somebody else moved ``main`` meanwhile.
+    """
+    drop_abandoned(session, lake)
+    branch = f"{PREFIX}{uuid.uuid4().hex}"
+    patiently(
+        session,
+        f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
+        f" retain {_MARK_DAYS} days",
+    )
+    yield lake.branch(branch)
+    loaded = lake.load()
+    made = loaded.metadata.refs.get(branch) if loaded is not None else None
+    if made is None or made.max_ref_age_ms is None or made.snapshot_id == state.snapshot_id:
+        raise _fenced(lake)
+    try:
+        patiently(
+            session,
+            f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{branch}')",
+        )
+    except PySparkException as error:
+        after = lake.load()
+        now = after.metadata.current_snapshot_id if after is not None else None
+        if now is None or now == state.snapshot_id:
+            raise
+        if now != made.snapshot_id:
+            raise _fenced(lake) from error
+    try:
+        patiently(session, f"alter table {lake.sql_name} drop branch {branch}")
+    except PySparkException as error:  # it is published: the next writer drops the branch
+        logger.warning("%s: branch %s stays: %s", lake.row.table, branch, first_line(error))
+
+
+def append(
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    branch: str,
+    cursor: Cursor | None,
+    rows: DataFrame | None = None,
+) -> None:
+    """Append the last rows of a change to ``branch``, by the one commit that names the cursor.
+
+    A branch's commits before it don't: if somebody sets ``main`` back to one of them, the table
+    isn't as of any cursor. Without ``rows`` the commit adds none.
+    """
+    new = rows if rows is not None else session.table(lake.sql_name).limit(0)
+    said = lake.reached(cursor, state.foreign) if cursor is not None else {}
+    with summary(session, said):
+        new.writeTo(branch).append()
+
+
+def name_cursor(session: SparkSession, lake: LakeTable, state: LakeState, cursor: Cursor) -> None:
+    """Publish a commit of no rows, so that the newest snapshot names the cursor (invariant 7).
+
+    Never on ``main``: coming late, of a run that was killed, it would take the cursor back.
+    """
+    with published(session, lake, state) as branch:
+        append(session, lake, state, branch, cursor)
+
+
+def patiently(session: SparkSession, statement: str) -> None:
+    """Carry out a statement on a branch or a tag, which fails if anybody commits at that moment.
+
+    Expiry may, and whoever sets a property, whatever lock is held. Iceberg tries all other changes
+    of a table again by itself; this one changed nothing.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            session.sql(statement)
+        except PySparkException as error:
+            if not left or _BESIDE not in str(error):
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+def _fenced(lake: LakeTable) -> Fenced:
+    return Fenced(f"{lake.row.table}: another writer took over meanwhile; nothing was published.")
+
+
+def drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
+    """Remove the branches of writers that died.
+
+    The caller holds the table's writer lock, which says that none of them is alive.
+    """
+    loaded = lake.load()
+    if loaded is None:
+        return
+    for name in writers_branches(loaded):
+        patiently(session, f"alter table {lake.sql_name} drop branch if exists {name}")
+
+
+def writers_branches(loaded: Table) -> list[str]:
+    """The branches that writers made; any other branch or tag is somebody else's."""
+    return [name for name in loaded.metadata.refs if _OURS.fullmatch(name)]

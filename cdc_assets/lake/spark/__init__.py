@@ -1,0 +1,1 @@
+"""Spark over Connect: the server that we supervise, its jars, and sessions."""

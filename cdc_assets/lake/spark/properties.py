@@ -1,0 +1,110 @@
+"""The settings of the local Spark server: those that tell servers apart, and Spark's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+# Clients send a plan in one message; local data in it are up to the client's 128 MB.
+_MESSAGE_BYTES = 256 * 2**20
+TOKEN = "spark.connect.authenticate.token"  # noqa: S105 - the setting's name
+
+
+@dataclass(frozen=True, slots=True)
+class SparkServerSettings:
+    """What makes one server different from another."""
+
+    cores: int = 2
+    memory: str = "3g"
+    """The JVM's heap, as Java spells it."""
+    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """More Spark settings; they win over ours, except for the address and who is let in."""
+
+    def to_json(self) -> str:
+        """One line, the same for equal settings."""
+        return json.dumps(
+            {"cores": self.cores, "memory": self.memory, "conf": dict(self.conf)}, sort_keys=True
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> SparkServerSettings:
+        return cls(**json.loads(text))
+
+    @property
+    def key(self) -> str:
+        """A short name for these settings that tells nothing about them."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+
+def spark_properties(
+    settings: SparkServerSettings,
+    scratch: Path,
+    token: str,
+    jars: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """All of the server's Spark settings, secrets too; ``scratch`` is emptied at every start.
+
+    ``jars``: what ``jar_settings`` made of the user's settings.
+    """
+    log4j = resources.files("cdc_assets.lake.spark") / "log4j2.properties"
+    turns = Path(str(resources.files("cdc_assets.lake.spark") / "fairscheduler.xml"))
+    ours = {
+        "spark.app.name": "cdc_assets",
+        "spark.master": f"local[{settings.cores}]",
+        "spark.driver.memory": settings.memory,
+        # A user's own options come after these. Temporary files are rows, models and libraries.
+        "spark.driver.defaultJavaOptions": (
+            f'"-Dlog4j2.configurationFile={log4j}" "-Dderby.system.home={scratch / "derby"}"'
+            f' "-Djava.io.tmpdir={temporary(scratch)}"'
+        ),
+        "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": turns.as_uri(),
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.maxInboundMessageSize": str(_MESSAGE_BYTES),
+        "spark.sql.extensions": (
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        ),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.python.daemon.module": "cdc_assets.snapshot.python_daemon",
+        # Nobody uploads code: sessions may share Python workers.
+        "spark.sql.artifact.isolation.enabled": "false",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    address = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",  # the kernel's choice: nobody can be quicker
+    }
+    # The RPC and blocks of a local master ask for a secret that Spark makes up by itself.
+    access = {TOKEN: token, "spark.authenticate": "true"}
+    return {**ours, **settings.conf, **(jars or {}), **address, **access}
+
+
+def temporary(scratch: Path) -> Path:
+    return scratch / "tmp"
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """A Java properties file, in ASCII, with whatever is special in one escaped."""
+    lines = []
+    for key, value in properties.items():
+        escaped = ["".join(_escaped(character) for character in text) for text in (key, value)]
+        lines.append("=".join(escaped))
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(character: str) -> str:
+    if character in "=:#!\\ ":
+        return "\\" + character
+    if " " < character <= "~":
+        return character
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

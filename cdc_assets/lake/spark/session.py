@@ -1,0 +1,193 @@
+"""A Spark Connect session that knows the lake, and settings that last for one statement.
+
+The server is ours (``lake.spark.server``) or the user's (``spark.remote``); from here on there is
+no difference. Only the DataFrame and SQL API is used: a Connect client has nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from pyspark.errors.exceptions.connect import SparkConnectException, SparkConnectGrpcException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.client import DefaultChannelBuilder
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
+from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import first_line
+from cdc_assets.lake.catalog.catalog import spark_settings
+from cdc_assets.lake.spark.properties import SparkServerSettings
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.process.home import home
+
+_ANSWER_SECONDS = 2.0
+# Of a request, with waits of 0.05, 0.2, 0.8, 3.2 and 12.8 s between.
+RETRIES = 5
+_OTHER_SERVER = ("SESSION_NOT_FOUND", "SESSION_CHANGED", "RESPONSE_ALREADY_RECEIVED")
+
+
+def _keep_release_threads() -> None:
+    """Work around a deadlock of PySpark 4.1 (SPARK-55362, SPARK-55406, mended in a later release).
+
+    Closing any session, even by the garbage collector in the midst of another one's call, shuts
+    down a thread pool that all sessions of the process share, and waits for its threads, which may
+    wait for that very call. The pool may as well live as long as the process.
+    """
+    ExecutePlanResponseReattachableIterator.shutdown = classmethod(  # type: ignore[method-assign,assignment]
+        lambda _cls: None
+    )
+
+
+_keep_release_threads()
+
+# PySpark prints what it raises, as JSON with its own and Java's stack, and values; we say it in a
+# sentence. By its level: whoever configures logging anew enables what is merely disabled.
+for _name in (
+    "DataFrameQueryContextLogger",
+    "SQLQueryContextLogger",
+    "pyspark.sql.connect.logging",
+):
+    PySparkLogger.getLogger(_name).setLevel(logging.CRITICAL + 1)
+
+
+class _Loopback(DefaultChannelBuilder):
+    """The way to our own server, which listens on 127.0.0.1.
+
+    PySpark takes a token there without TLS if it is called localhost. But that name may lead to ::1
+    first, where the same port is free for any local user, who would be given the token.
+    """
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+
+class Patience(DefaultPolicy):
+    """Retries what a network loses for a moment: 17 s, where PySpark's own goes on for ten minutes.
+
+    A local server that is gone has taken the sessions with it, whatever comes in its place.
+    """
+
+    def __init__(self, config: SourceConfig) -> None:
+        super().__init__(max_retries=RETRIES)
+        self._config = config
+
+    def can_retry(self, e: BaseException) -> bool:
+        local = self._config.spark.remote is None
+        return super().can_retry(e) and not (local and server(self._config).url() is None)
+
+
+def lost_server(error: BaseException) -> bool:
+    """Whether the server ended under the session: it isn't there, or is another one."""
+    if not isinstance(error, SparkConnectException):
+        return False
+    unreachable = (
+        isinstance(error, SparkConnectGrpcException)
+        and error.getGrpcStatusCode().name == "UNAVAILABLE"
+    )
+    return unreachable or any(word in str(error) for word in _OTHER_SERVER)
+
+
+# A snapshot summary's properties go by this session setting; MERGE obeys it too.
+_summaries_lock = threading.Lock()
+_summaries: WeakKeyDictionary[SparkSession, threading.RLock] = WeakKeyDictionary()
+_SUMMARY = "spark.sql.iceberg.snapshot-property."
+
+
+def server(config: SourceConfig) -> SparkServer:
+    """The local Connect server that fits the source's settings; others with the same share it."""
+    spark = config.spark
+    return SparkServer(SparkServerSettings(spark.cores, spark.memory, dict(spark.conf)), home())
+
+
+def connect_url(config: SourceConfig) -> str:
+    """``spark.remote``, or the local server's address, which is started if there is none."""
+    return config.spark.remote or server(config).ensure()
+
+
+def spark_problem(config: SourceConfig) -> str | None:
+    """Why nothing answers where Spark Connect should be; None if something does."""
+    url = config.spark.remote or server(config).url()
+    if url is None:
+        return "the local Spark server isn't running"
+    address = urlsplit(url.split(";", 1)[0])
+    host, port = address.hostname or "", address.port or 15002
+    try:
+        socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        return f"{host}:{port}: {first_line(error)}"
+    return None
+
+
+def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
+    """A new session of the source's own; the caller stops it."""
+    address = url or connect_url(config)
+    if config.spark.remote is not None:
+        session: SparkSession = SparkSession.builder.remote(address).create()
+    else:
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as the other way does
+        builder = ConnectSession.builder.channelBuilder(_Loopback(address))
+        session = cast(SparkSession, builder.create())
+    prepare_session(session, config)
+    return session
+
+
+def another_session(session: SparkSession, config: SourceConfig) -> SparkSession:
+    """A session beside ``session``, on its server; the caller stops it.
+
+    Not while a statement's settings last (:func:`summary`): it would have them, too. Raises
+    PySparkException where the server is too old for it.
+    """
+    clone: SparkSession = session.cloneSession()  # type: ignore[attr-defined]
+    # PySpark 4.1 forgets it, and a session can't be stopped without.
+    vars(clone)["release_session_on_close"] = True
+    prepare_session(clone, config)
+    return clone
+
+
+def prepare_session(session: SparkSession, config: SourceConfig) -> None:
+    """Make ``session`` fit for this source: its catalog, UTC, names as Postgres spells them."""
+    session.client.set_retry_policies([Patience(config)])  # type: ignore[operator]
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        # Postgres has "Id" beside "id"; so may a table here.
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.ansi.enabled": "true",
+        # A name or a default may have "${…}" in it; it means nothing here.
+        "spark.sql.variable.substitute": "false",
+        # A batch is small beside a warehouse query: the default of 200 would cost more than the
+        # work.
+        "spark.sql.shuffle.partitions": str(max(2, config.spark.cores)),
+        **spark_settings(config),
+    }
+    for key, value in settings.items():
+        session.conf.set(key, value)
+
+
+@contextmanager
+def summary(session: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
+    """While it lasts, every commit of ``session`` carries these snapshot summary properties.
+
+    Threads that share a session wait for each other.
+    """
+    with _summaries_lock:
+        lock = _summaries.setdefault(session, threading.RLock())
+    with lock:
+        try:
+            for key, value in properties.items():
+                session.conf.set(_SUMMARY + key, value)
+            yield
+        finally:
+            for key in properties:
+                session.conf.unset(_SUMMARY + key)

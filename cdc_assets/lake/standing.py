@@ -1,0 +1,155 @@
+"""Where a table stands: from which offset its log is applied, or why it can't be.
+
+Keeps invariant 7. A cursor is what the lake table's history names, never a guess, and the log has
+to go on exactly there. Whatever else is found parks the table with the reason: applying the log
+then would double rows or leave some out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.lake.publish import append, published
+from cdc_assets.lake.state import LakeState, lake_state
+from cdc_assets.lake.tables import LakeTable, listed
+from cdc_assets.log.copies.chunks import chunks
+from cdc_assets.log.store import Cursor, LogEntry, LogStore
+from cdc_assets.log.tables import TableRow
+
+# The copy that a table began with which had nothing to be copied.
+BEGUN = "cdc.begun"
+_BEGINNING = " beginning"
+
+
+def park(store: LogStore, lake: LakeTable, what: str) -> NoReturn:
+    """Set the table aside until it is copied anew."""
+    table = lake.row.table
+    problem = TableProblem(table, what, f"Copy it anew: cdc-assets resync {table}.")
+    store.park(table, str(problem), lake.row.epoch)
+    raise problem
+
+
+def is_begun(store: LogStore, lake: LakeTable) -> bool:
+    """Whether the lake table was made. Raises TableProblem if it was, and is gone."""
+    return _is_begun(store, lake, lake.load())
+
+
+def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
+    row, state = lake.row, lake_state(loaded)
+    if state.epoch == row.epoch:
+        return True
+    copies = lake.config.snapshot.mode != "never"
+    if (copies and chunks(store, row.table, row.epoch)) or _was_applied(store, row):
+        if loaded is None:
+            raise TableProblem(
+                row.table,
+                f"its lake table {lake.sql_name} is gone from the catalog",
+                "Restore it in the catalog, or have the table copied again.",
+            )
+        return True
+    if loaded is None:
+        return False
+    older = state.cursor is not None and state.epoch is None  # an older version's
+    return older or loaded.properties.get(BEGUN) == str(row.epoch)
+
+
+def _was_applied(store: LogStore, row: TableRow) -> bool:
+    """Whether the log was applied to this copy before, by what is remembered of it.
+
+    What was applied is removed from the log: without the table it can't be begun once more.
+    """
+    known, since = store.cursor(row.table), row.snapshot_lsn
+    return known is not None and since is not None and known.applied_lsn >= since
+
+
+def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
+    """Make a table of which there is nothing to copy, and name its first cursor, once.
+
+    In mode ``never`` it keeps the rows that it has; a table without a heap is empty.
+    """
+    loaded, begun = lake.load(), str(lake.row.epoch)
+    marked = loaded is not None and loaded.properties.get(BEGUN) == begun + _BEGINNING
+    if not _is_begun(store, lake, loaded):
+        lake.create(session)
+        if not marked:
+            _mark(session, lake, begun + _BEGINNING)
+            marked = True
+        state = replace(lake.state(), foreign=None)
+        with published(session, lake, state) as branch:
+            if lake.config.snapshot.mode != "never" and lake.has_rows(state):
+                session.sql(f"delete from {branch}")
+            append(session, lake, state, branch, store.first_cursor(lake.row))
+    if marked:
+        # From here on a cursor that isn't there was lost: it isn't named a second time.
+        _mark(session, lake, begun)
+
+
+def _mark(session: SparkSession, lake: LakeTable, begun: str) -> None:
+    session.sql(f"alter table {lake.sql_name} set tblproperties ({listed({BEGUN: begun})})")
+
+
+def standing(
+    store: LogStore, lake: LakeTable, *, whatever_others_wrote: bool = False
+) -> tuple[LakeState, Cursor]:
+    """The table's state and its cursor.
+
+    Parks the table and raises TableProblem if it has none of this copy, or if somebody else changed
+    its rows. ``whatever_others_wrote`` lets a comparison find the rows that differ; the change
+    stays known.
+    """
+    state = lake.state()
+    if state.cursor is None:
+        park(
+            store,
+            lake,
+            f"no commit in the history of its lake table {lake.sql_name} says how far its log is"
+            " applied (somebody set it back, or expired the snapshots that said it)",
+        )
+    if state.epoch not in (None, lake.row.epoch):
+        park(store, lake, "its lake table was set back to an earlier copy of it")
+    if state.foreign is not None and not whatever_others_wrote:
+        park(store, lake, f"somebody else changed rows of its lake table: {state.foreign}")
+    return state, state.cursor
+
+
+def pending(store: LogStore, lake: LakeTable, cursor: Cursor) -> tuple[list[LogEntry], Cursor]:
+    """The entries from the cursor on, without leading ones that the copy holds entirely.
+
+    Parks the table and raises TableProblem if the log doesn't go on at the cursor.
+    """
+    row = lake.row
+    end = store.log_end(row.table)
+    entries = store.entries(row.table, cursor.offset)
+    if (why := gap(entries, cursor.offset, end)) is not None:
+        park(store, lake, why)
+    while entries and row.snapshot_lsn is not None and entries[0].flushable_lsn <= row.snapshot_lsn:
+        first = entries.pop(0)
+        cursor = Cursor(first.end_offset, first.flushable_lsn, first.commit_time)
+    return entries, cursor
+
+
+def gap(entries: Sequence[LogEntry], offset: int, end: int) -> str | None:
+    """Why ``entries`` aren't the log from ``offset`` to ``end``; None if they are."""
+    if offset > end:
+        return (
+            f"its lake table holds its log up to offset {offset:,}, and the log ends at {end:,}"
+            " (the coordination database is older than the lake, or another one)"
+        )
+    at = offset
+    for entry in entries:
+        if entry.start_offset > at:
+            break
+        at = max(at, entry.end_offset)
+    else:
+        if at >= end:
+            return None
+    return (
+        f"its log has a gap: its lake table holds it up to offset {offset:,}, and what follows"
+        f" offset {at:,} is gone (somebody set the table back, or removed entries of the log)"
+    )

@@ -1,0 +1,74 @@
+"""What a lake table's snapshots say of its copy and its cursor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+
+from cdc_assets.lake.lineage import count, position, said
+from cdc_assets.log.store import Cursor
+
+COPY, CHUNKS = "cdc.copy", "cdc.chunks"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeState:
+    """What the table's own snapshots say; ``cursor`` is None where none names it.
+
+    ``copy`` is the newest copy (:attr:`LakeTable.copy_id`) that has landed anything; ``whole`` says
+    that the history goes back to the table's first commit. ``epoch`` is the copy that the cursor
+    belongs to, ``sequence`` the number of the snapshot that names it, and ``at_head`` that this is
+    the current one. ``foreign`` describes what somebody else changed. ``total_rows`` is what the
+    current snapshot says, which may be wrong where somebody else wrote: :meth:`LakeTable.has_rows`.
+    """
+
+    snapshot_id: int | None
+    copy: str | None
+    landed: frozenset[str]
+    cursor: Cursor | None
+    total_rows: int
+    whole: bool = True
+    epoch: int | None = None
+    sequence: int = 0
+    at_head: bool = True
+    foreign: str | None = None
+
+
+def lake_state(table: Table | None, *, copying: bool = False) -> LakeState:
+    """See :meth:`LakeTable.state`; a table that doesn't exist is at the beginning of everything.
+
+    ``copying``: it is asked for what has landed, and its cursor isn't looked for.
+    """
+    current = table.current_snapshot() if table is not None else None
+    if table is None or current is None:
+        return LakeState(None, None, frozenset(), None, 0)
+    by_id = {s.snapshot_id: s for s in table.metadata.snapshots}
+    copy, landed, at = None, set[str](), current.snapshot_id
+    while (snapshot := by_id.get(at)) is not None:
+        summary = said(snapshot)
+        copy = copy or summary.get(COPY)
+        if copy is not None and summary.get(COPY) == copy:
+            landed.update(filter(None, summary.get(CHUNKS, "").split(",")))
+        if snapshot.parent_snapshot_id is None:
+            break
+        at = snapshot.parent_snapshot_id
+    # pyiceberg's expiry makes the oldest that is left look like the first one.
+    whole = snapshot is not None and snapshot.sequence_number == 1
+    totals = said(current)
+    rows = count(totals, "total-records") - count(totals, "total-position-deletes")
+    found = None if copying else position(table)
+    if found is None:
+        return LakeState(current.snapshot_id, copy, frozenset(landed), None, rows, whole)
+    return LakeState(
+        current.snapshot_id,
+        copy,
+        frozenset(landed),
+        found.cursor,
+        rows,
+        whole,
+        found.epoch,
+        found.sequence,
+        found.at_head,
+        found.foreign,
+    )

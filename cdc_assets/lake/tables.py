@@ -1,0 +1,300 @@
+"""A table of the lake: its definition, and what its snapshots say of the copy and the cursor.
+
+Keeps invariants 6 and 7: what landed is written in the summary of the very commit that made it
+land, and read back from there. So is the cursor (``lineage``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from cdc_assets.config import layout
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
+from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.lake import place as lake_place
+from cdc_assets.lake.catalog.catalog import CATALOG, forgetting, open_catalog
+from cdc_assets.lake.columns import PROPERTY, TableColumns
+from cdc_assets.lake.lineage import cursor_properties, may_have_rows
+from cdc_assets.lake.state import LakeState, lake_state
+from cdc_assets.log.staged.places import ForeignPath
+from cdc_assets.log.store import Cursor
+from cdc_assets.log.tables import TableRow
+from cdc_assets.postgres.catalog import Column
+from cdc_assets.postgres.names import lake_column, safe_folder
+from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
+
+# A column of a batch has to fit into one of Arrow's vectors, which grow by doubling to less than
+# 2 GB: values of 10 MB do. A scan of narrow rows costs no more than by Iceberg's 5,000.
+READING = {"read.parquet.vectorization.batch-size": "100"}
+# Table properties: whose table it is, and, until it is complete, which copy of it is under way.
+SOURCE, TABLE, COPYING = "cdc.source", "cdc.table", "cdc.copying"
+
+
+def ticked(name: str) -> str:
+    """An identifier as Spark SQL spells it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A column on its way from Postgres into the lake, where its name is ``name``."""
+
+    name: str
+    source: Column
+    mapping: TypeMapping
+    policy: Policy
+    is_key: bool
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """One replicated table as Spark and pyiceberg know it."""
+
+    config: SourceConfig
+    table: TableConfig
+    row: TableRow
+    suffix: str = ""
+    columns: tuple[LakeColumn, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [c for c in self.row.columns if c.name not in self.table.columns.exclude]
+        object.__setattr__(self, "columns", tuple(self._column(c) for c in found))
+
+    def _column(self, column: Column) -> LakeColumn:
+        rules, is_key = self.table.columns, column.name in self.row.key_columns
+        as_text = column.number in self.row.text_numbers
+        found = mapping(column.type, "string" if as_text else rules.types.get(column.name))
+        # Keys that the lake can't tell apart would be rows too many.
+        policy = "fail" if is_key and found.fits is not None else rules.unrepresentable
+        return LakeColumn(lake_column(column.name), column, found, policy, is_key)
+
+    @property
+    def key(self) -> tuple[LakeColumn, ...]:
+        """The key's columns in the key's order; empty for a table without one."""
+        by_name = {c.source.name: c for c in self.columns}
+        return tuple(by_name[name] for name in self.row.key_columns)
+
+    @property
+    def extra(self) -> Mapping[str, str]:
+        """The columns that its mode adds, with their Spark SQL types."""
+        return EXTRA_COLUMNS[self.row.mode]
+
+    @property
+    def name(self) -> str:
+        return self.config.lake_name(self.row.table) + self.suffix
+
+    @property
+    def identifier(self) -> tuple[str, str]:
+        """For pyiceberg."""
+        return (self.config.namespace, self.name)
+
+    @property
+    def location(self) -> str | None:
+        """Where a new table's files go; None where the catalog knows by itself."""
+        if self.config.lake.catalog.type != "sql":
+            return None
+        return f"{self.config.warehouse}/{self.config.namespace}/{safe_folder(self.name)}"
+
+    @property
+    def sql_name(self) -> str:
+        """For Spark SQL: catalog, namespace and table."""
+        return f"{CATALOG}.{ticked(self.config.namespace)}.{ticked(self.name)}"
+
+    @property
+    def procedure_name(self) -> str:
+        """For Iceberg's procedures: a string literal, parsed as an identifier on the other side."""
+        # With the catalog's name: a namespace may be called like a catalog.
+        text = self.sql_name
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+    def branch(self, branch: str) -> str:
+        """For Spark SQL: the table as of a branch."""
+        return f"{self.sql_name}.branch_{branch}"
+
+    def create(self, session: SparkSession) -> None:
+        """Create namespace and table where they don't exist yet, with a first, empty snapshot.
+
+        It names no cursor: on ``main``, and late, it would take the cursor back.
+        """
+        self._create(session, self.table.partition_by, self.creation_properties())
+        if self.state().snapshot_id is None:
+            # Writers branch off a snapshot (spark.publish); an empty one does.
+            session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
+
+    def reached(self, cursor: Cursor, foreign: str | None = None) -> dict[str, str]:
+        """The summary properties of the last commit of what leads to ``cursor`` (invariant 7)."""
+        return cursor_properties(cursor, self.row.epoch, foreign)
+
+    @property
+    def copy_id(self) -> str:
+        """Which copy it is: of which table, and when; the same in no life of the coordination."""
+        return f"{self.row.table}@{self.row.epoch}:{self.row.snapshot_lsn}"
+
+    def create_for_copy(self) -> Table:
+        """Create it, unless it is there, for files that a copy adds.
+
+        Of format version 2, unpartitioned, without a snapshot:
+        pyiceberg, which adds them, doesn't write version 3 yet; the first merge upgrades it.
+        """
+        properties = {
+            **self.creation_properties(),
+            "format-version": "2",
+            "write.delete.mode": "copy-on-write",
+            COPYING: self.copy_id,
+        }
+        catalog = open_catalog(self.config)
+        catalog.create_namespace_if_not_exists(self.config.namespace)
+        return catalog.create_table_if_not_exists(
+            self.identifier,
+            pa.schema(
+                [
+                    *(pa.field(c.name, arrow_type(c.mapping.lake)) for c in self.columns),
+                    *(pa.field(name, arrow_type(lake)) for name, lake in self.extra.items()),
+                ]
+            ),
+            self.location,
+            properties=properties,
+        )
+
+    def upgrade(self, session: SparkSession) -> Table | None:
+        """Give a table that was made for its copy the properties that it is configured with.
+
+        Returns the table as it was.
+        """
+        loaded = self.load()
+        wanted = self.properties()
+        if loaded is None:
+            return None
+        found = {**loaded.properties, "format-version": str(loaded.metadata.format_version)}
+        if any(found.get(key) != wanted[key] for key in ("format-version", "write.delete.mode")):
+            session.sql(f"alter table {self.sql_name} set tblproperties ({listed(wanted)})")
+        return loaded
+
+    def _create(
+        self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
+    ) -> None:
+        open_catalog(self.config)  # which makes a SQL catalog's own tables
+        types = {c.name: c.mapping.lake for c in self.columns} | dict(self.extra)
+        columns = ", ".join(f"{ticked(name)} {lake}" for name, lake in types.items())
+        session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
+        session.sql(
+            f"create table if not exists {self.sql_name} ({columns})"
+            f" {self.clauses(partition_by, properties)}"
+        )
+
+    def clauses(self, partition_by: Sequence[str], properties: Mapping[str, str]) -> str:
+        """What follows the columns in CREATE TABLE."""
+        fields = ", ".join(layout.parse_part(text).sql for text in partition_by)
+        parts = f" partitioned by ({fields})" if fields else ""
+        place = f" location {quoted(self.location)}" if self.location is not None else ""
+        return f"using iceberg{parts}{place} tblproperties ({listed(properties)})"
+
+    def properties(self) -> dict[str, str]:
+        """The table properties that it is configured with."""
+        version = self.config.lake.format_version
+        mode = "merge-on-read" if version >= 3 else "copy-on-write"
+        return {
+            "format-version": str(version),
+            "write.delete.mode": mode,
+            "write.merge.mode": mode,
+            "write.update.mode": mode,
+            "write.parquet.compression-codec": "zstd",
+            **READING,
+            # Each commit writes metadata.json anew and lists the older ones in it: keep few.
+            "write.metadata.delete-after-commit.enabled": "true",
+            "write.metadata.previous-versions-max": "20",
+            SOURCE: self.config.name,
+            TABLE: str(self.row.table),
+        }
+
+    def creation_properties(self) -> dict[str, str]:
+        """The table properties that it is created with."""
+        return {
+            **self.properties(),
+            PROPERTY: self.described().dump(),
+            layout.PROPERTY: layout.described(self.table.partition_by, ()),
+        }
+
+    def described(self, schema: Schema | None = None) -> TableColumns:
+        """What a table that is made now says of its columns, with the field ids of ``schema``."""
+        rules = self.table.columns
+        ids = {f.name: f.field_id for f in schema.fields} if schema is not None else {}
+        return TableColumns(
+            self.row.columns,
+            self.row.key_columns,
+            {c.source.number: ids[c.name] for c in self.columns if c.name in ids},
+            exclude=rules.exclude,
+            types=rules.types,
+        )
+
+    def telling(self) -> list[LakeColumn]:
+        """The columns that tell its rows apart where they have no key.
+
+        What older rows show in one that is ``unknown``, the lake can't say; the source has no more
+        such column, so rows that differ in it alone are the same there.
+        """
+        loaded = self.load()
+        unknown = self.recorded(loaded).unknown if loaded is not None else ()
+        return [c for c in self.columns if c.source.number not in unknown]
+
+    def recorded(self, loaded: Table) -> TableColumns:
+        """What the table itself says of its columns; an older version's says nothing."""
+        text = loaded.properties.get(PROPERTY)
+        if text is None:
+            return TableColumns(self.row.columns, self.row.key_columns)
+        return TableColumns.parse(text)
+
+    def is_made_by_us(self, loaded: Table) -> bool:
+        """Whether it says that this source made it, from this very table."""
+        said = loaded.properties.get(SOURCE), loaded.properties.get(TABLE)
+        return said == (self.config.name, str(self.row.table))
+
+    def load(self) -> Table | None:
+        """The table through pyiceberg, None if it doesn't exist.
+
+        Raises TableProblem if the catalog leads to a metadata file that isn't there, or isn't where
+        the table's has to be.
+        """
+        try:
+            loaded = open_catalog(self.config).load_table(self.identifier)
+            lake_place.check(self, loaded)
+        except NoSuchTableError:
+            return None
+        except ForeignPath as error:
+            raise lake_place.misled(self, error.what) from error
+        except FileNotFoundError as error:
+            raise TableProblem(
+                self.row.table,
+                f"the catalog leads its lake table {self.sql_name} to a file that isn't there (it"
+                f" was restored from a backup, or somebody removed the file): {first_line(error)}",
+                f"See that the warehouse can be reached. If the file is gone for good:"
+                f" {forgetting(self.config, self.name)}; then cdc-assets resync '{self.row.table}'",
+            ) from error
+        return loaded
+
+    def state(self) -> LakeState:
+        """Read copy, landed chunks and cursor from the ancestors of the current snapshot."""
+        return lake_state(self.load())
+
+    def has_rows(self, state: LakeState) -> bool:
+        """Whether there may be any row; False only if the table provably has no data file."""
+        loaded = self.load() if state.total_rows <= 0 else None
+        return state.total_rows > 0 or (loaded is not None and may_have_rows(loaded))
+
+
+def listed(properties: Mapping[str, str]) -> str:
+    """Table properties as Spark SQL writes them."""
+    return ", ".join(f"{quoted(k)}={quoted(v)}" for k, v in properties.items())
+
+
+def quoted(text: str) -> str:
+    """A string as Spark SQL writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

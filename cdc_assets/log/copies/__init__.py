@@ -1,0 +1,1 @@
+"""The chunks of a copy: how far each is, and who has claimed it."""

@@ -1,0 +1,251 @@
+"""The rows of ``snapshot_progress``: the plan of each copy, and who is at which chunk.
+
+A plan is frozen when a table is pinned. A chunk is *planned*, then *claimed* by a worker, then
+*written* (its rows are in a file of the lake that no snapshot holds yet), then *landed*. Landed is
+a cache for people and planners: which chunks landed is what the Iceberg table's snapshot summaries
+say (invariant 6). Everything before that is decided here, by the coordination server's clock.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cdc_assets.log.copies.claims import FREE, STALE_SECONDS
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
+from cdc_assets.postgres.catalog import Heap
+from cdc_assets.postgres.ctid import CtidRange
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkProgress:
+    """One chunk of a table's plan; rows, bytes (of Arrow data) and seconds once it was read.
+
+    ``file`` is what was written of it and several others, None for a chunk without rows.
+    """
+
+    key: str
+    range: CtidRange
+    state: str
+    rows: int | None
+    bytes: int | None
+    seconds: float | None
+    file: str | None = None
+
+
+def plan_copy(
+    store: LogStore,
+    row: TableRow,
+    pin: str,
+    point: Lsn,
+    chunks: Sequence[tuple[Heap, CtidRange]],
+    *,
+    resumes: bool = False,
+    state_without: str = "streaming",
+) -> None:
+    """Move a waiting table to copying under ``pin``; without chunks to ``state_without``.
+
+    Nothing is done if it doesn't wait any more as ``row`` says: while the pin was being made it got
+    another epoch (a re-sync, a change that isn't in the log), which waits for a pin of its own.
+
+    ``resumes``: chunks of an earlier pin stay landed or written, and the log counts from that pin.
+    """
+    name = str(row.table)
+    if not resumes:
+        with store.connection.transaction():
+            moved = store.connection.execute(
+                "update tables set state = %s, pin = %s, snapshot_lsn = %s, complete_lsn = %s,"
+                " reason = null, updated_at = now() where source = %s and table_name = %s"
+                " and epoch = %s and state = 'waiting' and snapshot_lsn is null",
+                (
+                    "copying" if chunks else state_without,
+                    pin if chunks else None,
+                    str(point),
+                    None if chunks else str(point),
+                    store.source,
+                    name,
+                    row.epoch,
+                ),
+            )
+            if not moved.rowcount:
+                return
+            if not chunks:
+                store.forget_cursor(row.table)
+        with store.connection.cursor() as cursor:
+            cursor.executemany(
+                "insert into snapshot_progress (source, table_name, epoch, chunk, first_block,"
+                " end_block, relation, relation_oid, filenode)"
+                " values (%s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict do nothing",
+                [
+                    (
+                        store.source,
+                        name,
+                        row.epoch,
+                        c.key(row.epoch),
+                        c.first_block,
+                        c.end_block,
+                        heap.id.identifier.as_string(store.connection),
+                        heap.oid,
+                        heap.filenode,
+                    )
+                    for heap, c in chunks
+                ],
+            )
+        return
+    store.connection.execute(
+        "update tables set state = 'copying', pin = %s, reason = null, updated_at = now()"
+        " where source = %s and table_name = %s and epoch = %s and state = 'waiting'",
+        (pin, store.source, name, row.epoch),
+    )
+
+
+def restart_copy(store: LogStore, row: TableRow, *, of_pin: str | None = None) -> bool:
+    """Give up the copy of ``row``'s epoch: a new epoch waits for a new pin.
+
+    ``of_pin``: only while it is being copied under that pin. False when nothing was given up.
+    """
+    with store.connection.transaction():
+        moved = store.connection.execute(
+            "update tables set state = 'waiting', epoch = epoch + 1, pin = null, followed = false,"
+            " snapshot_lsn = null, complete_lsn = null, reason = null, updated_at = now()"
+            " where source = %(source)s and table_name = %(table)s and epoch = %(epoch)s"
+            " and (%(pin)s::uuid is null or (pin = %(pin)s::uuid and state = 'copying'))",
+            {
+                "source": store.source,
+                "table": str(row.table),
+                "epoch": row.epoch,
+                "pin": of_pin,
+            },
+        )
+        if moved.rowcount:
+            store.connection.execute(
+                "delete from snapshot_progress"
+                " where source = %s and table_name = %s and epoch <= %s",
+                (store.source, str(row.table), row.epoch),
+            )
+    return moved.rowcount == 1
+
+
+def await_another_pin(store: LogStore, row: TableRow) -> None:
+    """The pin is lost, what was copied stays: the rest waits for another pin, in the same epoch."""
+    with store.connection.transaction():
+        moved = store.connection.execute(
+            "update tables set state = 'waiting', pin = null, updated_at = now()"
+            " where source = %s and table_name = %s and epoch = %s and pin = %s"
+            " and state = 'copying'",
+            (store.source, str(row.table), row.epoch, row.pin),
+        )
+        if moved.rowcount:
+            store.connection.execute(
+                "update snapshot_progress set state = 'planned', claim = null, claimed_by = null"
+                " where source = %s and table_name = %s and epoch = %s and state = 'claimed'",
+                (store.source, str(row.table), row.epoch),
+            )
+
+
+def void_copy(store: LogStore, row: TableRow, at: Lsn) -> str | None:
+    """Nothing of the table needs to be read any more: the log truncates it, at or before ``at``.
+
+    What is outstanding counts as written without rows, under a pin of its own that nobody has to
+    hold: the table isn't whole before ``at``. Returns that pin, None if the copy went on elsewhere.
+    """
+    pin = str(uuid.uuid4())
+    with store.connection.transaction():
+        store.connection.execute(
+            "insert into pins (pin, source, consistent_point) values (%s, %s, %s)",
+            (pin, store.source, str(at)),
+        )
+        moved = store.connection.execute(
+            "update tables set pin = %s, updated_at = now() where source = %s and table_name = %s"
+            " and epoch = %s and pin = %s and state = 'copying'",
+            (pin, store.source, str(row.table), row.epoch, row.pin),
+        )
+        if not moved.rowcount:
+            return None
+        store.connection.execute(
+            "update snapshot_progress set state = 'written', file = null, rows = 0, bytes = 0,"
+            " claim = null where source = %s and table_name = %s and epoch = %s"
+            " and state in ('planned', 'claimed')",
+            (store.source, str(row.table), row.epoch),
+        )
+    return pin
+
+
+def planned_files(store: LogStore, row: TableRow) -> dict[int, int]:
+    """The file that each heap of the plan had when it was planned: filenode by oid."""
+    rows = store.connection.execute(
+        "select distinct relation_oid, filenode from snapshot_progress"
+        " where source = %s and table_name = %s and epoch = %s",
+        (store.source, str(row.table), row.epoch),
+    ).fetchall()
+    return {int(oid): int(filenode) for oid, filenode in rows}
+
+
+def chunks(store: LogStore, table: TableId, epoch: int) -> list[ChunkProgress]:
+    """The table's plan with its progress, in block order."""
+    rows = store.connection.execute(
+        "select chunk, state, rows, bytes, seconds, file from snapshot_progress"
+        " where source = %s and table_name = %s and epoch = %s order by chunk",
+        (store.source, str(table), epoch),
+    ).fetchall()
+    return [ChunkProgress(key, CtidRange.parse(key)[1], *rest) for key, *rest in rows]
+
+
+def mark_landed(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
+    """Remember that the Iceberg table holds these chunks."""
+    store.connection.execute(
+        "update snapshot_progress set state = 'landed', landed_at = coalesce(landed_at, now()),"
+        " claim = null where source = %s and table_name = %s and epoch = %s and chunk = any(%s)"
+        " and state <> 'landed'",
+        (store.source, str(table), epoch, list(keys)),
+    )
+
+
+def forget_landed(store: LogStore, table: TableId, epoch: int, keep: Iterable[str]) -> None:
+    """Plan those chunks again that are marked landed and that the Iceberg table doesn't hold."""
+    store.connection.execute(
+        "update snapshot_progress set state = 'planned', claim = null, landed_at = null"
+        " where source = %s and table_name = %s and epoch = %s and state = 'landed'"
+        " and chunk <> all(%s)",
+        (store.source, str(table), epoch, list(keep)),
+    )
+
+
+def plan_again(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
+    """What was written of these chunks can't be used: have them read again."""
+    store.connection.execute(
+        "update snapshot_progress set state = 'planned', claim = null, file = null"
+        " where source = %s and table_name = %s and epoch = %s and state = 'written'"
+        " and chunk = any(%s)",
+        (store.source, str(table), epoch, list(keys)),
+    )
+
+
+def unread(store: LogStore, row: TableRow) -> bool:
+    """Whether a chunk of the table is still to be read: only then its pin is needed."""
+    found = store.connection.execute(
+        "select exists (select from snapshot_progress where source = %s and table_name = %s"
+        " and epoch = %s and state in ('planned', 'claimed'))",
+        (store.source, str(row.table), row.epoch),
+    ).fetchone()
+    return bool(found and found[0])
+
+
+def claimable(store: LogStore, row: TableRow, only: Iterable[str] | None) -> int:
+    """How many chunks a worker could claim now (see ``log.copies.claims``)."""
+    found = store.connection.execute(
+        f"select count(*) from snapshot_progress c where {FREE}",
+        {
+            "source": store.source,
+            "table": str(row.table),
+            "epoch": row.epoch,
+            "pin": row.pin,
+            "stale": STALE_SECONDS,
+            "only": list(only) if only is not None else None,
+        },
+    ).fetchone()
+    return int(found[0]) if found else 0

@@ -1,0 +1,124 @@
+"""What a staged file's rows look like: the Relation message that preceded them.
+
+One file has one relation. A batch is cut where it changes, so that a schema change is applied
+between the rows before and after it. What a change means for the lake is in ``evolve``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import psycopg
+
+from cdc_assets.log.batch import Outline
+from cdc_assets.log.tables import TableRow
+from cdc_assets.postgres.catalog import attributes, describe
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import listed_columns, sent_columns
+
+
+@dataclass(frozen=True, slots=True)
+class ToldColumn:
+    """A column as the stream tells it: without its attribute number."""
+
+    name: str
+    type_oid: int
+    modifier: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A table as the stream, or the catalog in its stead, tells it.
+
+    ``identity`` is the replica identity: d(efault), n(othing), f(ull), i(ndex). With f(ull) every
+    column is flagged as the key's. ``numbers``: the columns' attribute numbers, which only the
+    catalog tells.
+    """
+
+    identity: str
+    columns: tuple[ToldColumn, ...]
+    numbers: tuple[int, ...] = ()
+    full_key: tuple[str, ...] | None = None
+    """The key under f(ull), which only the catalog tells."""
+
+    def same(self, row: TableRow) -> bool:
+        """Whether the table is what ``row`` describes; the order of its key doesn't matter."""
+        if self.numbers and self.numbers != tuple(c.number for c in row.columns):
+            return False
+        columns = [(c.name, c.type_oid, c.modifier) for c in self.columns]
+        return columns == [(c.name, c.type_oid, c.modifier) for c in row.columns] and set(
+            self.key(row.key_columns)
+        ) == set(row.key_columns)
+
+    def key(self, known: Sequence[str]) -> tuple[str, ...]:
+        """The names of the key's columns; ``known`` where the stream can't say."""
+        if self.identity in ("f", "n"):
+            return tuple(known) if self.full_key is None else self.full_key
+        return tuple(c.name for c in self.columns if c.is_key)
+
+
+def alike(batch: Sequence[Outline]) -> tuple[list[Outline], Told]:
+    """The leading entries that have the first one's relation, and that relation."""
+    told = _told(batch[0])
+    return list(takewhile(lambda outlined: _told(outlined) == told, batch)), told
+
+
+def _told(outlined: Outline) -> Told:
+    told = outlined.relation
+    return Told(told["identity"], tuple(ToldColumn(*column) for column in told["columns"]))
+
+
+_ALTERED = """
+select attrelid::bigint, attgenerated::text, attnum, attname, atttypid::bigint, atttypmod
+  from pg_catalog.pg_attribute
+ where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
+ order by attrelid, attnum
+"""
+
+
+def altered(
+    source: psycopg.Connection[tuple[Any, ...]], rows: Sequence[TableRow], publication: str
+) -> frozenset[TableId]:
+    """The tables that stream and whose columns at the source aren't those of the lake.
+
+    One query for all; a table that is gone is none of them.
+    """
+    streaming = [row for row in rows if row.state == "streaming"]
+    sent, oids = sent_columns(source, publication), [row.oid for row in streaming]
+    listed = listed_columns(source, publication, oids)
+    now: dict[int, list[tuple[Any, ...]]] = {}
+    for oid, generated, *column in source.execute(_ALTERED, (oids,)):
+        if column[0] in listed[oid] if oid in listed else generated in sent:
+            now.setdefault(oid, []).append(tuple(column))
+    return frozenset(
+        row.table
+        for row in streaming
+        if row.oid in now
+        and now[row.oid] != [(c.number, c.name, c.type_oid, c.modifier) for c in row.columns]
+    )
+
+
+def told_by_catalog(
+    source: psycopg.Connection[tuple[object, ...]], row: TableRow, publication: str
+) -> Told:
+    """What a Relation message would say now. Raises TableProblem when the table is gone."""
+    found = describe(source, row.table)
+    sent = sent_columns(source, publication)
+    listed = listed_columns(source, publication, [found.oid]).get(found.oid)
+    full = found.replica_identity == "f"
+    key = () if found.replica_identity == "n" else found.key_columns
+    now = [
+        a
+        for a in attributes(source, found.oid)
+        if not a.dropped and (a.generated in sent if listed is None else a.number in listed)
+    ]
+    return Told(
+        found.replica_identity,
+        tuple(ToldColumn(a.name, a.type_oid, a.modifier, full or a.name in key) for a in now),
+        tuple(a.number for a in now),
+        found.key_columns if full else None,
+    )

@@ -1,0 +1,1 @@
+"""The coordination schema: its versions, and whose it may be."""

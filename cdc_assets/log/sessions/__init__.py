@@ -1,0 +1,1 @@
+"""Who is alive: heartbeats, and the workers that merge."""

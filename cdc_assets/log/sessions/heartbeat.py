@@ -1,0 +1,171 @@
+"""Who is alive: heartbeats of processes that hold locks, and the end of those without one.
+
+A lock decides who flushes, and who writes a lake table. It belongs to a session, and a session
+outlives a process that is stopped, or a host that is cut off: nobody would take over. So
+every process that holds such locks, or waits for them, writes down its sessions and says every few
+seconds that it lives; whoever finds that another one wasn't heard of for STALE_SECONDS ends that
+one's sessions. The coordination server's clock is the only one that counts.
+
+A heart judges others only while it beats itself. One that was stopped, or cut off, or has just
+begun, finds everybody silent if the server was away; so a silence counts only where the heart that
+finds it has beaten without a break for as long.
+
+A late one can do no harm as far as what it does goes through the very session that held the lock:
+that session is gone. Why the rest of it is harmless is said where it is done (``flusher.turn``,
+``lake.publish``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.log.session import connect_log
+from cdc_assets.log.store import LogStore
+from cdc_assets.postgres.session.kept import KeptConnection
+from cdc_assets.process.children import process_name
+from cdc_assets.process.helper_thread import HelperThread, Note
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 3.0
+# Ten heartbeats: longer than a machine is busy with something else, half of what a take-over may
+# take.
+STALE_SECONDS = 30.0
+
+_ADOPT = """
+with mine as (select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()),
+added as (
+    insert into sessions (pid, backend_start, source, holder, process)
+    select pid, backend_start, %s, %s, %s from mine on conflict do nothing)
+select pid, backend_start from mine
+"""
+# Those of ours that we gave up on: behind a dead connection the server would keep one, with its
+# lock, for hours.
+_GIVEN_UP = """
+s.holder = %(holder)s and (s.pid, s.backend_start) in (
+    select * from unnest(%(pids)s::int[], %(starts)s::timestamptz[]))
+"""
+_BEAT = f"""
+with beat as (
+    update sessions s set heartbeat_at = clock_timestamp()
+     where s.holder = %(holder)s and not ({_GIVEN_UP}))
+select clock_timestamp()
+"""
+_END = f"""
+select s.pid, s.backend_start, s.process, pg_terminate_backend(s.pid)
+  from sessions s
+  join pg_stat_activity a on a.pid = s.pid and a.backend_start = s.backend_start
+ where s.source = %(source)s
+   and (s.holder <> %(holder)s and s.heartbeat_at < %(unheard_since)s::timestamptz
+        or {_GIVEN_UP})
+"""
+_FORGET = """
+delete from sessions s
+ where s.source = %(source)s and not exists (
+       select from pg_stat_activity a
+        where a.pid = s.pid and coalesce(a.backend_start = s.backend_start, true))
+"""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Since when a heart beats without a break, by the server's clock."""
+
+    last: datetime | None = None
+    since: datetime | None = None
+
+    def beat(self, now: datetime) -> datetime | None:
+        """Note a heartbeat. Who wasn't heard of since the answer is dead; None: it can't be told.
+
+        A break is half of STALE_SECONDS, or a clock that went back.
+        """
+        stale = timedelta(seconds=STALE_SECONDS)
+        if self.last is None or not timedelta() <= now - self.last <= stale / 2:
+            self.since = now
+        self.last = now
+        return now - stale if self.since is not None and now - self.since >= stale else None
+
+
+class Heart:
+    """Beats for this process in a thread and a session of its own; ends the sessions of the dead.
+
+    An error of it is logged and tried again: if the database is down, nobody else gets the turn.
+    """
+
+    def __init__(self, config: SourceConfig, note: Note = lambda _name, _trouble: None) -> None:
+        self._config = config
+        self.holder = uuid.uuid4()
+        self._process = process_name()
+        self._watch = Watch()
+        self._lock = threading.Lock()
+        self._mine: dict[int, datetime] = {}
+        self._given_up: set[tuple[int, datetime]] = set()
+        self._connection = KeptConnection(lambda: connect_log(config, "heart"))
+        self._thread = HelperThread(
+            "heart", self._beat, HEARTBEAT_SECONDS, at_end=self._connection.close, note=note
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def adopt(self, store: LogStore) -> int:
+        """Vouch for a session from now on: before it holds a lock. Returns its backend."""
+        row = store.connection.execute(
+            _ADOPT, (self._config.name, self.holder, self._process)
+        ).fetchone()
+        assert row is not None
+        pid, start = row
+        with self._lock:
+            self._mine[pid] = start
+        return int(pid)
+
+    def give_up(self, pid: int) -> None:
+        """The session is closed, or lost: if the server still has it, it may end it."""
+        with self._lock:
+            if (start := self._mine.pop(pid, None)) is not None:
+                self._given_up.add((pid, start))
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _beat(self) -> None:
+        # A backend is named by its start, too: its number may come again.
+        with self._lock:
+            given_up = sorted(self._given_up)
+        which: dict[str, Any] = {
+            "source": self._config.name,
+            "holder": self.holder,
+            "pids": [pid for pid, _ in given_up],
+            "starts": [start for _, start in given_up],
+        }
+        with self._connection.use() as connection:
+            row = connection.execute(_BEAT, which).fetchone()
+            assert row is not None
+            which["unheard_since"] = self._watch.beat(row[0])
+            ending = connection.execute(_END, which).fetchall()
+            connection.execute(_FORGET, which)
+        for _, _, process, ended in ending:
+            if ended:
+                logger.warning("ended a session that %s has left behind", process)
+        still_there = {(pid, start) for pid, start, _, _ in ending}
+        with self._lock:
+            self._given_up -= set(given_up) - still_there
+
+
+def active_process(store: LogStore) -> tuple[str, bool] | None:
+    """The process that has the turn, and whether it wasn't heard of for too long."""
+    holder = store.lock_holder(f"flusher:{store.source}")
+    if holder is None:
+        return None
+    row = store.connection.execute(
+        "select process, heartbeat_at < clock_timestamp() - make_interval(secs => %s)"
+        " from sessions where source = %s and pid = %s",
+        (STALE_SECONDS, store.source, holder),
+    ).fetchone()
+    return (str(row[0]), bool(row[1])) if row else (f"session {holder}", False)

@@ -1,0 +1,1 @@
+"""Staged files: their form, and the places where they are."""

@@ -1,0 +1,178 @@
+"""Where files of ours are: the one place that says whether a path may be deleted, and deletes.
+
+A path comes from the log, a catalog or a listing, and whoever may write there may write any path.
+So it is held against a *place*, a folder that the configuration gives: normalized, on the same
+storage, and strictly below it, also where a symbolic link leads elsewhere. All paths of a call are
+looked at before the first file goes.
+
+Which folder is a source's is in ``staged_places``; which one is a lake table's in
+``lake.place``.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from pyarrow import fs
+
+from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.log.staged.storage import Storage
+from cdc_assets.postgres.names import TableId
+
+if TYPE_CHECKING:
+    from cdc_assets.config.source import SourceConfig
+
+# Deletions wait for an object store, not for the processor.
+_PARALLEL = 8
+_KNOWN = re.compile(r"\A(?:file:///(?!/)|(?:file:)?/(?!/)|s3://[^/])")
+_ODD = re.compile(r"[\x00-\x1f\x7f]")
+# What a flusher calls a file, below its source's folder: a table's folder, a day, a random name.
+_STAGED = re.compile(r"\A[A-Za-z0-9_.-]+/\d{4}-\d\d-\d\d/[A-Za-z0-9_-]+\.parquet\Z")
+
+
+class ForeignPath(CdcError):
+    """A path isn't below the folder that it belongs to."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        super().__init__(f"{path!r} isn't below {folder}: it is neither read nor removed.")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder of ours, as a URI; ``literal``: URIs there are Iceberg's, with nothing encoded."""
+
+    uri: str
+    storage: Storage
+    literal: bool = False
+
+    def __post_init__(self) -> None:
+        if not _KNOWN.match(self.uri) or _segments(self.root) is None:
+            raise ForeignPath(self.uri, "a folder of file:/// or s3://")
+
+    @property
+    def root(self) -> str:
+        """The folder's path on its file system."""
+        return self._located(self.uri)
+
+    @property
+    def filesystem(self) -> fs.FileSystem:
+        return self.storage.locate(self.uri)[0]
+
+    @property
+    def _is_local(self) -> bool:
+        return not self.uri.startswith("s3:")
+
+    def holds(self, uri: str) -> bool:
+        """Whether the URI names something strictly below the folder."""
+        with suppress(ForeignPath):
+            return bool(self.path(uri))
+        return False
+
+    def path(self, uri: str) -> str:
+        """Where it is on the file system. Raises ForeignPath unless it is below the folder."""
+        same = _KNOWN.match(uri) and uri.startswith("s3:") != self._is_local
+        path = self._located(uri)
+        if not same or self.below(path) is None:
+            raise ForeignPath(uri, self.uri)
+        return path
+
+    def _located(self, uri: str) -> str:
+        path = uri if self.literal else unquote(uri)
+        if not self._is_local:
+            return path.removeprefix("s3://")
+        return "/" + path.removeprefix("file:").lstrip("/")
+
+    def below(self, path: str) -> str | None:
+        """What of a path of the file system comes after the folder, None if it isn't below it."""
+        root, segments = _segments(self.root), _segments(path)
+        if root is None or segments is None:
+            return None
+        if len(segments) > len(root) and segments[: len(root)] == root:
+            return "/".join(segments[len(root) :])
+        return self._really_below(path) if self._is_local else None
+
+    def _really_below(self, path: str) -> str | None:
+        """The same by where symbolic links lead; the last part may be a link itself, which goes."""
+        folder, name = os.path.split(path)
+        root, real = _segments(os.path.realpath(self.root)), _segments(os.path.realpath(folder))
+        if not name or _segments(path) is None or root is None or real is None:
+            return None
+        if real[: len(root)] != root:
+            return None
+        return "/".join([*real[len(root) :], name])
+
+    def delete(self, paths: Iterable[str]) -> tuple[int, int]:
+        """Delete files; how many, and their bytes. What is gone already is well, and not counted.
+
+        ``paths`` are the file system's. Raises ForeignPath, having deleted nothing.
+        """
+        paths = list(paths)
+        below = self._really_below if self._is_local else self.below
+        for path in paths:
+            if below(path) is None:
+                raise ForeignPath(path, self.uri)
+
+        def remove(path: str) -> int | None:
+            info = self.filesystem.get_file_info(path)
+            with suppress(FileNotFoundError):
+                if info.is_file:
+                    self.filesystem.delete_file(path)
+                    return info.size or 0
+            return None
+
+        with ThreadPoolExecutor(_PARALLEL, "deletion") as pool:
+            sizes = [size for size in pool.map(remove, paths) if size is not None]
+        return len(sizes), sum(sizes)
+
+    def delete_empty(self, folders: Iterable[str]) -> None:
+        """Delete folders that nothing is in, the deepest first; an object store has none."""
+        if self._is_local:
+            for folder in sorted(folders, key=lambda path: -path.count("/")):
+                if folder == self.root or self._really_below(folder) is not None:
+                    with suppress(OSError):  # not empty, or gone
+                        Path(folder).rmdir()
+
+
+def _segments(path: str) -> list[str] | None:
+    """The names that a path consists of, None if one of them isn't a plain name."""
+    names = path.strip("/").split("/") if path.strip("/") else []
+    if _ODD.search(path) or any(name in ("", ".", "..") for name in names):
+        return None
+    return names
+
+
+def staged_places(config: SourceConfig) -> tuple[Place, ...]:
+    """Where the source's staged files are: the one that is written to comes first."""
+    storage = Storage.of(config.s3)
+    uris = (config.staging_uri, *config.staging.former_uris)
+    return tuple(Place(f"{uri.rstrip('/')}/{config.name}", storage) for uri in uris)
+
+
+def staged_place(places: Sequence[Place], uri: str) -> Place | None:
+    """Which of a source's places a staged file is in; None: it is none of its staged files."""
+    for place in places:
+        with suppress(ForeignPath):
+            path = place.path(uri)
+            if _STAGED.match(place.below(path) or ""):
+                return place
+    return None
+
+
+def foreign_entry(table: TableId, path: str, places: Sequence[Place]) -> TableProblem:
+    """The log names a file that the flusher of this source has never written."""
+    where = " or ".join(place.uri for place in places)
+    return TableProblem(
+        table,
+        f"its log names {path!r}, which is no staged file below {where}: it is neither read nor"
+        " removed",
+        "If staging.uri was another one, say so in staging.former_uris. If not, somebody wrote into"
+        f" log_index: delete that entry, and: cdc-assets resync {table}.",
+    )

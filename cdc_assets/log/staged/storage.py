@@ -1,0 +1,208 @@
+"""Where staged files are kept: how to reach the place, and to write there durably."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from shutil import rmtree
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from pyarrow import fs
+
+from cdc_assets.config.sections import S3Config
+from cdc_assets.errors import StagingProblem, first_line
+from cdc_assets.postgres.names import TableId, safe_folder
+
+# No progress for this long (libcurl adds some 6 s), and a request to an object store has failed: a
+# hang is bounded, while a large object over a slow line isn't hurried.
+S3_CONNECT_SECONDS = 5.0
+S3_REQUEST_SECONDS = 10.0
+# Tries of one request before its caller hears of the failure.
+S3_ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How to reach the staging place from any process; keys come from the environment."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
+
+    @classmethod
+    def of(cls, s3: S3Config) -> Storage:
+        return cls(s3.endpoint, s3.region, s3.path_style)
+
+    def locate(self, uri: str, *, literal: bool = False) -> tuple[fs.FileSystem, str]:
+        """The pyarrow filesystem of a ``file://`` or ``s3://`` URI, and the path in it.
+
+        ``literal``: nothing in it is encoded, as Iceberg has it; Hadoop writes ``file:/``.
+        """
+        if literal:
+            if uri.startswith("s3://"):
+                return _object_store(self), uri.removeprefix("s3://")
+            return fs.LocalFileSystem(), "/" + uri.removeprefix("file:").lstrip("/")
+        parsed = urlparse(uri)
+        if parsed.scheme == "s3":
+            return _object_store(self), unquote(parsed.netloc + parsed.path)
+        return fs.LocalFileSystem(), unquote(parsed.path)
+
+
+@lru_cache(maxsize=16)
+def _object_store(storage: Storage) -> fs.FileSystem:
+    """One client a process and place, so that its connections are used again."""
+    options: dict[str, object] = {}
+    if storage.endpoint:
+        options["endpoint_override"] = storage.endpoint
+        options["force_virtual_addressing"] = not storage.path_style
+    if storage.region:
+        options["region"] = storage.region
+    return fs.S3FileSystem(
+        connect_timeout=S3_CONNECT_SECONDS,
+        request_timeout=S3_REQUEST_SECONDS,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=S3_ATTEMPTS),
+        # An object of less than a part (10 MB) is one request instead of three.
+        allow_delayed_open=True,
+        **options,
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+# What waiting doesn't mend: of a file system …
+_PERMANENT_ERRNOS = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+# … and of an object store, as the AWS SDK calls it in its messages.
+_PERMANENT_S3 = (
+    "ACCESS_DENIED",
+    "INVALID_ACCESS_KEY_ID",
+    "NO_SUCH_BUCKET",
+    "SIGNATURE_DOES_NOT_MATCH",
+)
+# Where shared files are, beside the tables' folders, whose names all have a dot.
+SHARED_FOLDER = "shared"
+
+
+def folder_name(table: TableId) -> str:
+    """The table's name where only letters, digits, ``_ . -`` are sure to be safe; unique.
+
+    A name that had to be changed gets a hash, so that no two tables share a folder.
+    """
+    dotted = "." in table.schema + table.name  # a.b of c, or b.c of a?
+    return safe_folder(f"{table.schema}.{table.name}", str(table) if dotted else None)
+
+
+def check_place(uri: str, source: str, storage: Storage, *, leave_nothing: bool = False) -> None:
+    """Store a small file, to see whether it can be done; ``leave_nothing``: and remove it again.
+
+    Raises StagingProblem for what somebody has to correct. A place that is full or down for now is
+    only logged: the flusher waits for it, and the slot keeps what it waits with.
+    """
+    name = f".writable-{uuid.uuid4().hex}" if leave_nothing else ".writable"
+    probe = f"{uri.rstrip('/')}/{source}/{name}"
+    with _removed(probe, storage) if leave_nothing else nullcontext():
+        try:
+            store(storage, probe, pa.py_buffer(b"cdc_assets can write here\n"))
+        except OSError as error:
+            said = first_line(error)
+            if error.errno in _PERMANENT_ERRNOS or any(name in said for name in _PERMANENT_S3):
+                raise StagingProblem(
+                    f"the staging place {uri} can't be written: {said}.",
+                    "Correct staging.uri (and s3:), or what stands in the way: the folder or the"
+                    " bucket must exist and allow this process to write"
+                    + ("; its keys come from AWS_… variables." if uri.startswith("s3://") else "."),
+                ) from error
+            logger.warning("the staging place %s can't be written now: %s", uri, said)
+
+
+@contextmanager
+def _removed(uri: str, storage: Storage) -> Iterator[None]:
+    """Remove the file that the block writes, and the folders that came with it."""
+    filesystem, path = storage.locate(uri)
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        yield
+        with suppress(OSError):  # not stored, or it can't be reached any more
+            # A folder of an object store is a marker, which pyarrow leaves when it deletes a file.
+            filesystem.delete_file(path)
+        return
+    with folders_as_they_were(Path(path)):
+        yield
+
+
+@contextmanager
+def folders_as_they_were(probe: Path) -> Iterator[None]:
+    """Remove ``probe``, which the block makes, and the folders above it that weren't there."""
+    made = [folder for folder in probe.parents if not folder.exists()]
+    try:
+        yield
+    finally:
+        probe.unlink(missing_ok=True) if probe.is_file() else rmtree(probe, ignore_errors=True)
+        for folder in made:
+            with suppress(OSError):  # it never came to be, or has something else in it by now
+                folder.rmdir()
+
+
+def store(storage: Storage, uri: str, data: pa.Buffer) -> None:
+    """Write one file durably; under a name that is taken, the new content wins. Raises OSError."""
+    filesystem, path = storage.locate(uri)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        _store_durably(Path(path), data)
+        return
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(data)
+
+
+def _store_durably(path: Path, data: pa.Buffer) -> None:
+    """Write a local file: once this returns, it is there whole after a power cut, too.
+
+    Until then nobody looks at it: only what is registered is read.
+    """
+    try:
+        file = path.open("wb")
+    except FileNotFoundError:
+        _make_durably(path.parent)
+        file = path.open("wb")
+    try:
+        with file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):  # the half of a file would fill a full disk even more
+            path.unlink()
+        raise
+    _sync(path.parent)
+
+
+def _make_durably(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

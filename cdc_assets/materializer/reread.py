@@ -1,0 +1,75 @@
+"""Reading rows again from the source, where neither the log nor the lake has a column's value.
+
+That is the case only where a copy was resumed on another snapshot: a row moved into a chunk that
+was copied already, and its update left a TOAST column out; or a row got another key before that
+snapshot, under which the lake may hold whose key it is by now (invariant 8). The row is read as it
+is *now*, which may be later than the log's position; the changes in between are still to come and
+end with the same row. A row that is gone needs nothing: its delete is still to come. Until the log
+is applied to where the rows were read the table isn't whole: its ``complete_lsn`` says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.lake.tables import LakeColumn, LakeTable
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import attributes, check_oid
+from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.postgres.types import text_form
+
+Reread = Callable[[Sequence[Key]], list[str]]
+
+
+def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
+    """What is read of a row ``t``; ``now``: what the source calls its columns, maybe ahead."""
+
+    def text(column: LakeColumn) -> sql.Composable:
+        if column.source.number not in now:
+            return sql.SQL("null")
+        return text_form(sql.Identifier("t", now[column.source.number]))
+
+    return sql.SQL(", ").join(text(c) for c in lake.columns)
+
+
+def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
+    numbers = [c.source.number for c in lake.key]
+    found = key_columns(source, lake.row.oid, numbers)
+    if gone := [c.name for c in lake.key if c.source.number not in found]:
+        raise TableProblem(
+            lake.row.table,
+            f"rows of it have to be read again, and the source has no column {gone[0]} any more,"
+            " which belongs to their key",
+            f"Copy it anew: cdc-assets resync {lake.row.table}.",
+        )
+    return [found[number] for number in numbers]
+
+
+def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
+    """A function from keys to rows, both in text form; rows are JSON as in ``_data``.
+
+    The table is remembered as not whole before the moment that they were read at.
+    """
+
+    def reread(keys: Sequence[Key]) -> list[str]:
+        found: list[str] = []
+        names = [c.source.name for c in lake.columns]
+        with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
+            check_oid(source, lake.row.table, lake.row.oid)
+            now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+            select, key = _select(lake, now), _key(source, lake)
+            query = sql.SQL("select {} from {} join {} t on {}")
+            for some in lookups(key, keys):
+                cursor.execute(query.format(select, some.listed, lake.table.rows, some.equal))
+                found.extend(json.dumps(dict(zip(names, row, strict=True))) for row in cursor)
+            pipeline.store.not_whole_before(lake.row, current_lsn(source))
+        return found
+
+    return reread

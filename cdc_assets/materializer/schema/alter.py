@@ -1,0 +1,172 @@
+"""Taking a lake table from one relation to the next, in place where that is right.
+
+Each statement is a commit of its own, so whoever dies between two leaves a table that is altered
+half-way. What is left to be done is found by field ids and attribute numbers, which renames keep
+(``lake.columns``): every step is done once, however often it is tried. The steps end before a row
+of the new relation is merged; the cursor doesn't move with them.
+
+A dropped column stays, NULL in every row that is written from then on. An added one gets the values
+that rows of before show in it (``fill``). What can't be followed is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from pyiceberg.schema import Schema
+from pyspark.sql import SparkSession
+
+from cdc_assets.config.tables import ColumnsConfig
+from cdc_assets.errors import TableProblem
+from cdc_assets.lake.columns import PROPERTY, TableColumns
+from cdc_assets.lake.standing import park
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import LakeTable, listed
+from cdc_assets.log.relation import Told
+from cdc_assets.materializer.schema.columns import Refused, next_columns
+from cdc_assets.materializer.schema.fill import fill
+from cdc_assets.materializer.schema.statements import alterations
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.types import mapping
+
+logger = logging.getLogger(__name__)
+
+
+def current(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, state: LakeState
+) -> tuple[LakeTable, bool]:
+    """``lake`` as the table itself describes it; what a dead writer has begun is ended.
+
+    True if that can't be ended before the relation is known: :func:`follow` does it. What somebody
+    else renamed gets its name back. Parks the table and raises TableProblem if its columns can't be
+    those of its rows: dropped by somebody, of before a schema change, of another configuration.
+    """
+    loaded = lake.load()
+    assert loaded is not None
+    described = lake.recorded(loaded)
+    if (why := reconfigured(described, lake.table.columns)) is not None:
+        park(pipeline.store, lake, why)
+    if state.sequence < described.since:
+        park(pipeline.store, lake, "its lake table was set back to before its columns were changed")
+    row = replace(lake.row, columns=described.columns, key_columns=described.key)
+    found = replace(lake, row=row)
+    if not described.altering:
+        described = _restored(pipeline, session, found, described, loaded.schema())
+    if described.fill:
+        _filled(pipeline, session, found, state, described)
+    if row != lake.row:
+        pipeline.store.set_columns(row)
+    return found, described.altering
+
+
+def reconfigured(described: TableColumns, rules: ColumnsConfig) -> str | None:
+    """How the configuration differs from what the table was made with, where that concerns it."""
+    if described.exclude is None or described.types is None:
+        return None
+    for column in described.columns:
+        if (column.name in described.exclude) != (column.name in rules.exclude):
+            was = "without" if column.name in described.exclude else "with"
+            return f"its lake table was made {was} column {column.name} (columns.exclude)"
+        before, now = described.types.get(column.name), rules.types.get(column.name)
+        if mapping(column.type, before).lake != mapping(column.type, now).lake:
+            kind = mapping(column.type, before).lake
+            return f"its lake table was made with column {column.name} as {kind} (columns.types)"
+    return None
+
+
+def follow(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, state: LakeState, told: Told
+) -> LakeTable:
+    """Alter the table, whose state is ``state``, so that it takes rows of the relation ``told``.
+
+    Parks the table and raises TableProblem where that can't be done in place.
+    """
+    try:
+        described, after = next_columns(pipeline, lake, told)
+        loaded = lake.load()
+        assert loaded is not None
+        statements = alterations(after, loaded.schema(), described.fields)
+    except Refused as refused:
+        way_out = f"Then run: cdc-assets resync {lake.row.table}."
+        if not refused.remedy:
+            way_out = f"Copy it anew: cdc-assets resync {lake.row.table}."
+        problem = TableProblem(lake.row.table, refused.what, f"{refused.remedy} {way_out}".strip())
+        pipeline.store.park(lake.row.table, str(problem), lake.row.epoch)
+        raise problem from refused
+    if statements or described.fill:
+        # A writer that finds the table half-way sees that it is ours. The fields are named now, as
+        # columns may have gone by their names, which are about to change.
+        known = lake.recorded(loaded)
+        begun = replace(known, fields=described.fields, altering=True)
+        if begun != known:
+            _describe(pipeline, session, lake, begun)
+    for statement in statements:
+        _alter(pipeline, session, lake, statement)
+    loaded = lake.load()
+    assert loaded is not None
+    ids = {f.name: f.field_id for f in loaded.schema().fields}
+    fields = {**described.fields, **{c.source.number: ids[c.name] for c in after.columns}}
+    described = replace(described, fields=fields, since=state.sequence)
+    _describe(pipeline, session, after, described)
+    if described.fill:
+        _filled(pipeline, session, after, state, described)
+    pipeline.store.set_columns(after.row)
+    return after
+
+
+# --- parts ---
+
+
+def _alter(pipeline: Pipeline, session: SparkSession, lake: LakeTable, statement: str) -> None:
+    """One step. Raises psycopg.OperationalError if the writer lock is lost, with its session.
+
+    Nothing in the table itself would refuse what comes late, of a writer that was taken for dead.
+    """
+    pipeline.store.server_now()
+    session.sql(f"alter table {lake.sql_name} {statement}")
+
+
+def _describe(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, described: TableColumns
+) -> None:
+    properties = listed({PROPERTY: described.dump()})
+    _alter(pipeline, session, lake, f"set tblproperties ({properties})")
+
+
+def _filled(
+    pipeline: Pipeline,
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    described: TableColumns,
+) -> None:
+    fill(pipeline, session, lake, state, described.fill)
+    done = replace(described, fill={}, since=lake.state().sequence)
+    _describe(pipeline, session, lake, done)
+
+
+def _restored(
+    pipeline: Pipeline,
+    session: SparkSession,
+    lake: LakeTable,
+    described: TableColumns,
+    schema: Schema,
+) -> TableColumns:
+    """Give columns that somebody else renamed their names back; their field ids are known then."""
+    ids = {f.name: f.field_id for f in schema.fields}
+    fields = described.fields or lake.described(schema).fields
+    try:
+        for name in [*(c.name for c in lake.columns if c.source.number not in fields), *lake.extra]:
+            if name not in ids:
+                raise Refused(f"its lake table has no column {name} any more")
+        statements = alterations(lake, schema, fields)
+    except Refused as refused:
+        park(pipeline.store, lake, f"{refused.what} (somebody altered it)")
+    for statement in statements:
+        logger.warning("%s: somebody altered its lake table: %s", lake.row.table, statement)
+        _alter(pipeline, session, lake, statement)
+    if fields != described.fields:
+        described = replace(described, fields=fields)
+        _describe(pipeline, session, lake, described)
+    return described

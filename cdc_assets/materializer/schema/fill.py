@@ -1,0 +1,145 @@
+"""What older rows show in a column that was added: Postgres never sends it.
+
+A constant default is taken from the catalog. What a volatile one gave to each row is read again
+from the source, by key. Either way the lake's rows are written anew in one commit, which does the
+same if it is done again: no row of the new relation is merged before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc_assets.lake.publish import published
+from cdc_assets.lake.spark.session import summary
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.lake.values import naming_refusals, of_later, typed
+from cdc_assets.pins.reader import TextPlan, read_texts, share
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import attributes, check_oid, heaps
+from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets.postgres.session.connect import uri
+from cdc_assets.postgres.slots import export_snapshot
+from cdc_assets.postgres.types import text_form
+
+
+def fill(
+    pipeline: Pipeline,
+    session: SparkSession,
+    lake: LakeTable,
+    state: LakeState,
+    values: Mapping[int, str | None],
+) -> None:
+    """Write added columns' values into the rows that are there, all anew, in one commit.
+
+    ``values``: by attribute number, a text, or None where each row of the source has its own.
+    ``state`` is the table's before it is altered: Fenced is raised if there are other rows by now.
+    """
+    added = [c for c in lake.columns if c.source.number in values]
+    if added and lake.has_rows(state):
+        assert state.cursor is not None  # or nothing is applied to the table
+        with (
+            naming_refusals(pipeline.store, lake),
+            summary(session, lake.reached(state.cursor, state.foreign)),
+            published(session, lake, state) as branch,
+            ExitStack() as cleanup,
+        ):
+            filled = rows = session.table(branch)
+            # Of a delete only its key was known, and of a truncate nothing.
+            has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
+            for column in added:
+                value = values[column.source.number]
+                if value is not None:
+                    literal = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+                    constant = F.expr(typed(column, literal))
+                    filled = filled.withColumn(column.name, F.when(has_values, constant))
+            again = [c for c in added if values[c.source.number] is None]
+            if again:
+                read = _read_again(pipeline, session, lake, again)
+                cleanup.callback(read.unpersist)
+                filled = _joined(filled, read, lake, again)
+            filled.select(*(ticked(name) for name in rows.columns)).writeTo(branch).overwrite(
+                F.lit(True)
+            )
+
+
+def _ours(name: str) -> str:
+    """A name beside a table's own: longer than Postgres's can be."""
+    return name + "_" * 64
+
+
+def _joined(
+    rows: DataFrame, read: DataFrame, lake: LakeTable, again: Sequence[LakeColumn]
+) -> DataFrame:
+    """``rows`` with the columns ``again`` of the row of the same key in ``read``."""
+    condition = F.lit(True)
+    for i, c in enumerate(lake.key):
+        condition = condition & (rows[ticked(c.name)] == read[_ours(f"k{i}")])
+    both = rows.join(read, condition, "left")
+    for i, c in enumerate(again):
+        has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
+        both = both.withColumn(c.name, F.when(has_values, F.col(_ours(f"v{i}"))))
+    return both
+
+
+def _read_again(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, again: Sequence[LakeColumn]
+) -> DataFrame:
+    """Key and some columns of every row of the source, as it is now.
+
+    That may be later than the log's position; what changed in between is still to come.
+    """
+    config, wanted = pipeline.config, [*lake.key, *again]
+    slot = export_snapshot(pipeline.source_dsn)
+    try:
+        with pipeline.connect_source("schema", reads=True) as source:
+            check_oid(source, lake.row.table, lake.row.oid)
+            now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+            listed = sql.SQL(", ").join(
+                _text_of(now.get(c.source.number))
+                + sql.SQL(" as {}").format(sql.Identifier(f"t{i}"))
+                for i, c in enumerate(wanted)
+            )
+            queries = [
+                sql.SQL("select {} from only {} where {}")
+                .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
+                .as_string(source)
+                for heap in heaps(source, lake.row.table, lake.row.oid)
+                for chunk in plan_chunks(heap.pages, lake.table.chunk_pages)
+            ]
+        tasks = min(config.snapshot.max_parallel_chunks, max(1, len(queries)))
+        plan = TextPlan(
+            uri(pipeline.source_dsn, f"cdc_assets {config.name} schema"),
+            slot.snapshot_name,
+            share(queries, tasks),
+            tuple(f"t{i}" for i in range(len(wanted))),
+        )
+        keys = [_ours(f"k{i}") for i in range(len(lake.key))]
+        names = [*keys, *(_ours(f"v{i}") for i in range(len(again)))]
+        texts = read_texts(session, plan)
+        for i, c in enumerate(lake.key):
+            # The source may be ahead: a key that no row of the lake can have.
+            if c.mapping.fits is not None:
+                texts = texts.where(c.mapping.fits(f"t{i}"))
+            texts = texts.where(f"{of_later(c, f't{i}')} is not null")
+        read = texts.select(
+            *(
+                F.expr(of_later(c, f"t{i}")).alias(name)
+                for i, (c, name) in enumerate(zip(wanted, names, strict=True))
+            )
+        )
+        read = read.dropDuplicates(keys).persist()
+        read.count()
+        return read
+    finally:
+        slot.connection.finish()
+
+
+def _text_of(name: str | None) -> sql.Composable:
+    """A column in the text form that the log has; NULL for one that is gone."""
+    return sql.SQL("null::text") if name is None else text_form(sql.Identifier(name))

@@ -1,0 +1,98 @@
+"""A worker that goes on for ever: ``materialize --follow``, on any number of machines.
+
+A table that can't go on is logged, given away and tried again, later and later; the others flow on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import psycopg
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import TablePaused, TableProblem
+from cdc_assets.log.relation import altered
+from cdc_assets.log.wishes import paused
+from cdc_assets.materializer.workers.turns import Turn, Turns
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.process.backoff import Backoff
+from cdc_assets.process.traces import noted
+
+logger = logging.getLogger(__name__)
+
+# How soon a change that is registered is seen; the look costs a millisecond or two.
+_LOOK_SECONDS = 0.5
+# Schema changes that no row of the log tells are looked for in the source's catalog.
+_CATALOG_SECONDS = 10.0
+_BACKOFF = Backoff(first_seconds=10.0, cap_seconds=600.0)
+
+
+class Follower:
+    """Goes round this worker's share of ``tables`` until ``stop``; remembers who failed."""
+
+    def __init__(
+        self, tables: Sequence[TableId], stop: threading.Event, on_merge: Callable[[str], None]
+    ) -> None:
+        self._tables = tables
+        self._stop = stop
+        self._on_merge = on_merge
+        self._failures: dict[TableId, int] = {}
+        self._again_at: dict[TableId, float] = {}
+        self._altered = frozenset[TableId]()
+        self._catalog_at = 0.0
+
+    def work(self, pipeline: Pipeline, session: SparkSession) -> None:
+        """Be a worker until ``stop``. Raises what takes another session or connection."""
+        with (
+            Worker(pipeline, self._tables) as worker,
+            Turns(pipeline, session, worker, self._on_merge) as turns,
+        ):
+            while not self._stop.is_set():
+                now = time.monotonic()
+                able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
+                wants = able - set(paused(pipeline.store))
+                for table in turns.pending(wants, also=self._told_by_catalog(pipeline)):
+                    if not turns.start(table):
+                        break
+                    self._altered -= {table}
+                for turn in turns.wait(_LOOK_SECONDS):
+                    self._take(turn)
+            while turns.busy:
+                for turn in turns.wait(_LOOK_SECONDS):
+                    self._take(turn)
+
+    def _take(self, turn: Turn) -> None:
+        if turn.error is None or isinstance(turn.error, TablePaused):
+            self._failures.pop(turn.table, None)
+            return
+        if isinstance(turn.error, TableProblem):
+            self._failed(turn.table, str(turn.error))
+            return
+        if isinstance(turn.error, psycopg.ProgrammingError):  # this table's: a right, a function
+            self._failed(turn.table, noted(turn.error))
+            return
+        if not isinstance(turn.error, psycopg.Error):
+            self._failed(turn.table, noted(turn.error))
+        if isinstance(turn.error, (psycopg.Error, PySparkException)):
+            raise turn.error  # it may be the connection, or the session
+
+    def _failed(self, table: TableId, why: str) -> None:
+        self._failures[table] = self._failures.get(table, 0) + 1
+        delay = _BACKOFF.delay_seconds(self._failures[table])
+        self._again_at[table] = time.monotonic() + delay
+        logger.error("%s can't go on, tried again in %.0f s: %s", table, delay, why)
+
+    def _told_by_catalog(self, pipeline: Pipeline) -> frozenset[TableId]:
+        if time.monotonic() - self._catalog_at >= _CATALOG_SECONDS:
+            with pipeline.connect_source("schema") as source:
+                rows = [row for row in pipeline.store.tables() if row.table in self._tables]
+                found = altered(source, rows, pipeline.config.publication)
+            self._altered = frozenset(found)
+            self._catalog_at = time.monotonic()
+        return self._altered

@@ -1,0 +1,198 @@
+"""Going round the tables that a worker looks after, several at once.
+
+Whose last turn is longest ago goes first, and a turn ends where the log ended when it began, or
+after TURN_SECONDS: so a hot table can't starve the others, however long its backlog is. Before a
+turn the worker gives and takes what makes shares fair. What a problem of a table means is the
+caller's business.
+
+A hand is a thread with a connection to the log, which has the locks, and a Spark session, whose
+commits carry the table's cursor. Everything else happens in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import Fenced, first_line
+from cdc_assets.lake.spark.session import another_session
+from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+
+logger = logging.getLogger(__name__)
+
+# One table's share of a long backlog before the others have their turn.
+TURN_SECONDS = 20.0
+# A table that somebody else writes (a comparison, compaction) is looked at again after it.
+BUSY_SECONDS = 5.0
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hand:
+    pipeline: Pipeline
+    session: SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that is over; nothing drained and no error: another one is at the table."""
+
+    table: TableId
+    drained: Drained | None
+    error: Exception | None
+
+
+class Turns:
+    """One worker's turns; a context manager, for the thread that uses ``pipeline``."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: SparkSession,
+        worker: Worker,
+        on_merge: Callable[[str], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._worker = worker
+        self._on_merge = on_merge
+        self._told = SimpleQueue[str]()
+        self._busy_until: dict[TableId, float] = {}
+        self._at_work: dict[TableId, tuple[_Hand, Future[Drained | None]]] = {}
+        self._turns = 0
+        self._last_turn: dict[TableId, int] = {}
+        self._cleanup = ExitStack()
+        self._free = self._hands(session)
+        self._pool = ThreadPoolExecutor(len(self._free), "hand")
+        self.mine: frozenset[TableId] = frozenset()
+        """What this worker looks after, as of the last :meth:`pending`."""
+        self.offsets: Mapping[TableId, int] = {}
+        """Up to where every table's log is applied, whoever did it, as of then."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._at_work)
+
+    @property
+    def relieved(self) -> bool:
+        """Whether a worker that came later would look after all that this one does."""
+        return self._worker.relieved
+
+    def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
+        """What of this worker's share of ``wants`` has something to apply, the next one first.
+
+        Of those that had no turn yet, the one with the oldest change. Without what is being
+        applied. ``also``: tables that want a turn in any case. Raises Fenced.
+        """
+        config = self._pipeline.config
+        backlogs = [b for b in self._pipeline.store.backlogs() if b.table in wants]
+        self.offsets = {b.table: b.offset for b in backlogs}
+        heavy = {b.table for b in backlogs if b.bytes > config.lake.merge_bytes}
+        self.mine = self._worker.share(wants, heavy, keep=self._at_work)
+        now = time.monotonic()
+        waiting = [
+            (
+                self._last_turn.get(backlog.table, 0),
+                backlog.oldest_commit or _LONG_AGO,
+                backlog.table,
+            )
+            for backlog in backlogs
+            if backlog.table in self.mine
+            and backlog.table not in self._at_work
+            and self._busy_until.get(backlog.table, 0.0) <= now
+            and (backlog.rows or backlog.table in also)
+        ]
+        return [table for _, _, table in sorted(waiting)]
+
+    def start(self, table: TableId) -> bool:
+        """Have what is registered now applied; False if no hand is free."""
+        if not self._free:
+            return False
+        self._turns += 1
+        self._last_turn[table] = self._turns
+        hand, until = self._free.pop(), self._pipeline.store.log_end(table)
+        self._at_work[table] = hand, self._pool.submit(self._apply, hand, table, until)
+        return True
+
+    def wait(self, seconds: float) -> list[Turn]:
+        """The turns that are over by now; waits for one, no longer than ``seconds``."""
+        futures = [future for _, future in self._at_work.values()]
+        if futures:
+            wait(futures, seconds, FIRST_COMPLETED)
+        else:
+            time.sleep(seconds)
+        while not self._told.empty():
+            self._on_merge(self._told.get())
+        return [
+            self._over(table) for table, (_, future) in list(self._at_work.items()) if future.done()
+        ]
+
+    def _over(self, table: TableId) -> Turn:
+        hand, future = self._at_work.pop(table)
+        self._free.append(hand)
+        error = future.exception()
+        if error is not None and not isinstance(error, Fenced):
+            if not isinstance(error, Exception):
+                raise error
+            return Turn(table, None, error)
+        if error is not None:
+            logger.warning("%s", error)
+        drained = future.result() if error is None else None
+        if drained is None:
+            self._busy_until[table] = time.monotonic() + BUSY_SECONDS
+        return Turn(table, drained, None)
+
+    def _apply(self, hand: _Hand, table: TableId, until: int) -> Drained | None:
+        return drain(
+            hand.pipeline,
+            hand.session,
+            table,
+            until_offset=until,
+            budget_seconds=TURN_SECONDS,
+            worker=self._worker.id,
+            on_merge=self._told.put,
+        )
+
+    def _hands(self, session: SparkSession) -> list[_Hand]:
+        """As many as are configured; all made now, because a session in use can't be cloned."""
+        sessions = [session]
+        try:
+            for _ in range(self._pipeline.config.lake.max_parallel_tables - 1):
+                sessions.append(another_session(session, self._pipeline.config))
+                self._cleanup.callback(sessions[-1].stop)
+        except PySparkException as error:  # an older server
+            logger.warning("tables are merged one by one: %s", first_line(error))
+        hands = []
+        for each in sessions:
+            pipeline = self._cleanup.enter_context(Pipeline.open(self._pipeline.config))
+            self._worker.adopt(pipeline.store)
+            hands.append(_Hand(pipeline, each))
+        return hands
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            for hand, _ in self._at_work.values():
+                hand.session.interruptAll()
+        self._pool.shutdown()
+        self._cleanup.close()

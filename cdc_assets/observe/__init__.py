@@ -1,0 +1,1 @@
+"""How a source is and was, and who is told: status, conditions, notices, sinks, the report."""

@@ -1,0 +1,263 @@
+"""From facts to conditions: everything that is wrong at one moment. Pure functions.
+
+A condition is a matter that lasts: its key stays the same while it does, and its limits say after
+how long it is a warning and a failure. Whether anybody has been told already is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.observe.condition import COMMAND, FAIL, WARN, Condition, Limits, ago, at_once
+from cdc_assets.observe.facts import Facts
+from cdc_assets.observe.slot_conditions import pins, slot
+from cdc_assets.observe.status import SourceStatus, TableStatus
+
+# A run of ours that fails is tried again by its sensor; so often in a row that it needs a person.
+_RUNS_FAIL = 3
+
+
+# A chunk takes seconds, a worker's start half a minute.
+_COPY_IDLE = Limits(600.0, 3600.0)
+
+
+def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
+    """Everything that is wrong; several may have one key, then the worst counts."""
+    return [
+        *_reachable(facts, config),
+        *_flusher(facts, config),
+        *slot(facts, config.alerts.slot, config.slot),
+        *_materializer(facts, config),
+        *_spark(facts, config),
+        *_tables(facts, config),
+        *_waits(facts.status, config),
+        *pins(facts, config.alerts.slot),
+        *_dagster(facts, config),
+    ]
+
+
+# The keys of what is known without asking the databases how the source is.
+_ASKED_ELSEWHERE = ("source", "coordination", "facts", "spark", "run:", "check:", "sink:")
+
+
+def unknown(key: str, facts: Facts) -> bool:
+    """Whether the facts don't say if that is still wrong: where nothing can be asked it stays."""
+    return facts.status is None and not key.startswith(_ASKED_ELSEWHERE)
+
+
+def _reachable(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    limits = Limits.of(config.alerts.health)
+    for key, problem, what in (
+        ("source", facts.source_problem, "the source database can't be reached"),
+        ("coordination", facts.log_problem, "the coordination database can't be reached"),
+    ):
+        if problem is not None:
+            yield Condition(
+                key,
+                what,
+                problem,
+                f"Start it or mend the network; `{COMMAND} check` says what else is missing.",
+                limits,
+            )
+    if facts.problem is not None:
+        yield Condition(
+            "facts",
+            "how the source is can't be asked",
+            facts.problem,
+            f"`{COMMAND} check` says what is missing. Until then nothing else of it is told.",
+            limits,
+        )
+
+
+def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    if facts.status is None or config.snapshot.mode == "snapshot_only":
+        return
+    told = facts.status.flusher
+    state, limits = told["state"], Limits.of(config.alerts.health)
+    detail = f"{told['lag_bytes'] / 1e6:,.1f} MB of WAL behind" if told.get("lag_bytes") else state
+    if told.get("last_error"):
+        detail += f"; its last error: {told['last_error']}"
+    if state == "retrying staging":
+        yield Condition(
+            "staging",
+            f"the staging store can't be written ({config.staging_uri})",
+            detail,
+            "Make space or grant the rights; the flusher goes on by itself, and the slot keeps the"
+            " WAL meanwhile. See 'Faults the flusher lives through' in docs/operations.md.",
+            limits,
+        )
+    elif state in ("down", "silent", "stopped"):
+        yield Condition(
+            "flusher",
+            "no flusher is active" if state != "silent" else "the flusher hangs",
+            detail,
+            f"Look at the sensor flusher_{config.name} and the flusher's log; `{COMMAND} flush`"
+            " streams by hand.",
+            limits,
+        )
+    elif state == "stuck":
+        yield Condition(
+            "stream",
+            "the source can't send its changes",
+            detail,
+            "See 'A stream that ends at the same place' in docs/operations.md.",
+            limits,
+        )
+    elif state == "reconnecting":
+        yield Condition(
+            "flusher",
+            "the flusher can't get its stream back",
+            detail,
+            f"Its log says why; `{COMMAND} check` names what the source lacks.",
+            limits,
+        )
+
+
+def _materializer(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    waiting = [t for t in _tables_of(facts.status) if t.pending_rows and t.state == "streaming"]
+    waiting = [table for table in waiting if table.paused_since is None]
+    if not waiting:
+        return
+    waited = max(table.lag_seconds or 0.0 for table in waiting)
+    stuck = waited if facts.merged_seconds is None else min(waited, facts.merged_seconds)
+    yield Condition(
+        "materializer",
+        "the log isn't applied to the lake",
+        f"{sum(t.pending_rows for t in waiting):,} changes of {len(waiting)} tables wait",
+        f"Look at the sensor materializer_{config.name} and its last run; `{COMMAND} materialize`"
+        " does it by hand.",
+        Limits.of(config.alerts.health),
+        ago(facts, stuck),
+    )
+
+
+def _spark(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    if facts.spark_problem is not None:
+        help_ = "Start it, or correct spark.remote."
+        if config.spark.remote is None:
+            help_ = f"Look at the sensor services_{config.name}: it starts the local server."
+        yield Condition(
+            "spark",
+            "Spark can't be reached",
+            facts.spark_problem,
+            help_,
+            Limits.of(config.alerts.health),
+        )
+
+
+def _tables_of(status: SourceStatus | None) -> tuple[TableStatus, ...]:
+    return status.tables if status is not None else ()
+
+
+def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    dropped = facts.status is not None and facts.status.flusher["state"] == "dropped"
+    for table in _tables_of(facts.status):
+        if table.state == "parked":
+            yield Condition(
+                f"parked:{table.name}",
+                f"{table.name} is parked: nothing of it is applied",
+                table.reason or "no reason was noted",
+                f"Mend the cause, then `{COMMAND} resync '{table.name}'`.",
+            )
+        elif table.state == "new" and not dropped:
+            yield Condition(
+                f"new:{table.name}",
+                f"{table.name} isn't followed yet",
+                "it is in the configuration, and nobody has taken it up",
+                "Start the flusher anew, so that it reads the configuration;"
+                f" `{COMMAND} check` says what else is missing.",
+                Limits.of(config.alerts.health),
+            )
+        elif table.state == "waiting":
+            yield Condition(
+                f"waiting:{table.name}",
+                f"{table.name} waits for its pin",
+                table.reason or "its copy can't begin before",
+                f"`{COMMAND} status` says who holds it up: a long transaction at the source, or the"
+                " flusher.",
+                Limits.of(config.alerts.health),
+            )
+        elif table.state == "copying" and table.copy_idle_seconds is not None:
+            yield Condition(
+                f"copy:{table.name}",
+                f"the copy of {table.name} doesn't get on",
+                f"{table.chunks_done} of {table.chunks_total} chunks are there, and none was"
+                f" written for {table.copy_idle_seconds:.0f} s",
+                f"Look at the runs of the snapshot asset; `{COMMAND} snapshot --table"
+                f" '{table.name}'` copies by hand.",
+                _COPY_IDLE,
+                ago(facts, table.copy_idle_seconds),
+            )
+        elif table.paused_since is None and table.lag_seconds is not None:
+            window = config.table(table.name).freshness
+            limits = Limits(window.warn.total_seconds(), window.fail.total_seconds())
+            yield Condition(
+                f"freshness:{table.lake_table}",
+                f"{table.lake_table} is behind {table.name}",
+                f"{table.lag_seconds:.0f} s, {table.pending_rows:,} changes wait (warning above"
+                f" {limits.warn:.0f} s, failure above {limits.fail:.0f} s)",
+                f"`{COMMAND} status` says where it waits.",
+                limits,
+                ago(facts, table.lag_seconds),
+            )
+
+
+def _waits(status: SourceStatus | None, config: SourceConfig) -> Iterator[Condition]:
+    for wait in status.waits if status is not None else ():
+        yield Condition(
+            f"wait:{wait.session}:{wait.waits_for}",
+            f"{wait.session} waits at the source for {wait.waits_for}",
+            f"since {wait.seconds:.0f} s, held by {'; '.join(wait.holders) or 'nobody any more'}",
+            "Let it end, or end it: select pg_terminate_backend(pid); rollback prepared '…'."
+            " The other tables go on.",
+            Limits.of(config.alerts.health),
+        )
+
+
+def _dagster(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    paused = {t.lake_table for t in _tables_of(facts.status) if t.paused_since is not None}
+    for stale in facts.stale:
+        if stale.lake_table not in paused:
+            yield Condition(
+                f"freshness:{stale.lake_table}",
+                f"{stale.lake_table} isn't fresh",
+                f"Dagster's freshness policy: {stale.severity.upper()}",
+                f"Look at the sensors' last ticks; `{COMMAND} status` says where it waits.",
+                at_once(stale.severity),
+                stale.since,
+            )
+    for run in facts.failed_runs:
+        often = f", {run.in_a_row} times in a row" if run.in_a_row > 1 else ""
+        yield Condition(
+            f"run:{run.name}",
+            f"the run of {run.name} failed",
+            f"run {run.run_id}{often}",
+            "Open it in the UI: the error is its last event. The sensors try again by themselves.",
+            FAIL if run.in_a_row >= _RUNS_FAIL else WARN,
+            run.since,
+        )
+    yield from _unchecked(facts, config)
+    for check in facts.failed_checks:
+        yield Condition(
+            f"check:{check.asset}:{check.name}",
+            f"the check {check.name} of {check.asset} failed",
+            check.said,
+            check.remedy or f"`{COMMAND} verify` compares every row; `{COMMAND} resync` copies it.",
+            at_once(check.severity),
+        )
+
+
+def _unchecked(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
+    longest = config.verify.fail_after.total_seconds()
+    for check in facts.unchecked:
+        last = f"{check.since:%Y-%m-%d %H:%M:%S %Z}" if check.since is not None else "never"
+        yield Condition(
+            f"unchecked:{check.name}" + ("" if check.since is not None else ":never"),
+            f"the check {check.name} isn't run",
+            f"{check.tables} tables; the last time: {last}",
+            f"Look at the runs and the ticks of checks_{config.name} and sample_{config.name}: one"
+            " that hangs or waits in the queue keeps the next from starting.",
+            Limits(longest, 2 * longest),
+            check.since,
+        )

@@ -1,0 +1,188 @@
+"""The report of a source: one set of facts, as Markdown for the UI and as rows for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cdc_assets.config.alerts import Severity
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.messages.texts import bounded
+from cdc_assets.messages.texts import markdown as markdown_text
+from cdc_assets.observe.condition import Condition
+from cdc_assets.observe.conditions import conditions
+from cdc_assets.observe.facts import Facts, facts
+from cdc_assets.observe.message import lasted
+from cdc_assets.observe.plot import line_chart, picture
+from cdc_assets.observe.samples import Sample, applied_per_second, history, take
+from cdc_assets.observe.status import SourceStatus, TableStatus
+from cdc_assets.pipeline import Pipeline
+
+# What a person reads of one matter; the alerts and `status` have more.
+_CELL = 1_000
+TABLE_HEADINGS = ("table", "state", "chunks", "applied", "lag", "pending", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A condition that is worth a line; ``severity`` is None while it is young."""
+
+    condition: Condition
+    severity: Severity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Everything that is told of a source at one moment."""
+
+    status: SourceStatus
+    problems: tuple[Problem, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def grade(self) -> str:
+        grades = {problem.severity for problem in self.problems}
+        return "fail" if "fail" in grades else "warn" if "warn" in grades else "ok"
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Changes applied, over the last minutes."""
+        last = applied_per_second(self.samples[-6:])
+        return sum(rate for _, rate in last) / len(last) if last else None
+
+
+def look(pipeline: Pipeline, *, sample: bool = True) -> Health:
+    """Say how everything is; take a sample if one is due. Raises psycopg.OperationalError."""
+    found = facts(pipeline)
+    assert found.status is not None  # `facts` raises where it can't be had
+    if sample:
+        take(pipeline.store, found.status)
+    samples = tuple(history(pipeline.store))
+    return Health(found.status, problems(found, pipeline.config), samples)
+
+
+def problems(found: Facts, config: SourceConfig) -> tuple[Problem, ...]:
+    """What is wrong, the worst first; what isn't bad enough yet to be told is left out."""
+    graded = []
+    for condition in conditions(found, config):
+        # When it began isn't known here: it is told as young until the alerts grade it.
+        age = (found.now - condition.since).total_seconds() if condition.since else 0.0
+        severity = condition.limits.grade(age)
+        if severity is not None or condition.since is None:
+            graded.append(Problem(condition, severity))
+    return tuple(sorted(graded, key=lambda p: ("fail", "warn", None).index(p.severity)))
+
+
+def copied(row: TableStatus) -> str:
+    """How far the table's copy is."""
+    text = f"{row.chunks_done}/{row.chunks_total}"
+    if row.state != "copying":
+        return text
+    text += f" ({100 * row.chunks_done // max(1, row.chunks_total)} %)"
+    if row.copy_rows_per_second is not None and row.copy_seconds_left is not None:
+        text += f", {row.copy_rows_per_second:,.0f} rows/s, {row.copy_seconds_left:,.0f} s left"
+    return text
+
+
+def table_rows(status: SourceStatus) -> list[tuple[str, ...]]:
+    """A row a table, under :data:`TABLE_HEADINGS`."""
+    return [
+        (
+            row.name,
+            f"{row.state}, paused" if row.paused_since else row.state,
+            copied(row),
+            row.applied_lsn or "",
+            "" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s, {row.lag_bytes:,} B",
+            f"{row.pending_rows:,}",
+            row.reason
+            or (f"paused since {row.paused_since}" if row.paused_since else "; ".join(row.info)),
+        )
+        for row in status.tables
+    ]
+
+
+def part_rows(health: Health) -> list[tuple[str, str]]:
+    """What isn't a table's: the slot, the flusher, throughput; name and value."""
+    slot, told = health.status.slot, health.status.flusher
+    kept = f"{slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
+    parts = [
+        (
+            f"slot {slot['name']}",
+            f"{slot['wal_status']}, keeps {kept}" if slot["exists"] else "doesn't exist yet",
+        ),
+        ("flusher", _flusher(told)),
+    ]
+    parts += [(f"waits: {wait.session}", wait.sentence) for wait in health.status.waits]
+    parts += [(f"waits: {wait.session}", wait.sentence) for wait in health.status.lock_waits]
+    for pin in health.status.pins:
+        tables = f"of {', '.join(pin.tables) or 'no table any more'}"
+        keeps = f"vacuum keeps what was deleted in the last {pin.xmin_age:,} transactions"
+        parts.append(("pinned snapshot", f"{tables}, held for {pin.seconds:,.0f} s: {keeps}"))
+    if health.rows_per_second is not None:
+        parts.append(("applied", f"{health.rows_per_second:,.0f} changes/s"))
+    return parts
+
+
+def _flusher(told: Any) -> str:
+    said = str(told["state"])
+    if told.get("lag_bytes") is not None:
+        said += f", {told['lag_bytes'] / 1e6:,.1f} MB behind"
+    if "flush_seconds_mean" in told:
+        said += (
+            f", flushes take {told['flush_seconds_mean']:.3f} s, {told['reconnects']} reconnects"
+        )
+    return said + (f"; last error: {told['last_error']}" if told.get("last_error") else "")
+
+
+def markdown(health: Health) -> str:
+    """The report for the UI: problems with their remedies, parts, tables, plots."""
+    parts = [f"## {health.status.source}: {health.grade.upper()}", _problems(health.problems)]
+    parts.append(_table(("part", "is"), part_rows(health)))
+    parts.append(_table(TABLE_HEADINGS, table_rows(health.status)))
+    parts += [picture(alt, svg) for alt, svg in charts(health.samples)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def charts(samples: Sequence[Sample]) -> list[tuple[str, str]]:
+    """Lag, throughput and retained WAL over the last day: name and SVG."""
+    lags = [(sample.at, sample.lag_seconds) for sample in samples]
+    return [
+        (
+            "lag",
+            line_chart("lag of the slowest table", lags, lasted),
+        ),
+        (
+            "throughput",
+            line_chart(
+                "changes applied a second",
+                list(applied_per_second(samples)),
+                lambda v: f"{v:,.0f}/s" if v >= 10 or not v else f"{v:.1f}/s",
+            ),
+        ),
+        (
+            "retained WAL",
+            line_chart(
+                "WAL that the slot keeps",
+                [(s.at, float(s.retained_bytes)) for s in samples],
+                lambda v: f"{v / 1e6:,.0f} MB" if v >= 1e7 else f"{v / 1e6:,.1f} MB",
+            ),
+        ),
+    ]
+
+
+def _problems(found: Sequence[Problem]) -> str:
+    return "\n".join(
+        f"- **{(problem.severity or 'new').upper()}** {_cell(problem.condition.what)}:"
+        f" {_cell(problem.condition.detail)}. {_cell(problem.condition.remedy)}"
+        for problem in found
+    )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *[[_cell(cell) for cell in row] for row in rows]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(said: str) -> str:
+    return markdown_text(bounded(said, _CELL))

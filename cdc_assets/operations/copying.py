@@ -1,0 +1,184 @@
+"""Copying tables, as a person asks for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+
+import psycopg
+from pyspark.errors import PySparkException
+
+from cdc_assets.errors import (
+    CdcError,
+    CopyRestarted,
+    Fenced,
+    SlotBusy,
+    SnapshotLost,
+    TableProblem,
+    TablesFailed,
+)
+from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.tables import TableRow
+from cdc_assets.log.wishes import resume as resume_pauses
+from cdc_assets.log.wishes import take_up_again
+from cdc_assets.operations.running import Spark, flushing
+from cdc_assets.pins.pins import Pins
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.process.traces import noted
+from cdc_assets.snapshot.coordinator import copy_tables
+from cdc_assets.snapshot.table_copy import CopyProgress
+
+logger = logging.getLogger(__name__)
+
+
+# Pinning waits for the transactions that run at the source; slot creation itself gives up earlier.
+_PIN_PATIENCE_SECONDS = 180
+_PIN_LOOK_SECONDS = 2.0
+# A table that is truncated more often than this while it is copied has to be left in peace.
+_COPY_TRIES = 5
+_ANEW = (CopyRestarted, SnapshotLost, Fenced)
+
+
+def snapshot(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_progress: Callable[[CopyProgress], None],
+    *,
+    streams: bool = False,
+) -> None:
+    """Pin and copy what isn't copied yet. Raises TablesFailed naming the tables that can't be.
+
+    A table whose copy has to begin anew (it was truncated, its pin was lost) gets some more tries.
+    While tables are copied somebody has to stream, or WAL would pile up at the source: a flusher is
+    started unless one is active, or the caller says that it has one (``streams``).
+    """
+    pins = Pins(pipeline)
+    beside = ExitStack()
+    try:
+        pins.prepare()
+        problems: list[TableProblem] = []
+        again = list(tables)
+        for last in [False] * _COPY_TRIES + [True]:
+            to_copy = []
+            for table, row in _pinned(pipeline, pins, again).items():
+                if row.state == "waiting":
+                    problems.append(_not_pinned(table, row.reason))
+                elif row.state == "parked":
+                    problems.append(TableProblem(table, row.reason or "it is parked"))
+                elif row.state == "copying":
+                    to_copy.append(table)
+            follows = pipeline.config.snapshot.mode != "snapshot_only"
+            streams = streams or pipeline.store.is_locked(f"flusher:{pipeline.config.name}")
+            if to_copy and follows and not streams:
+                beside.enter_context(flushing(pipeline.config))
+                streams = True
+            failed = _copy_all(pipeline, spark, to_copy, pins, on_progress) if to_copy else {}
+            again = [table for table, error in failed.items() if isinstance(error, _ANEW)]
+            problems += [
+                error
+                if isinstance(error, TableProblem)
+                else TableProblem(table, error.what, error.remedy)
+                for table, error in failed.items()
+                if last or table not in again
+            ]
+            if not again:
+                break
+        with suppress(SlotBusy):
+            pins.tick()
+        if problems:
+            raise TablesFailed(problems)
+    finally:
+        beside.close()
+        pins.close()
+
+
+def resync(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_progress: Callable[[CopyProgress], None],
+) -> None:
+    """Copy ``tables`` anew while the others flow; readers see the old rows until it is complete.
+
+    Whatever state a table is in, that is the way out: the source's description of it is taken anew
+    too. Raises like :func:`snapshot`.
+    """
+    mark_for_copy(pipeline, tables)
+    snapshot(pipeline, spark, tables, on_progress)
+
+
+def mark_for_copy(pipeline: Pipeline, tables: Sequence[TableId]) -> None:
+    """Have ``tables`` copied anew by whoever copies: a command, or Dagster's sensors."""
+    for table in tables:
+        row = pipeline.store.table(table)
+        if row is not None:  # else it is described with the first start
+            restart_copy(pipeline.store, row)
+
+
+def resume(pipeline: Pipeline) -> bool:
+    """End the source's pause, or take it up again after it was dropped (True)."""
+    resume_pauses(pipeline.store)
+    return take_up_again(pipeline.store)
+
+
+def _pinned(pipeline: Pipeline, pins: Pins, tables: Sequence[TableId]) -> dict[TableId, TableRow]:
+    """The tables' rows once none of them waits for a pin any longer, or none will get one soon."""
+    deadline = time.monotonic() + _PIN_PATIENCE_SECONDS
+    while True:
+        busy = False
+        try:
+            pins.tick()
+        except SlotBusy as error:
+            logger.warning("%s", error)
+            busy = True
+        rows = {row.table: row for row in pipeline.store.tables()}
+        found = {table: rows[table] for table in tables}  # prepare() registered all of them
+        waits = any(row.state == "waiting" for row in found.values())
+        if not waits or busy or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
+
+
+def _not_pinned(table: TableId, reason: str | None) -> TableProblem:
+    return TableProblem(
+        table,
+        f"it still waits for its pin{f' ({reason})' if reason else ''}.",
+        "A long transaction at the source holds up slot creation (see pg_stat_activity), or the"
+        " flusher that streams doesn't get on (see its log).",
+    )
+
+
+def _copy_all(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    pins: Pins,
+    on_progress: Callable[[CopyProgress], None],
+) -> dict[TableId, CdcError]:
+    """Copy ``tables``; what went wrong, by table."""
+    with spark.session() as session, Pipeline.open(pipeline.config) as own:
+        with ThreadPoolExecutor(1) as coordinator:
+            stop = threading.Event()
+            copied = coordinator.submit(
+                copy_tables, own, session, tables, on_progress=on_progress, stop=stop
+            )
+            try:
+                while not wait([copied], timeout=_PIN_LOOK_SECONDS).done:
+                    # Holds the pins, if no flusher does, and has what lost its pin pinned again.
+                    with suppress(SlotBusy):  # somebody else's table waits
+                        pins.tick()
+            except BaseException:
+                stop.set()
+                session.interruptAll()
+                raise
+        try:
+            return copied.result()
+        except (PySparkException, psycopg.Error) as error:
+            told = noted(error)
+            return {table: TableProblem(table, told) for table in tables}

@@ -1,0 +1,100 @@
+"""Giving a source up: its slot and its publication go, the lake tables stay as they are.
+
+First it is written down that the source is dropped. A flusher sees that within seconds and ends,
+and none begins: or the next one would make the slot again. Then nobody holds the slot any more.
+Whoever wants the source back resumes it, and every table is copied anew under the new slot.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.errors import PreflightError, SlotBusy, first_line
+from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.wishes import _DROPPED
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.publications import inserts_publication, publication_oid
+from cdc_assets.postgres.slots import drop_slot, slot_status
+
+# A flusher looks every few seconds; one that hangs, or isn't ours, is told by the server.
+_PATIENCE_SECONDS, _LONGEST_SECONDS, _LOOK_SECONDS = 30.0, 60.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What was removed at the source, by name; None where there was nothing of that name."""
+
+    slot: str | None
+    publication: str | None
+
+
+def drop_source(pipeline: Pipeline) -> Dropped:
+    """Remove slot and publication. Done half, it is done by doing it again.
+
+    Raises SlotBusy when somebody keeps the slot, and PreflightError, all else being done, with the
+    SQL for a publication that somebody else owns.
+    """
+    store, config = pipeline.store, pipeline.config
+    store.connection.execute(
+        "insert into pipeline_meta (source, key, value) values (%s, %s, clock_timestamp()::text)"
+        " on conflict do nothing",
+        (config.name, _DROPPED),
+    )
+    with pipeline.connect_source("drop") as source:
+        slot = config.slot if slot_status(source, config.slot) is not None else None
+        with pipeline.connect_slots("drop") as slots:
+            _drop_slot(slots, config.slot)
+        store.lock("pins")
+        try:
+            for row in store.tables():
+                restart_copy(store, row)
+            store.begin_anew()
+        finally:
+            store.unlock("pins")
+        publication = None
+        if publication_oid(source, config.publication) is not None:
+            publication = config.publication
+        kept = []
+        for name in (config.publication, inserts_publication(config.publication)):
+            statement = sql.SQL("drop publication if exists {}").format(sql.Identifier(name))
+            try:
+                source.execute(statement)
+            except psycopg.errors.InsufficientPrivilege:
+                kept.append(statement.as_string(source))
+        if kept:
+            raise PreflightError(
+                f"the slot {config.slot} is removed, so no WAL is kept any more; the publication"
+                f" {config.publication} is somebody else's.",
+                f"{'; '.join(kept)}; -- as its owner",
+            )
+    return Dropped(slot, publication)
+
+
+def _drop_slot(slots: psycopg.Connection[Any], slot: str) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            with suppress(psycopg.errors.UndefinedObject):  # somebody was quicker
+                drop_slot(slots, slot)
+        except psycopg.errors.ObjectInUse as error:
+            waited = time.monotonic() - began
+            if waited >= _LONGEST_SECONDS:
+                raise SlotBusy(
+                    f"the slot {slot} is in use ({first_line(error)}).",
+                    "Stop who streams from it, then drop the source again.",
+                ) from error
+            if waited >= _PATIENCE_SECONDS:
+                slots.execute(
+                    "select pg_terminate_backend(active_pid)"
+                    " from pg_catalog.pg_replication_slots where slot_name = %s",
+                    (slot,),
+                )
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return

@@ -1,0 +1,138 @@
+"""Merging what the log has, as a person asks for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+
+import psycopg
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import CdcError, Fenced, TableProblem, TablesFailed, first_line
+from cdc_assets.flusher.reach import reach
+from cdc_assets.materializer.drain import Drained, drain, outstanding
+from cdc_assets.materializer.schema.ahead import Look, look
+from cdc_assets.materializer.workers.follower import Follower
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.operations.running import Spark
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.process.backoff import Backoff
+from cdc_assets.process.traces import noted
+from cdc_assets.readiness.surroundings import admitted
+
+logger = logging.getLogger(__name__)
+
+
+# How often one writer after the other may come between a merge and its commit.
+_FENCED_TRIES = 10
+# A worker whose databases or Spark can't be reached.
+_BACKOFF = Backoff(cap_seconds=30.0)
+
+
+def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
+    """Apply what is registered now, and schema changes that no row of the log has told.
+
+    Raises TablesFailed naming the tables that can't go on, NotReady if nothing can begin.
+    """
+    done: list[Drained] = []
+    problems: list[TableProblem] = []
+    ends: dict[TableId, int] = {}
+    looks: dict[TableId, Look] = {}
+    for table in tables:
+        with suppress(TableProblem):  # what is gone from the source may be applied all the same
+            if (seen := look(pipeline, table)) is not None:
+                looks[table] = seen
+    if looks:
+        reach(pipeline, max(seen.lsn for seen in looks.values()))
+    for table in tables:
+        try:
+            end = outstanding(pipeline, table)
+            if end is not None or table in looks:
+                ends[table] = end or 0
+        except TableProblem as problem:
+            problems.append(problem)
+    if ends:
+        with ExitStack() as stack:
+            session = admitted(pipeline.config, lambda: stack.enter_context(spark.session()))
+            worker = stack.enter_context(Worker(pipeline, tables=ends))
+            for table in _own_first(worker, ends):
+                end = ends[table]
+                try:
+                    seen = looks.get(table)
+                    done.append(_drained(pipeline, session, table, end, seen, worker))
+                except TableProblem as problem:
+                    problems.append(problem)
+                except Exception as error:  # noqa: BLE001 - one table's: the others go on
+                    problems.append(TableProblem(table, noted(error)))
+    if problems:
+        raise TablesFailed(problems)
+    return done
+
+
+def _own_first(worker: Worker, tables: Mapping[TableId, int]) -> Iterator[TableId]:
+    """This worker's share of ``tables``, as it is by then; after it what others left undone."""
+    left = dict(tables)
+    while left:
+        share = worker.share(left)
+        table = next((table for table in left if table in share), next(iter(left)))
+        del left[table]
+        yield table
+
+
+def _drained(
+    pipeline: Pipeline,
+    session: SparkSession,
+    table: TableId,
+    end: int,
+    seen: Look | None,
+    worker: Worker,
+) -> Drained:
+    tries = _FENCED_TRIES
+    while True:
+        try:
+            done = drain(pipeline, session, table, until_offset=end, look=seen, worker=worker.id)
+        except Fenced as fenced:
+            tries -= 1
+            if not tries:
+                raise TableProblem(table, fenced.what, fenced.remedy) from fenced
+            done = None
+        if done is not None:
+            return done
+        copy = pipeline.store.copy_state(table)
+        if copy is None or copy.state != "streaming":
+            raise TableProblem(
+                table, "its copy was begun anew", "Its log is applied once that is complete."
+            )
+        time.sleep(0.5)  # another worker is at it; what it leaves is ours
+
+
+def follow(
+    config: SourceConfig,
+    tables: Sequence[TableId],
+    stop: threading.Event,
+    on_merge: Callable[[str], None],
+) -> None:
+    """Look after this worker's share of ``tables`` until ``stop``: one of any number of workers.
+
+    What goes wrong is logged and tried again, later and later; a table that can't go on doesn't
+    stop the others.
+    """
+    with Spark(config) as spark:
+        follower = Follower(tables, stop, on_merge)
+        failures = 0
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                with ExitStack() as stack:
+                    session = admitted(config, lambda: stack.enter_context(spark.session()))
+                    follower.work(stack.enter_context(Pipeline.open(config)), session)
+            except (PySparkException, psycopg.Error, CdcError) as error:
+                logger.warning("begins anew: %s", first_line(error))
+                failures = _BACKOFF.failures(failures, time.monotonic() - began)
+                stop.wait(_BACKOFF.delay_seconds(failures))

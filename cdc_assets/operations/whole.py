@@ -1,0 +1,119 @@
+"""What the commands do, without the command line: snapshot, materialize, sync, maintain, verify.
+
+Each works whether or not a flusher and other runs are active; what somebody else is doing already
+is awaited, never repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import cache
+
+from cdc_assets.errors import (
+    TableProblem,
+    TablesFailed,
+)
+from cdc_assets.flusher.reach import reach
+from cdc_assets.maintenance import run as maintenance
+from cdc_assets.maintenance.run import Maintained
+from cdc_assets.materializer.drain import Drained
+from cdc_assets.operations.copying import snapshot
+from cdc_assets.operations.merging import materialize
+from cdc_assets.operations.running import Spark, flushing
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.snapshot.table_copy import CopyProgress
+from cdc_assets.verify.compare import Comparison, verify
+
+logger = logging.getLogger(__name__)
+
+
+def sync(
+    pipeline: Pipeline,
+    tables: Sequence[TableId],
+    on_progress: Callable[[CopyProgress], None],
+    on_phase: Callable[[str], None],
+) -> list[Drained]:
+    """Snapshot, flush up to now, materialize: the lake then equals the source as of the start."""
+    config = pipeline.config
+    if config.snapshot.mode == "snapshot_only":
+        with Spark(config) as spark:
+            on_phase("copying")
+            snapshot(pipeline, spark, tables, on_progress)
+        return []
+    with pipeline.connect_source("sync") as source:
+        target = current_lsn(source)
+    problems: list[TableProblem] = []
+    states = {row.table: row.state for row in pipeline.store.tables()}
+    with Spark(config) as spark:
+        fresh = any(states.get(table) != "streaming" for table in tables)
+        if fresh:
+            spark.begin()
+            on_phase("copying")
+        with flushing(config) if fresh else nullcontext():
+            try:
+                snapshot(pipeline, spark, tables, on_progress, streams=fresh)
+            except TablesFailed as failed:
+                problems += failed.problems
+            # A copy that was resumed is whole only where its last snapshot stands.
+            target = max(
+                target,
+                *(
+                    row.complete_lsn or Lsn.ZERO
+                    for row in pipeline.store.tables()
+                    if row.table in tables
+                ),
+            )
+            on_phase(f"flushing to {target}")
+            reach(pipeline, target)
+        bad = {problem.table for problem in problems}
+        on_phase("materializing")
+        done: list[Drained] = []
+        try:
+            done = materialize(pipeline, spark, [t for t in tables if t not in bad])
+        except TablesFailed as failed:
+            problems += failed.problems
+    if problems:
+        raise TablesFailed(problems)
+    return done
+
+
+def maintain(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_table: Callable[[Maintained], None],
+) -> None:
+    """Compact, expire and remove what nobody needs. Raises TablesFailed naming what failed."""
+    problems: list[TableProblem] = []
+    with ExitStack() as stack:
+        opened = cache(lambda: stack.enter_context(spark.session()))
+        for done in maintenance.maintain(pipeline, opened, tables):
+            on_table(done)
+            if done.problem is not None:
+                problems.append(done.problem)
+    if problems:
+        raise TablesFailed(problems)
+
+
+def verify_tables(
+    pipeline: Pipeline,
+    tables: Sequence[TableId],
+    on_progress: Callable[[str], None],
+    *,
+    show_keys: bool = False,
+) -> list[Comparison]:
+    """Compare source and lake; see :mod:`cdc_assets.verify.compare`."""
+    with Spark(pipeline.config) as spark, spark.session() as session:
+        return verify(
+            pipeline,
+            session,
+            tables,
+            lambda lsn: reach(pipeline, lsn),
+            on_progress=on_progress,
+            show_keys=show_keys,
+        )

@@ -1,0 +1,1 @@
+"""One consistent point: tables enrolled and published, a snapshot pinned, and its rows read."""

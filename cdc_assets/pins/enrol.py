@@ -1,0 +1,242 @@
+"""Enrolment: which of the configured tables are followed, as what, and by which publication.
+
+A table is described, judged and registered; then it is published, and waits for its pin (``pins``).
+What can't be followed is parked by name with the way out, and the others go on. No table is
+published whose UPDATE or DELETE Postgres would then refuse (``identity``): with ``mode: append``
+it goes into the publication of inserts, in any other mode it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import PreflightError, TableProblem
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import SourceTable, describe, heaps
+from cdc_assets.postgres.identity import children
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import (
+    inserts_publication,
+    publication_oid,
+    published_tables,
+    refuse_partial_publication,
+    sent_columns,
+)
+from cdc_assets.postgres.publishing import Publishing, publish, withdraw
+from cdc_assets.postgres.session.waits import locked
+from cdc_assets.readiness.source.enrolment import (
+    inherited,
+    refuse_excluded_key,
+    refuse_mode,
+    unread,
+    unsent_columns,
+    without_identity,
+)
+from cdc_assets.readiness.source.partitions import sent_as_root, unlogged
+from cdc_assets.readiness.source.planning import refuse_unplannable
+from cdc_assets.readiness.source.rights import missing_rights
+
+logger = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Of pipeline_meta: the oid of the publication of inserts, and from where on it may be asked for.
+INSERTS_FROM = "inserts_from"
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A table as it is to be registered."""
+
+    table: SourceTable
+    mode: str
+    inserts_only: bool
+    left_out: tuple[str, ...]
+    """Generated columns that Postgres doesn't send; ``table`` is without them."""
+    withheld: tuple[int, ...]
+    """The numbers of excluded columns that the publication doesn't send either; nor are they in
+    ``table``."""
+
+
+def described(source: Connection, config: SourceConfig, table: TableId) -> Enrolled:
+    """The table as the source has it now, without what the stream doesn't carry.
+
+    Raises TableProblem for what would make the copy or the stream wrong, or break others.
+    """
+    found = describe(source, table)
+    refuse_mode(found, config.table(table))
+    refuse_excluded_key(found, config.table(table))
+    heaps(source, table, found.oid)
+    follows = config.snapshot.mode != "snapshot_only"
+    sent = sent_columns(source, config.publication) if follows else frozenset(("", "s"))
+    unsent = unsent_columns(source, config, found, sent)
+    for missing in missing_rights(source, found.oid, unread(config.table(table), unsent)):
+        raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
+    refuse_unplannable(source, found)
+    mode = config.table(table).mode or "mirror"
+    if (inherit := children(source, [found.oid])) and not config.table(table).only:
+        raise inherited(table, inherit[found.oid])
+    inserts_only = follows and bool(without_identity(source, config, found))
+    if follows:
+        problem = sent_as_root(source, config, found) or unlogged(source, found)
+        if problem is not None:
+            raise problem
+        name = config.publication
+        refuse_partial_publication(
+            source,
+            inserts_publication(name) if inserts_only else name,
+            found,
+            config.table(table).columns.exclude,
+            inserts_only=inserts_only,
+        )
+    return Enrolled(
+        found.without([c.name for c in unsent]),
+        mode,
+        inserts_only,
+        tuple(c.name for c in unsent if c.generated),
+        tuple(c.number for c in unsent if not c.generated),
+    )
+
+
+def _to_be_described(row: TableRow | None) -> bool:
+    return row is None or not row.oid or (row.state == "waiting" and not row.snapshot_lsn)
+
+
+def _waits_for(who: str) -> str:
+    return f"somebody has locked it, or is about to: {who}; it goes on once that is over"
+
+
+def register_tables(source: Connection, config: SourceConfig, store: LogStore) -> None:
+    """Describe every table that isn't known yet, and anew what waits without a chunk read."""
+    known = {row.table: row for row in store.tables()}
+    wanted = [table for table in config.tables if _to_be_described(known.get(table.id))]
+    busy = locked(source, [table.id for table in wanted])
+    for table in wanted:
+        row = known.get(table.id)
+        fresh = row is None or not row.oid
+        if (who := busy.get(table.id)) is not None:
+            store.note_waiting(table.id, _waits_for(who))
+            continue
+        try:
+            found = described(source, config, table.id)
+        except psycopg.errors.LockNotAvailable:  # since just now
+            store.note_waiting(table.id, _waits_for("another session"))
+            continue
+        except TableProblem as problem:
+            if row is None or row.reason != str(problem):
+                logger.warning("%s", problem)
+            if fresh:
+                store.park_unknown(table.id, str(problem))
+            else:
+                store.park(table.id, str(problem))
+            continue
+        if found.left_out:
+            logger.warning(
+                "%s: Postgres doesn't send its generated columns (%s); the lake table lacks them",
+                table.id,
+                ", ".join(found.left_out),
+            )
+        store.add_table(
+            found.table,
+            table.columns.exclude,
+            found.mode,
+            inserts_only=found.inserts_only,
+            left_out=found.left_out,
+            withheld=found.withheld,
+        )
+
+
+def publish_tables(source: Connection, config: SourceConfig, store: LogStore) -> list[TableRow]:
+    """Complete the publications and return the tables that wait for a pin, and may be given one.
+
+    Raises PreflightError if there is no publication and the role can't make it.
+    """
+    configured = {table.id for table in config.tables}
+    rows = [
+        row
+        for row in store.tables()
+        if row.table in configured and row.state != "parked" and row.oid
+    ]
+    # Each of them would cost a wait.
+    away = locked(source, [row.table for row in rows if row.state == "waiting"])
+    rows = [row for row in rows if row.table not in away]
+    inserts = inserts_publication(config.publication)
+    first = publication_oid(source, config.publication) is None
+    whole = [row.table for row in rows if not row.inserts_only]
+    alone = [row.table for row in rows if row.inserts_only]
+    main = publish(source, config.publication, whole)
+    refused, busy = dict(main.refused), set(main.busy)
+    # Made together before there is a slot, the stream can ask for both from its beginning on.
+    if first or alone:
+        try:
+            beside = publish(source, inserts, alone, beside=config.publication)
+        except PreflightError as error:
+            beside = Publishing(dict.fromkeys(alone, str(error)))
+        refused |= beside.refused
+        busy |= beside.busy
+    for name, elsewhere in ((config.publication, alone), (inserts, whole)):
+        present = published_tables(source, name) or {}
+        moved = withdraw(source, name, [table for table in elsewhere if table in present])
+        busy |= moved.busy
+        refused |= moved.refused
+    for table, why in refused.items():
+        logger.error("parked: %s: %s", table, why)
+        store.park(table, why)
+    holders = locked(source, sorted(busy), against_alter=True) if busy else {}
+    for table in busy:
+        store.note_waiting(table, _waits_for(holders.get(table, "another session")))
+    for table, who in away.items():
+        store.note_waiting(table, _waits_for(who))
+    for row in rows:
+        if row.state == "waiting" and row.reason and row.table not in busy:
+            store.note_waiting(row.table, None)
+    return [
+        row
+        for row in rows
+        if row.state == "waiting" and row.table not in refused and row.table not in busy
+    ]
+
+
+# --- which publications the stream asks for ---
+
+
+def inserts_from(source: Connection, config: SourceConfig, store: LogStore) -> Lsn | None:
+    """From where on the stream may ask for the publication of inserts, None if it never may.
+
+    Before version 18 the server decodes each change with the publications of that moment, and fails
+    for ever at one from before the publication was made.
+    """
+    oid = publication_oid(source, inserts_publication(config.publication))
+    known, _, lsn = (store.meta(INSERTS_FROM) or "").partition(" ")
+    return Lsn.parse(lsn) if oid is not None and known == oid else None
+
+
+def set_inserts_from(source: Connection, config: SourceConfig, store: LogStore, lsn: Lsn) -> None:
+    """Remember the consistent point of a slot that was made after the publication of inserts.
+
+    Every transaction that commits from there on began when there was the publication.
+    """
+    oid = publication_oid(source, inserts_publication(config.publication))
+    if oid is not None:
+        store.set_meta(INSERTS_FROM, f"{oid} {lsn}")
+
+
+def streamed_publications(pipeline: Pipeline, at: Lsn) -> tuple[str, ...]:
+    """The publications that a stream from ``at`` on asks for.
+
+    The source is only asked where the log says that there may be two.
+    """
+    main = pipeline.config.publication
+    if not (known := pipeline.store.meta(INSERTS_FROM)) or at < Lsn.parse(known.split()[1]):
+        return (main,)
+    with pipeline.connect_source("publications") as source:
+        since = inserts_from(source, pipeline.config, pipeline.store)
+    return (main,) if since is None or at < since else (main, inserts_publication(main))

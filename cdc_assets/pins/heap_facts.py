@@ -1,0 +1,219 @@
+"""What the source says of the followed tables' heaps, and what is done about a difference.
+
+A look costs one query however many tables there are, and waits for no lock. Only a heap that has
+another file, or that came, is asked for rows, in its first pages: they are there, or nowhere, in a
+file that was just written; whoever has locked it has it looked at again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.heap_files import known_heaps, remember_heaps, remember_moment
+from cdc_assets.log.heap_record import (
+    Difference,
+    HeapFile,
+    HeapTrace,
+    KnownHeaps,
+    Moment,
+    Verdict,
+    difference,
+    judge,
+)
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
+from cdc_assets.postgres.lsn import Lsn
+
+logger = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# A copied file begins with the rows that the old one began with: 1 MB of it.
+_FIRST_PAGES = 128
+
+_HEAPS: LiteralString = """
+with recursive tree as (
+    select o as root, o as oid, '' as link from unnest(%s::oid[]) o
+     union all
+    select t.root, i.inhrelid, t.link || i.xmin || ' '
+      from tree t
+      join pg_catalog.pg_class p on p.oid = t.oid and p.relkind = 'p'
+      join pg_catalog.pg_inherits i on i.inhparent = t.oid)
+select t.root::bigint, array_agg(c.oid::bigint) filter (where c.relkind = 'r'),
+       array_agg(c.relfilenode::bigint) filter (where c.relkind = 'r'),
+       array_agg(t.link) filter (where c.relkind = 'r')
+  from tree t join pg_catalog.pg_class c on c.oid = t.oid
+ group by t.root
+"""
+_MOMENT: LiteralString = (
+    "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint,"
+    " pg_catalog.pg_current_wal_insert_lsn()::text"
+)
+
+
+def moment(connection: Connection) -> Moment:
+    """Now; what is looked at afterwards is at least as new."""
+    row = connection.execute(_MOMENT).fetchone()
+    assert row is not None
+    return Moment(int(row[0]), Lsn.parse(row[1]))
+
+
+def heap_files(connection: Connection, oids: Iterable[int]) -> dict[int, dict[int, HeapFile]]:
+    """The file of each heap of these tables; nothing of one that is gone."""
+    found = connection.execute(_HEAPS, (list(oids),)).fetchall()
+    return {
+        int(root): dict(zip(heaps or (), map(HeapFile, files or (), links or ()), strict=True))
+        for root, heaps, files, links in found
+    }
+
+
+# Transaction IDs go round: one precedes another if it is less than half of them behind.
+_PRECEDES: LiteralString = "(({}::bigint - {} + 4294967296) %% 4294967296) >= 2147483648"
+
+# linked: how the heap is reached from its table; the newest link is the one that it came by. A
+# column with a negative number is as old as the heap, and never changes.
+_TRACE: LiteralString = """
+with recursive up as (
+    select i.inhparent, i.xmin::text::bigint as xmin, i.cmin::text::bigint as cmin,
+           pg_catalog.age(i.xmin) as age
+      from pg_catalog.pg_inherits i where i.inhrelid = %(heap)s
+     union all
+    select i.inhparent, i.xmin::text::bigint, i.cmin::text::bigint, pg_catalog.age(i.xmin)
+      from up u join pg_catalog.pg_inherits i on i.inhrelid = u.inhparent)
+select n.nspname::text, c.relname::text, c.xmin::text::bigint,
+       array(select distinct a.xmin::text::bigint from pg_catalog.pg_attribute a
+              where a.attrelid = c.oid and a.attnum > 0),
+       (select u.xmin from up u order by u.age, u.cmin desc limit 1),
+       (select u.cmin from up u order by u.age, u.cmin desc limit 1),
+       (select a.xmin::text::bigint from pg_catalog.pg_attribute a
+         where a.attrelid = c.oid and a.attnum = -1)
+  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.oid = %(heap)s
+"""
+_ROWS: LiteralString = """
+select coalesce(bool_or({kept}), false), coalesce(bool_or(x = any(%(altered)s)), false),
+       coalesce(bool_or({before_link} or (x = %(link)s and c < %(command)s)), false), count(*) = 0
+  from (select xmin::text::bigint as x, cmin::text::bigint as c from only {heap}
+         where ctid < %(pages)s::tid) r
+"""
+
+
+def _trace(connection: Connection, heap: int, horizon: int) -> HeapTrace | None:
+    """None if it is gone, or locked: it is looked at again."""
+    found = connection.execute(_TRACE, {"heap": heap}).fetchone()
+    if found is None:
+        return None
+    schema, name, changed_by, altered_by, link, command, made_by = found
+    since = horizon % 2**32
+    altered = [x for x in altered_by if (x - since) % 2**32 < 2**31]
+    query = sql.SQL(_ROWS).format(
+        kept=sql.SQL(_PRECEDES).format(sql.SQL("x"), sql.Literal(since)),
+        before_link=sql.SQL(_PRECEDES).format(sql.SQL("x"), sql.Literal(link)),
+        heap=sql.Identifier(schema, name),
+    )
+    values = {
+        "altered": altered,
+        "link": link,
+        "command": command,
+        "pages": f"({_FIRST_PAGES},0)",
+    }
+    try:
+        row = connection.execute(query, values).fetchone()
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+        return None
+    except psycopg.ProgrammingError:
+        # No right, or a function of an index that our search path can't plan: the worst, but for
+        # one that was made in place.
+        row = (False, False, link != made_by, False)
+    assert row is not None
+    kept, rewritten, loaded, empty = row
+    # Who attaches it changes its columns, too, and not its file.
+    rewritten = rewritten or (changed_by in altered and changed_by != link)
+    return HeapTrace(f"{schema}.{name}", kept, rewritten, loaded, changed_by, empty)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at the source, with what the log knew before."""
+
+    source: Connection
+    store: LogStore
+    at: Moment
+    flushed: Lsn | None
+
+    def settle(self, row: TableRow, known: KnownHeaps, files: Mapping[int, HeapFile]) -> None:
+        """Judge what is different, and remember it or act."""
+        found = difference(known.files, files)
+        if not found:
+            if known.own or any(file.link is None for file in known.files.values()):
+                remember_heaps(self.store, row, files)
+            return
+        traces = self._traces(found, known)
+        verdict: Verdict = "undecided"
+        if traces is not None:
+            verdict = judge(
+                row.table,
+                known,
+                found,
+                traces,
+                keeps_history=row.mode == "append",
+                flushed=self.flushed,
+            )
+        if verdict == "harmless":
+            remember_heaps(self.store, row, files)
+        elif verdict == "undecided":
+            pending = known.pending or moment(self.source).lsn
+            remember_heaps(self.store, row, known.files, own=known.seen, pending=pending)
+        elif row.state != "streaming" or verdict == "empty":
+            logger.warning("%s: its rows were replaced unseen; copying again", row.table)
+            restart_copy(self.store, row)
+        else:
+            logger.error("parked: %s", verdict)
+            self.store.park(row.table, str(verdict).removeprefix(f"{row.table}: "), row.epoch)
+
+    def _traces(self, found: Difference, known: KnownHeaps) -> dict[int, HeapTrace] | None:
+        traces = {}
+        for heap in found.replaced | found.came:
+            trace = _trace(self.source, heap, known.seen.horizon)
+            if trace is None:
+                return None
+            traces[heap] = trace
+        return traces
+
+
+def look_at_heaps(source: Connection, store: LogStore, rows: Iterable[TableRow]) -> None:
+    """Park the tables of which something happened that is in no stream.
+
+    A look that another process is at is left to it.
+    """
+    if not store.try_lock("heaps"):
+        return
+    try:
+        _look(source, store, list(rows))
+    finally:
+        store.unlock("heaps")
+
+
+def _look(source: Connection, store: LogStore, rows: list[TableRow]) -> None:
+    flushed = store.flushed_lsn()  # before what is known: truncates are noted before it moves on
+    known = known_heaps(store)
+    look = _Look(source, store, moment(source), flushed)
+    now = heap_files(source, [row.oid for row in rows])
+    for row in rows:
+        if (files := now.get(row.oid)) is None:
+            continue  # it is gone, which has a name of its own
+        if files.keys() == {row.oid} and (row.published_as or "").startswith("entry "):
+            continue  # Postgres lets nobody unlog it, and sends its TRUNCATE
+        epoch, before = known.get(row.table, (0, None))
+        if before is None or epoch != row.epoch:  # as an earlier version left it
+            remember_heaps(store, row, files)
+        else:
+            look.settle(row, before, files)
+    remember_moment(store, look.at)

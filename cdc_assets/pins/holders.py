@@ -1,0 +1,112 @@
+"""The sessions that keep a pinned snapshot alive.
+
+A snapshot lives as long as one session that imported it stays in its transaction. So a pin has
+*holders*: each imports the snapshot and exports it again under a name of its own. The flusher holds
+every pin it made, a running copy holds the one it reads from: either may die without costing the
+other anything. A holder is alive when its backend is: the server knows, no clock is asked.
+
+Which tables a pin is for, and when one is made, is ``pins``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.errors import SnapshotLost, first_line
+from cdc_assets.log.store import LogStore
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.connect import connect
+
+_SNAPSHOT_GONE = (
+    psycopg.errors.UndefinedObject,
+    psycopg.errors.InvalidParameterValue,
+    psycopg.errors.ObjectNotInPrerequisiteState,  # its session is just ending
+)
+
+
+@dataclass(slots=True)
+class Holder:
+    """A session that keeps a pin's snapshot alive; ``snapshot_name`` is what it exported."""
+
+    pin: str
+    snapshot_name: str
+    connection: psycopg.Connection[Any]
+
+    def alive(self) -> bool:
+        """False once the session is gone (asked of the server, over this very session)."""
+        try:
+            self.connection.execute("select 1")
+        except psycopg.Error:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Holder:
+    """Import ``snapshot_name`` in a new session, export it again, and say so in ``pin_holders``.
+
+    Raises SnapshotLost when the snapshot is gone.
+    """
+    connection = connect(source_dsn, application_name=f"cdc_assets {store.source} pin")
+    try:
+        connection.execute("begin isolation level repeatable read read only")
+        connection.execute(
+            sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name))
+        )
+        row = connection.execute("select pg_export_snapshot(), pg_backend_pid()").fetchone()
+        assert row is not None
+        store.connection.execute(
+            "insert into pin_holders (pin, snapshot_name, backend_pid) values (%s, %s, %s)",
+            (pin, row[0], row[1]),
+        )
+        return Holder(pin, row[0], connection)
+    except _SNAPSHOT_GONE as error:
+        connection.close()
+        raise SnapshotLost(
+            f"the exported snapshot {snapshot_name} is gone: {first_line(error)}"
+        ) from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+def join_pin(store: LogStore, source_dsn: str, pin: str) -> Holder:
+    """Become one more holder of ``pin``; raises SnapshotLost when none of its holders lives."""
+    names = store.connection.execute(
+        "select snapshot_name from pin_holders where pin = %s order by since desc", (pin,)
+    ).fetchall()
+    for (name,) in names:
+        try:
+            return hold(store, source_dsn, pin, name)
+        except SnapshotLost:
+            store.connection.execute(
+                "delete from pin_holders where pin = %s and snapshot_name = %s", (pin, name)
+            )
+    raise SnapshotLost(f"no session holds the pin {pin} any more.")
+
+
+def pin_point(store: LogStore, pin: str) -> Lsn:
+    """The consistent point of ``pin``: nothing is read later than it."""
+    row = store.connection.execute(
+        "select consistent_point::text from pins where pin = %s", (pin,)
+    ).fetchone()
+    assert row is not None  # pins are never deleted while a table names them
+    return Lsn.parse(row[0])

@@ -1,0 +1,167 @@
+"""Changing a publication: tables are added to it, and withdrawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc_assets.errors import PreflightError, TableProblem, first_line
+from cdc_assets.postgres.identity import remedy, sentence
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import (
+    _alteration,
+    addition,
+    creation,
+    inserts_publication,
+    placement,
+    published_tables,
+    unidentified,
+)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """What became of tables that were to be published, or withdrawn; the others are.
+
+    ``refused``: with the reason and the way out. ``busy``: somebody else's lock is in the way, and
+    another try may help.
+    """
+
+    refused: Mapping[TableId, str]
+    busy: frozenset[TableId] = frozenset()
+
+
+def publish(
+    connection: Connection,
+    publication: str,
+    tables: Iterable[TableId],
+    *,
+    beside: str | None = None,
+) -> Publishing:
+    """Create the publication if it is missing, and add the tables that it lacks.
+
+    One that is in the other publication leaves it, and keeps the column list that it had there: the
+    server ends a stream that is told two of a table. ``beside``: it is the one of inserts beside
+    that publication, and publishes neither UPDATE nor DELETE, so Postgres refuses none. Otherwise a
+    table is refused here if Postgres would refuse its changes. Raises PreflightError if the
+    publication is missing and can't be made.
+    """
+    other = beside or inserts_publication(publication)
+    present = published_tables(connection, publication)
+    missing = sorted(set(tables) - (present or {}).keys())
+    if present is None:
+        _create(connection, publication, missing, beside=beside)
+    if not missing:
+        return Publishing({})
+    try:
+        _add(connection, publication, missing, other, inserts_only=beside is not None)
+    except (TableProblem, *_IN_THE_WAY, *_REFUSALS):
+        pass  # by one of them: each for itself, then
+    else:
+        return Publishing({})
+    refused, busy = dict[TableId, str](), set[TableId]()
+    for table in missing:
+        statements = placement(connection, publication, [table], other)
+        try:
+            _add(connection, publication, [table], other, inserts_only=beside is not None)
+        except _IN_THE_WAY:
+            busy.add(table)
+        except TableProblem as problem:
+            refused[table] = f"{problem.what}. {problem.remedy}"
+        except _REFUSALS as error:
+            refused[table] = (
+                f"it can't be added to the publication {publication} ({first_line(error)})."
+                f" An owner of all runs: {'; '.join(statements)};"
+            )
+    return Publishing(refused, frozenset(busy))
+
+
+def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]) -> Publishing:
+    """Take tables out of the publication, each for itself."""
+    refused, busy = dict[TableId, str](), set[TableId]()
+    for table in tables:
+        statement = _alteration(publication, "drop", [table])
+        try:
+            with _briefly(connection, _LOCK_TIMEOUT):
+                connection.execute(statement)
+        except _IN_THE_WAY:
+            busy.add(table)
+        except _REFUSALS as error:
+            refused[table] = (
+                f"it can't be taken out of the publication {publication} ({first_line(error)})."
+                f" An owner of it runs: {statement.as_string(connection)};"
+            )
+    return Publishing(refused, frozenset(busy))
+
+
+# What Postgres says of one table, of the role's rights, or of a publication of all tables, which
+# can't be altered table by table: another try changes nothing.
+_REFUSALS = (
+    psycopg.ProgrammingError,
+    psycopg.DataError,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+)
+_IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+# ALTER PUBLICATION waits for VACUUM and DDL of the table, and for the time that it waits, other DDL
+# waits behind it (nobody's reading or writing does). After a second of that (deadlock_timeout) the
+# server ends an autovacuum that is in the way, which else may take hours; so a little longer.
+_LOCK_TIMEOUT = "1500ms"
+# Somebody's DDL that waits for a table that we have locked, and has the one that we wait for, fails
+# by a deadlock after that second: who has many locked waits for much less.
+_LOCK_TIMEOUT_OF_MANY = "100ms"
+
+
+@contextmanager
+def _briefly(connection: Connection, lock_timeout: str) -> Iterator[None]:
+    """A transaction that gives up (one of _IN_THE_WAY) rather than wait for a lock."""
+    with connection.transaction():
+        connection.execute(
+            "select pg_catalog.set_config('lock_timeout', %s, true)", (lock_timeout,)
+        )
+        yield
+
+
+def _create(
+    connection: Connection, publication: str, tables: Sequence[TableId], *, beside: str | None
+) -> None:
+    statement = creation(connection, publication, beside=beside)
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege as error:
+        if tables:
+            statement += "; " + addition(connection, publication, tables)
+        raise PreflightError(
+            f"the role may not create the publication {publication}: {first_line(error)}.",
+            f"An owner of the tables runs: {statement};",
+        ) from error
+
+
+def _add(
+    connection: Connection,
+    publication: str,
+    tables: Sequence[TableId],
+    other: str,
+    *,
+    inserts_only: bool,
+) -> None:
+    """Add tables, all or none; raises TableProblem for one that Postgres would then refuse.
+
+    ALTER PUBLICATION locks the table against being altered, and counts from its commit on: what is
+    judged under that lock is what is published.
+    """
+    with _briefly(connection, _LOCK_TIMEOUT if len(tables) == 1 else _LOCK_TIMEOUT_OF_MANY):
+        for statement in placement(connection, publication, tables, other):
+            connection.execute(statement.encode())
+        if inserts_only:
+            return
+        present = published_tables(connection, publication) or {}
+        found = unidentified(connection, publication, [present[table] for table in tables])
+        for table in tables:
+            if wrong := found.get(present[table]):
+                raise TableProblem(table, sentence(table, wrong), remedy(wrong))

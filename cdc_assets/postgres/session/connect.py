@@ -1,0 +1,174 @@
+"""The only place where connections to Postgres are opened.
+
+Every session that reads or decodes pins the settings that decide a value's text form, so that the
+snapshot and the log send the same text for the same value, clears the role's time-outs, which
+would end a copy half-way, and looks for names in ``pg_catalog`` alone. The same settings go to the
+replication connection: the walsender's output functions obey them too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import abc
+
+from cdc_assets.errors import ReplicationLost
+from cdc_assets.postgres.session.parameters import SECRET, resolved
+from cdc_assets.postgres.session.tls import tls_problem
+
+# One text form for each value, whatever the role or the database has set.
+TEXT_FORM = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "xmlbinary": "base64",
+}
+# A role's time-outs are meant for its applications, not for a copy that takes hours. An idle
+# transaction of ours holds a pin open on purpose.
+NO_TIMEOUTS = {
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+# Whoever looks at many tables waits no longer for the lock of one. More than the second after which
+# the server ends an autovacuum that is in the way.
+LOCK_SECONDS = 2.0
+# Where a policy would hide rows from the role, a query fails instead: a copy whose table gets
+# row-level security half-way would silently lack rows.
+NO_HIDDEN_ROWS = {"row_security": "off"}
+# Names that a statement doesn't qualify are Postgres's own, whatever others planted in a schema of
+# the role's own path: an operator for oids, a function of a built-in one's name.
+OWN_NAMES = {"search_path": "pg_catalog"}
+# Those that older servers don't know, so that they can't be part of a connection's options.
+NO_NEW_TIMEOUTS = (
+    "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
+    " where name in ('transaction_timeout', 'idle_session_timeout') and setting <> '0'"
+)
+# A dead peer is noticed after about 30 + 3 * 10 seconds instead of the kernel's two hours; after 30
+# if it doesn't take what we send.
+KEEPALIVES = {
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+    "connect_timeout": "10",
+}
+
+
+def conninfo(
+    dsn: str, application_name: str, *, lock_seconds: float | None = None, **extra: str
+) -> str:
+    """``dsn`` with our session settings; what the user's DSN sets itself (keepalives…) wins.
+
+    ``lock_seconds``: how long a statement waits for a lock; None: for as long as it takes.
+    """
+    given = conninfo_to_dict(dsn)
+    pinned = TEXT_FORM | NO_TIMEOUTS | NO_HIDDEN_ROWS | OWN_NAMES
+    pinned |= {"lock_timeout": str(round(1000 * (lock_seconds or 0)))}
+    settings = " ".join(f"-c {key}={value}" for key, value in pinned.items())
+    options = f"{given.pop('options', '') or ''} {settings}".strip()
+    params = KEEPALIVES | {k: str(v) for k, v in given.items() if v is not None}
+    params |= {"options": options, "client_encoding": "UTF8"}
+    params |= {"application_name": application_name, **extra}
+    return make_conninfo("", **params)
+
+
+def uri(dsn: str, application_name: str) -> str:
+    """The same connection as a libpq URI, for drivers (ADBC) that accept nothing else."""
+    from urllib.parse import quote, urlencode
+
+    # Where it connects from, PG… variables may be others.
+    params = resolved(conninfo(dsn, application_name))
+    host, port = params.pop("host", ""), params.pop("port", "")
+    query = dict(params)
+    if host:
+        query["host"] = host
+    if port:
+        query["port"] = port
+    return "postgresql://?" + urlencode(query, quote_via=quote)
+
+
+# Others who use the pooler may come in between.
+_POOLER_TRIES = 3
+
+
+def connect(
+    dsn: str,
+    *,
+    application_name: str = "cdc_assets",
+    autocommit: bool = True,
+    lock_seconds: float | None = None,
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """An ordinary session with the pinned text form. Raises psycopg.OperationalError.
+
+    That is a TlsProblem where certificates are to blame. ``lock_seconds``: after so long its
+    statements stop waiting for a lock, and raise LockNotAvailable.
+    """
+    address = conninfo(dsn, application_name, lock_seconds=lock_seconds)
+    try:
+        connection = psycopg.connect(address, autocommit=True)
+    except psycopg.OperationalError as error:
+        if (problem := tls_problem(str(error))) is not None:
+            raise problem from error
+        raise
+    connection.execute(NO_NEW_TIMEOUTS)
+    connection.autocommit = autocommit
+    return connection
+
+
+def pools_transactions(connection: psycopg.Connection[Any], dsn: str) -> bool:
+    """Whether a transaction pooler stands between us and the server of ``connection``, by ``dsn``.
+
+    Such a pooler lends the backend that was used last. So a second session that begins a
+    transaction gets the first one's, and the first one is then given another, or has to wait.
+    """
+
+    def backend(session: psycopg.Connection[Any]) -> object:
+        row = session.execute("select pg_backend_pid()").fetchone()
+        return row[0] if row else None
+
+    with connect(dsn, application_name="cdc_assets pooler?") as other:
+        for _ in range(_POOLER_TRIES):
+            before = backend(connection)
+            with other.transaction():
+                if backend(other) == before or backend(connection) != before:
+                    return True
+    return False
+
+
+def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.PGconn:
+    """A replication session (``replication=database``), as libpq has it.
+
+    Raises ReplicationLost.
+    """
+    connection = pq.PGconn.connect(conninfo(dsn, application_name, replication="database").encode())
+    if connection.status != pq.ConnStatus.OK:
+        said = connection.get_error_message().strip()
+        raise tls_problem(said) or ReplicationLost(
+            "can't open a replication connection: " + said,
+            "The role needs REPLICATION, pg_hba.conf must let it in, and a transaction pooler"
+            " (PgBouncer) can't be in between: give the database's own address.",
+        )
+    if connection.exec_(NO_NEW_TIMEOUTS.encode()).status != pq.ExecStatus.TUPLES_OK:
+        raise ReplicationLost(
+            "can't clear the role's time-outs: " + connection.get_error_message().strip()
+        )
+    return connection
+
+
+def is_outage(state: bytes | None) -> bool:
+    """Whether a command failed because of the connection or the server's state: SQLSTATE classes.
+
+    57: shutdown, 53: out of resources, 08: connection. libpq gives none if the connection is gone.
+    """
+    return state is None or state[:2] in (b"57", b"53", b"08")
+
+
+def redacted(dsn: str) -> str:
+    """A DSN without its secrets, for messages."""
+    return make_conninfo("", **{k: v for k, v in conninfo_to_dict(dsn).items() if k not in SECRET})

@@ -1,0 +1,282 @@
+"""Slots and positions: creating slots, and what the server says of them.
+
+The stream itself is read in ``flusher``; what is published is in ``publications``; which snapshot
+belongs to which table is in ``pins``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.pq import abc
+
+from cdc_assets.errors import PreflightError, ReplicationLost, SlotBusy
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.connect import connect, conninfo, is_outage, replication_connect
+from cdc_assets.postgres.session.waits import writers
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# The server versions that two-phase slots, conflicts, and slots that a standby can have too came
+# with.
+TWO_PHASE, CONFLICTS, FAILOVER_SLOTS = 140000, 160000, 170000
+# Slot creation waits for every transaction that runs; after this long we say which ones instead.
+SLOT_PATIENCE_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A replication slot as ``pg_replication_slots`` shows it; bytes of WAL it keeps.
+
+    ``plugin`` and ``database`` are empty for a physical slot. ``invalidation``: why it can't be
+    used any more, if the server says so. What an older server doesn't know is False.
+    """
+
+    name: str
+    plugin: str
+    active_pid: int | None
+    confirmed_flush: Lsn | None
+    wal_status: str | None
+    retained_bytes: int
+    database: str = ""
+    restart: Lsn | None = None
+    two_phase: bool = False
+    invalidation: str | None = None
+    failover: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewSlot:
+    """A slot just made: the snapshot shows exactly what committed below ``consistent_point``.
+
+    The snapshot dies with the next command on ``connection``, or with it.
+    """
+
+    consistent_point: Lsn
+    snapshot_name: str
+    connection: abc.PGconn
+
+
+def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
+    """What the server knows of ``slot``, None if there is none of that name in the cluster."""
+    version = connection.info.server_version
+    invalidation = "null::text"
+    if version >= FAILOVER_SLOTS:
+        invalidation = "invalidation_reason"
+    elif version >= CONFLICTS:
+        invalidation = "case when conflicting then 'conflict with recovery' end"
+    row = connection.execute(
+        sql.SQL(
+            "select slot_name::text, coalesce(plugin::text, ''), active_pid,"
+            " confirmed_flush_lsn::text, wal_status, coalesce(pg_wal_lsn_diff("
+            " case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+            " else pg_current_wal_lsn() end, restart_lsn), 0)::bigint,"
+            " coalesce(database::text, ''), restart_lsn::text, {}, {}, {}"
+            " from pg_catalog.pg_replication_slots where slot_name = %s"
+        ).format(
+            sql.SQL("two_phase" if version >= TWO_PHASE else "false"),
+            sql.SQL(invalidation),
+            sql.SQL("failover" if version >= FAILOVER_SLOTS else "false"),
+        ),
+        (slot,),
+    ).fetchone()
+    if row is None:
+        return None
+    name, plugin, pid, confirmed, wal_status, kept, database, restart, *rest = row
+    return SlotStatus(
+        name, plugin, pid, _lsn(confirmed), wal_status, int(kept), database, _lsn(restart), *rest
+    )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return Lsn.parse(text) if text else None
+
+
+def create_slot(
+    dsn: str, slot: str, *, temporary: bool, patience_seconds: int | None = None
+) -> NewSlot:
+    """Create a logical slot that exports its snapshot (invariant 5).
+
+    One that stays is a failover slot where the server knows those: a standby that is promoted can
+    have it too.
+
+    Waits for the transactions that run now, for ``patience_seconds`` at most (None: for
+    SLOT_PATIENCE_SECONDS); then SlotBusy.
+    The caller closes the connection once the snapshot is held elsewhere.
+    """
+    connection = replication_connect(dsn, f"cdc_assets pin {slot}")
+    patience = SLOT_PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+    try:
+        _command(connection, f"set lock_timeout = '{patience}s'")
+        kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+        # The old spelling of SNAPSHOT 'export': every version from 13 to 18 reads it.
+        options = "EXPORT_SNAPSHOT"
+        if not temporary and connection.server_version >= FAILOVER_SLOTS:
+            options = "(SNAPSHOT 'export', FAILOVER true)"
+        made = _command(connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput {options}')
+        point, name = made.get_value(0, 1), made.get_value(0, 2)
+        assert point is not None and name is not None
+        return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
+    except SlotBusy as error:
+        connection.finish()
+        what = f"slot creation waited {patience} s: {error.what}"
+        raise SlotBusy(f"{what} {_holdups(dsn)}", error.remedy) from error
+    except BaseException:
+        connection.finish()
+        raise
+
+
+def make_failover(dsn: str, slot: str) -> None:
+    """Turn an idle slot into a failover one (Postgres 17+); raises PreflightError if refused."""
+    connection = replication_connect(dsn, f"cdc_assets pin {slot}")
+    try:
+        _command(connection, f'ALTER_REPLICATION_SLOT "{slot}" (FAILOVER true)')
+    finally:
+        connection.finish()
+
+
+def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
+    """Where the server's ``timeline`` left ``ancestor``; None if it doesn't come from it."""
+    connection = replication_connect(dsn, "cdc_assets timeline")
+    try:
+        history = _command(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
+    finally:
+        connection.finish()
+    for line in history.decode(errors="replace").splitlines():
+        parts = line.split("\t")  # parent timeline, where it was left, why
+        if len(parts) >= 2 and parts[0].strip() == str(ancestor):
+            return Lsn.parse(parts[1])
+    return None
+
+
+def _holdups(dsn: str) -> str:
+    try:
+        with connect(dsn, application_name="cdc_assets pin") as source:
+            found = writers(source)
+    except psycopg.Error:
+        return ""
+    return f"The oldest: {'; '.join(found)}." if found else ""
+
+
+def export_snapshot(dsn: str) -> NewSlot:
+    """A snapshot without a slot, for a copy that no stream follows.
+
+    Needs neither ``wal_level=logical`` nor REPLICATION, and works on a standby. The consistent
+    point says where it stands, and nothing relies on it.
+    """
+    connection = pq.PGconn.connect(conninfo(dsn, "cdc_assets pin").encode())
+    try:
+        if connection.status != pq.ConnStatus.OK:
+            raise psycopg.OperationalError(connection.get_error_message())
+        _command(connection, "begin isolation level repeatable read read only")
+        made = _command(
+            connection,
+            "select pg_export_snapshot(), case when pg_is_in_recovery()"
+            " then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end::text",
+        )
+        name, point = made.get_value(0, 0), made.get_value(0, 1)
+        assert point is not None and name is not None
+        return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
+    except BaseException:
+        connection.finish()
+        raise
+
+
+def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
+    result = connection.exec_(command.encode())
+    if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        return result
+    message = result.get_error_message().strip()
+    state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    if is_outage(state):
+        raise ReplicationLost(f"the replication connection was lost: {message}.")
+    if state == b"55P03":  # lock_not_available
+        raise SlotBusy(
+            f"transactions don't end that it has to wait for ({message}).",
+            "End them (select pg_terminate_backend(pid)) or wait for them; see pg_stat_activity.",
+        )
+    raise PreflightError(
+        f"Postgres refused {command.split(maxsplit=1)[0].lower()}: {message}.",
+        "Run cdc-assets check: it names what is missing.",
+    )
+
+
+def drop_slot(connection: Connection, slot: str) -> None:
+    """Drop ``slot`` if it exists; raises psycopg.errors.ObjectInUse while somebody streams it."""
+    connection.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_catalog.pg_replication_slots"
+        " where slot_name = %s",
+        (slot,),
+    )
+
+
+def current_lsn(connection: Connection) -> Lsn:
+    """An LSN above every transaction that committed before the call, sure to be streamed soon.
+
+    The message costs some bytes of WAL; without it the position could lie beyond the last record
+    (a page header), which an idle server would never reach.
+    """
+    row = connection.execute("select pg_logical_emit_message(false, 'cdc_assets', '')").fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0]))
+
+
+def current_position(connection: Connection) -> Lsn:
+    """Where the server's WAL ends now; on a standby, how far it has replayed."""
+    row = connection.execute(
+        "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+        " else pg_current_wal_lsn() end::text"
+    ).fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0]))
+
+
+def system_identifier(connection: Connection) -> str:
+    """The cluster's identity; a restored copy keeps it, another cluster never has it."""
+    row = connection.execute("select system_identifier from pg_control_system()").fetchone()
+    return str(row[0]) if row else ""
+
+
+# Postgres 17 notes since when nobody reads from a slot.
+_INACTIVE_SINCE = 170000
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """The slot as a danger to its source. Bytes, seconds, transactions.
+
+    ``safe_bytes``: what may still be written before the slot loses WAL; None without
+    ``max_slot_wal_keep_size`` (``keep_bytes``).
+    """
+
+    active: bool
+    wal_status: str | None
+    retained_bytes: int
+    safe_bytes: int | None = None
+    keep_bytes: int | None = None
+    inactive_seconds: float | None = None
+    xmin_age: int | None = None
+
+
+def slot_facts(source: psycopg.Connection[tuple[object, ...]], name: str) -> SlotFacts | None:
+    """See :class:`SlotFacts`; None if there is no slot of that name."""
+    inactive = "null::float8"
+    if source.info.server_version >= _INACTIVE_SINCE:
+        inactive = "extract(epoch from clock_timestamp() - inactive_since)::float8"
+    row = source.execute(
+        sql.SQL(
+            "select active, wal_status, coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery()"
+            " then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, restart_lsn), 0)"
+            "::bigint,"
+            " safe_wal_size::bigint,"
+            " (select case when setting::bigint >= 0 then setting::bigint * 1024 * 1024 end"
+            "  from pg_catalog.pg_settings where name = 'max_slot_wal_keep_size'),"
+            " {}, age(catalog_xmin)::bigint"
+            " from pg_catalog.pg_replication_slots where slot_name = %s"
+        ).format(sql.SQL(inactive)),
+        (name,),
+    ).fetchone()
+    return None if row is None else SlotFacts(*row)  # type: ignore[arg-type]

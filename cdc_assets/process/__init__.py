@@ -1,0 +1,1 @@
+"""Processes and threads of ours: children, back-off, traces, the runtime home."""

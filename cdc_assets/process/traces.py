@@ -1,0 +1,109 @@
+"""Where traces are kept, and what of an error is logged instead.
+
+A trace is for whoever mends the program: it is in a file of its own in the runtime home, without
+the values that errors quote (``foreign_words``). A log is given no ``exc_info``: whose handler
+prints it isn't known, and Dagster's prints every word of it. :func:`noted` says it in a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
+from cdc_assets.messages.foreign_words import _CAUSE, _FRAME, _WORKERS_FRAME, _chain, without_stack
+from cdc_assets.messages.texts import bounded, one_line, plain
+
+# The newest are enough.
+_TRACES_BYTES = 4 * 2**20
+_FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def traces_path() -> Path:
+    """Where the traces are."""
+    from cdc_assets.process.home import home  # few decoders leave a trace, and it takes 20 MB
+
+    return home() / "traces.log"
+
+
+def keep_trace(error: BaseException) -> Path | None:
+    """Append the trace to the file of traces; None where that can't be written."""
+    head = f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, process {os.getpid()}\n"
+    try:
+        path = traces_path()
+        if path.exists() and path.stat().st_size > _TRACES_BYTES:
+            path.replace(path.with_suffix(".old"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(head + trace(error))
+    except (OSError, EnvironmentProblem):
+        return None
+    return path
+
+
+def noted(error: BaseException) -> str:
+    """An error for a log: what it is, and where its trace was put."""
+    where = keep_trace(error)
+    told = f"{type(error).__name__}: {first_line(error)}"
+    return told if where is None else f"{told} (see {where})"
+
+
+class PlainFormatter(logging.Formatter):
+    """For a person: no control characters, and unless ``stacks``, nobody's stack."""
+
+    def __init__(self, form: str = _FORM, *, stacks: bool = False) -> None:
+        super().__init__(form)
+        self._stacks = stacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = logging.makeLogRecord(record.__dict__)
+        said = record.message = record.getMessage()  # as any formatter leaves it
+        line.msg, line.args = plain(said if self._stacks else without_stack(said)), None
+        line.exc_info = line.exc_text = line.stack_info = None
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            line.msg += f": {plain(noted(error))}"
+        return super().format(line)
+
+
+def log_level() -> str:
+    """What ``CDC_ASSETS_LOG_LEVEL`` says; raises ConfigurationError if that is no level."""
+    level = os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO")
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise ConfigurationError(
+            f"CDC_ASSETS_LOG_LEVEL is {bounded(one_line(level), 40)}, which is no level of a log.",
+            "Set it to DEBUG, INFO, WARNING, ERROR or CRITICAL.",
+        )
+    return level.upper()
+
+
+def log_to_stderr(level: int | str, *, stacks: bool = False) -> None:
+    """Have this process log there, as :class:`PlainFormatter` does it."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(stacks=stacks))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def trace(error: BaseException) -> str:
+    """The stack of ``error`` and of what led to it: frames and sentences, and no value."""
+    return "\n\n".join("\n".join(_stack(each)) for each in reversed(list(_chain(error)))) + "\n"
+
+
+def _stack(error: BaseException) -> Iterator[str]:
+    kind = type(error)
+    yield "Traceback (most recent call last):"
+    yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    from cdc_assets.errors import first_line  # which needs this module
+
+    yield f"{kind.__module__}.{kind.__qualname__}: {first_line(error)}"
+    theirs = getattr(error, "getStackTrace", None)
+    java = (theirs() if theirs is not None else None) or str(error)
+    for line in java.splitlines():
+        if _FRAME.fullmatch(line) or _WORKERS_FRAME.match(line):
+            yield line
+        elif (cause := _CAUSE.match(line)) is not None:
+            yield cause[0]

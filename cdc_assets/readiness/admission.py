@@ -1,0 +1,130 @@
+"""Whether a source may be streamed, and the way back where it may not: the record's consequences.
+
+What is wrong is found in ``restart_record``. Here the source's errors are raised before a byte is
+streamed, tables with an error are parked by name, and once every table is to be copied anew what
+can't be continued is let go: the slot, the log, and the memory of the source.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from cdc_assets.errors import CoordinationError, PreflightError, SlotBusy, first_line
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.slots import FAILOVER_SLOTS, drop_slot, make_failover, slot_status
+from cdc_assets.readiness.source.now import followed, remember, review
+from cdc_assets.readiness.source.record import Review, Source
+
+logger = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# How long somebody who streams from a slot that is of no use any more is waited for: a flusher that
+# meets the same findings ends within seconds.
+_DROP_SECONDS = 30.0
+_DROP_LOOK_SECONDS = 0.5
+
+
+def admit(pipeline: Pipeline) -> Lsn:
+    """Where to stream from: ``flushed_lsn``, if the source is what the log was made from.
+
+    Raises SourceMismatch naming everything that is wrong. Tables with a gap are parked.
+    """
+    with pipeline.connect_source("flusher check") as source:
+        found = refuse_or_park(pipeline, source)
+    flushed = pipeline.store.flushed_lsn()
+    if flushed is None:
+        raise CoordinationError(
+            f"source {pipeline.config.name} has a slot but no flushed_lsn: its log has no"
+            " beginning.",
+            "Run cdc-assets resync --all.",
+        )
+    remember(pipeline.store, found)
+    return flushed
+
+
+def refuse_or_park(pipeline: Pipeline, source: Connection) -> Source:
+    """Raise what is wrong with the source, park what is wrong with a table."""
+    found, now = _compare(pipeline, source)
+    found.refuse()
+    _park(pipeline, found)
+    return now
+
+
+def settle(pipeline: Pipeline, source: Connection) -> Source:
+    """Like :func:`refuse_or_park`, but begin anew once every table is to be copied again.
+
+    Only one process at a time does that (the caller holds the lock ``pins``).
+    """
+    config, store = pipeline.config, pipeline.store
+    while True:
+        found, now = _compare(pipeline, source)
+        if not found.errors:
+            _park(pipeline, found)
+            return now
+        configured = {table.id for table in config.tables}
+        continued = any(row.table in configured for row in followed(store))
+        if continued or store.flushed_lsn() is None or not found.healed_by_copies:
+            found.refuse()
+        logger.warning(
+            "every table is to be copied anew: the log begins again, with a new slot (%s)",
+            ", ".join(finding.code for finding in found.errors),
+        )
+        with pipeline.connect_slots("slot") as slots:
+            _drop_slot(slots, config.slot)
+        store.begin_anew()
+
+
+def make_slot_follow_failovers(pipeline: Pipeline, source: Connection) -> None:
+    """Turn a slot of an earlier version into one that standbys can have too, while it is idle."""
+    if source.info.server_version < FAILOVER_SLOTS:
+        return
+    slot = slot_status(source, pipeline.config.slot)
+    if slot is None or slot.failover or slot.active_pid is not None:
+        return
+    try:
+        make_failover(pipeline.replication_dsn, slot.name)
+    except PreflightError as error:  # it streams all the same
+        logger.warning("the slot %s isn't a failover slot: %s", slot.name, error)
+
+
+def _compare(pipeline: Pipeline, source: Connection) -> tuple[Review, Source]:
+    config = pipeline.config
+    return review(source, pipeline.replication_dsn, pipeline.store, config.slot, config.publication)
+
+
+def _park(pipeline: Pipeline, found: Review) -> None:
+    for row, finding in found.tables:
+        logger.error("parked: %s: %s %s", finding.code, finding.message, finding.remedy)
+        said = finding.message.removeprefix(f"{row.table}: ")
+        pipeline.store.park(row.table, f"{finding.code}: {said} {finding.remedy}", row.epoch)
+    for row, entry in found.published_as:
+        pipeline.store.set_published_as(row.table, str(entry), epoch=row.epoch)
+    for finding in found.source:
+        if finding.severity == "warning":
+            logger.warning("%s: %s %s", finding.code, finding.message, finding.remedy)
+
+
+def _drop_slot(slots: Connection, slot: str) -> None:
+    """Drop the slot that nothing can be continued from, once nobody streams from it."""
+    deadline = time.monotonic() + _DROP_SECONDS
+    while True:
+        try:
+            with suppress(psycopg.errors.UndefinedObject):  # another process was quicker
+                drop_slot(slots, slot)
+        except psycopg.errors.ObjectInUse as error:
+            if time.monotonic() >= deadline:
+                raise SlotBusy(
+                    f"the slot {slot} has to be made anew, but somebody streams from it"
+                    f" ({first_line(error)}).",
+                    "Stop that flusher, then try again.",
+                ) from error
+            time.sleep(_DROP_LOOK_SECONDS)
+        else:
+            return

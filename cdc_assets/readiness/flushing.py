@@ -1,0 +1,231 @@
+"""What has to be right before a process begins: whatever is wrong is said at once, or it starts.
+
+The flusher's part of ``check`` (``readiness`` has the rest: this one is imported by every flusher,
+and must not take Spark along). What a process meets while it works stays where it is met. What the
+log remembers of the source is judged in ``readiness.admission``, which knows when it may begin
+anew; here it is only named beside other errors. An error of one table never stops the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.config.addresses import coordination_dsn, source_dsn
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import CdcError, NotReady, StagingProblem, first_line
+from cdc_assets.log.schema.ownership import ownership_findings
+from cdc_assets.log.schema.versions import newest, version
+from cdc_assets.log.staged.storage import Storage, check_place
+from cdc_assets.log.store import LogStore
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect, pools_transactions
+from cdc_assets.readiness.source.server import preflight
+
+# A database that is down comes back by itself: that is waited for, or tried again.
+_PASSING = frozenset(
+    {
+        "source_unreachable",
+        "replication_unreachable",
+        "coordination_unreachable",
+        "coordination_read_only",
+    }
+)
+
+
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raise NotReady naming every error, if there is one that waiting may not mend.
+
+    What only a database that is down is to blame for isn't refused here: whoever connects next
+    meets it, and knows whether to wait.
+    """
+    errors = list(dict.fromkeys(f for f in findings if f.severity == "error" and f.table is None))
+    if {finding.code for finding in errors} - _PASSING:
+        raise NotReady(
+            [finding.code for finding in errors],
+            "; ".join(f"{f.code}: {f.message.rstrip('.')}" for f in errors) + ".",
+            " ".join(dict.fromkeys(finding.remedy for finding in errors if finding.remedy)),
+        )
+
+
+def refuse_to_flush(config: SourceConfig) -> None:
+    """Raise NotReady if anything is wrong that the flusher of ``config`` needs.
+
+    Tables aren't looked at one by one: there may be thousands, and whoever registers them parks
+    those that can't go on. Costs a few round trips, and one small file.
+    """
+    refuse([*source_findings(config, start=True), *coordination_findings(config), *staging(config)])
+
+
+def source_findings(config: SourceConfig, *, start: bool = False) -> list[Finding]:
+    """What is wrong with the source.
+
+    ``start``: not with single tables; and what the log remembers of the source is only compared
+    where something else is wrong, too.
+    """
+    try:
+        dsn = source_dsn(config)
+        with (
+            connect(dsn, application_name="cdc_assets check", lock_seconds=LOCK_SECONDS) as source,
+            _known(config) as (store, older),
+        ):
+            if not start:
+                found = preflight(source, config, store, dsn)
+                return [f for f in found if not (older and f.code == "slot_unrecorded")]
+            found = preflight(source, config, None, dsn, tables=(), record=False)
+            wrong = any(finding.severity == "error" for finding in found)
+            return preflight(source, config, store, dsn, tables=()) if wrong else found
+    except (psycopg.OperationalError, CdcError) as error:
+        return [
+            Finding(
+                "source_unreachable",
+                "error",
+                f"the source can't be reached: {_what(error)}",
+                _remedy(error, "Start it, mend the network, or correct postgres.dsn."),
+            )
+        ]
+
+
+def _what(error: Exception) -> str:
+    return error.what if isinstance(error, CdcError) else first_line(error)
+
+
+def _remedy(error: Exception, otherwise: str) -> str:
+    return (error.remedy if isinstance(error, CdcError) else "") or otherwise
+
+
+@contextmanager
+def _known(config: SourceConfig) -> Iterator[tuple[LogStore | None, bool]]:
+    """What is remembered of the source, if anything can be read; never created or migrated here.
+
+    And whether something is that can be read only after an upgrade.
+    """
+    store, found = None, list(coordination_findings(config))
+    if not any(finding.severity == "error" for finding in found):
+        store = LogStore.peek(coordination_dsn(config), config.name, config.state.schema_)
+    try:
+        yield store, any(finding.code == "coordination_older" for finding in found)
+    finally:
+        if store is not None:
+            store.close()
+
+
+def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
+    """What is wrong with the coordination database."""
+    dsn = ""
+    try:
+        dsn = coordination_dsn(config)
+        with connect(dsn, application_name="cdc_assets check") as state:
+            yield from _coordination(state, config.state.schema_)
+            if pools_transactions(state, dsn):
+                yield Finding(
+                    "coordination_pooler",
+                    "error",
+                    "the coordination database is reached through a transaction pooler: session"
+                    " locks don't survive there.",
+                    "Give the database's own address, or a session-mode pool.",
+                )
+    except (psycopg.OperationalError, CdcError) as error:
+        yield Finding(
+            "coordination_unreachable",
+            "error",
+            f"the coordination database can't be reached: {_what(error)}",
+            _remedy(error, "Start it, mend the network, or correct state.postgres_url."),
+        )
+
+
+# Who the role is, and what it may do: make the schema; make tables in it (NULL where there is no
+# such schema); look into it; alter its tables; write to all of them.
+_RIGHTS = """
+select current_user::text, current_database()::text,
+       pg_catalog.current_setting('transaction_read_only') = 'on',
+       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+       pg_catalog.has_schema_privilege(n.oid, 'CREATE'),
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       coalesce(t.owned, true), coalesce(t.writable, true)
+  from (select 1) one
+  left join pg_catalog.pg_namespace n on n.nspname = %s
+  left join lateral (
+       select pg_catalog.bool_and(pg_catalog.pg_has_role(c.relowner, 'USAGE')) as owned,
+              pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'SELECT')
+                  and pg_catalog.has_table_privilege(c.oid, 'INSERT')
+                  and pg_catalog.has_table_privilege(c.oid, 'UPDATE')
+                  and pg_catalog.has_table_privilege(c.oid, 'DELETE')) as writable
+         from pg_catalog.pg_class c where c.relnamespace = n.oid and c.relkind = 'r') t on true
+"""
+
+
+def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
+    """Whether the schema can be made, brought up to date and written to by this role alone."""
+    foreign = list(ownership_findings(state, schema))
+    yield from foreign
+    if any(finding.severity == "error" for finding in foreign):
+        return
+    row = state.execute(_RIGHTS, (schema,)).fetchone()
+    assert row is not None
+    role, database, read_only, may_make, there, usable, owned, writable = row
+    known = newest()
+    found = version(state, schema) if usable else 0  # without the right to look it can't be asked
+    who = sql.Identifier(role).as_string(state)
+    name = sql.Identifier(schema).as_string(state)
+    if read_only:
+        yield Finding(
+            "coordination_read_only",
+            "error",
+            f"the coordination database {database} takes no writes: it is a standby, or read-only.",
+            "Give the primary's address.",
+        )
+    if found > known:
+        yield Finding(
+            "coordination_newer",
+            "error",
+            f"the coordination schema {schema} is at version {found}, this program knows {known}.",
+            "Upgrade cdc_assets here too.",
+        )
+    elif 0 < found < known:
+        yield Finding(
+            "coordination_older",
+            "info",
+            f"the coordination schema {schema} is at version {found}; the first start makes it"
+            f" {known}, and compares what is remembered there.",
+            "",
+        )
+    missing = ""
+    if there is None and not may_make:
+        missing = f"create schema {name} authorization {who};"
+    elif there is not None and found < known and not (usable and there and owned):
+        missing = (
+            f"alter schema {name} owner to {who};"
+            f" do $$ declare t oid; begin for t in select oid from pg_catalog.pg_class"
+            f" where relnamespace = {sql.Literal(name).as_string(state)}::regnamespace"
+            " and relkind = 'r' loop execute pg_catalog.format"
+            f"('alter table %s owner to %I', t::regclass, {sql.Literal(role).as_string(state)});"
+            " end loop; end $$;"
+        )
+    elif found == known and not writable:
+        missing = (
+            f"grant usage on schema {name} to {who};"
+            f" grant select, insert, update, delete on all tables in schema {name} to {who};"
+        )
+    if missing:
+        yield Finding(
+            "coordination_schema",
+            "error",
+            f"the role {role} may not keep its state in the schema {schema} of {database}.",
+            f"{missing} -- in {database}; or set state.postgres_url",
+        )
+
+
+def staging(config: SourceConfig, *, leave_nothing: bool = False) -> Iterator[Finding]:
+    """Whether staged files can be written; ``leave_nothing``: the probe is removed again."""
+    if config.snapshot.mode == "snapshot_only":
+        return
+    try:
+        storage = Storage.of(config.s3)
+        check_place(config.staging_uri, config.name, storage, leave_nothing=leave_nothing)
+    except StagingProblem as error:
+        yield Finding("staging_unwritable", "error", error.what, error.remedy)

@@ -1,0 +1,1 @@
+"""What has to be right at the source, and what the log remembers of it."""

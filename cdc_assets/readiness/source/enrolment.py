@@ -1,0 +1,97 @@
+"""What keeps a table from being enrolled: the rules that ``check`` and ``pins.enrol`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import psycopg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
+from cdc_assets.errors import TableProblem
+from cdc_assets.postgres.catalog import Column, SourceTable
+from cdc_assets.postgres.identity import Trouble, remedy, sentence
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import listed_columns, published_in_bulk, unidentified
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+# The other way out, behind the SQL of the first.
+OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alone"
+
+
+def unsent_columns(
+    source: Connection, config: SourceConfig, found: SourceTable, sent: Collection[str]
+) -> list[Column]:
+    """Those that the stream doesn't carry: generated ones, and what a column list leaves out."""
+    if config.snapshot.mode != "snapshot_only":
+        listed = listed_columns(source, config.publication, [found.oid])
+        if (numbers := listed.get(found.oid)) is not None:
+            return [c for c in found.columns if c.number not in numbers]
+    return [c for c in found.columns if c.generated not in sent]
+
+
+def unread(table: TableConfig, unsent: Collection[Column]) -> set[str]:
+    """The columns that no statement of ours reads."""
+    return {*table.columns.exclude, *(c.name for c in unsent if c.generated)}
+
+
+def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
+    """Why a table that others inherit from isn't followed unless that is meant."""
+    listed = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+    return TableProblem(
+        table,
+        f"a query of it shows rows of tables that inherit from it ({listed}), whose changes are"
+        " their own",
+        "Replicate those as tables of their own, and set only: true for the rows of this one.",
+    )
+
+
+def without_identity(
+    source: Connection, config: SourceConfig, found: SourceTable
+) -> Sequence[Trouble]:
+    """Why only its inserts can be published, if so; raises TableProblem where that isn't meant."""
+    wrong = unidentified(source, config.publication, [found.oid]).get(found.oid, ())
+    if not wrong:
+        return ()
+    what, way_out = sentence(found.id, wrong), remedy(wrong)
+    if any(trouble.refused for trouble in wrong):
+        if config.table(found.id).mode != "append":
+            way_out = f"{way_out} {OR_INSERTS}"
+        elif not published_in_bulk(source, config.publication, found.oid):
+            return wrong
+        else:
+            what += (
+                f"; and the publication {config.publication} has it with all tables, or its"
+                " schema, so that it can't be withdrawn alone"
+            )
+    raise TableProblem(found.id, what, way_out)
+
+
+def refuse_mode(found: SourceTable, table: TableConfig) -> None:
+    """Raise TableProblem if the table has a column that its mode adds, or lacks its key."""
+    mode, excluded = table.mode or "mirror", set(table.columns.exclude)
+    if taken := {c.name for c in found.columns} & set(EXTRA_COLUMNS[mode]) - excluded:
+        raise TableProblem(
+            found.id,
+            f"it has a column {min(taken)}, which mode {mode} adds",
+            "Name it in columns.exclude, rename it, or choose another mode.",
+        )
+    if mode == "soft_delete" and not found.key_columns:
+        raise TableProblem(
+            found.id,
+            "without a key no row can be marked as deleted",
+            "Add a primary key, or choose mode append or mirror.",
+        )
+
+
+def refuse_excluded_key(found: SourceTable, table: TableConfig) -> None:
+    """Raise TableProblem if a column of its key shall stay in the source."""
+    if hidden := set(table.columns.exclude) & set(found.key_columns):
+        raise TableProblem(
+            found.id,
+            f"columns.exclude names a column of its key ({min(hidden)})",
+            "Keep the key: rows can't be told apart without it.",
+        )

@@ -1,0 +1,261 @@
+"""What the source is now, beside what the log remembers of it: the questions, not the verdict.
+
+Read-only, and cheap enough to be asked at the start of each session and while it goes on: a handful
+of queries, however many tables there are. What a difference means is in ``restart_record``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publications import COLUMN_LISTS, PublishedShape, inserts_publication
+from cdc_assets.postgres.slots import SlotStatus, slot_status, switch_point, system_identifier
+from cdc_assets.readiness.source.partitions import UNLOGGED
+from cdc_assets.readiness.source.record import (
+    PublishedAs,
+    Recorded,
+    Review,
+    SlotRestart,
+    Source,
+    TableNow,
+)
+from cdc_assets.readiness.source.restart_record import compare, compare_table
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def recorded(store: LogStore) -> Recorded:
+    """What the coordination database remembers of the source."""
+    timeline, restart = store.meta("timeline"), store.meta("slot_restart_lsn")
+    return Recorded(
+        store.flushed_lsn(),
+        store.meta("system_identifier"),
+        int(timeline) if timeline else None,
+        store.meta("database"),
+        store.meta("publication"),
+        SlotRestart.parse(restart) if restart else None,
+    )
+
+
+def look(
+    connection: Connection, dsn: str, slot: SlotStatus | None, publication: str, known: Recorded
+) -> Source:
+    """What the source is now; ``dsn`` is for a timeline's history, if that has to be asked for."""
+    row = connection.execute(
+        "select pg_is_in_recovery(), case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+        " else pg_current_wal_insert_lsn() end::text, (select oid::text from pg_catalog.pg_database"
+        " where datname = current_database()), current_database()::text,"
+        " (select oid::text from pg_catalog.pg_publication where pubname = %s)",
+        (publication,),
+    ).fetchone()
+    assert row is not None
+    in_recovery, end, database, name, published = row
+    timeline = 0
+    if not in_recovery:
+        # A WAL file's name begins with the timeline; the control file lags behind a promotion.
+        found = connection.execute(
+            "select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
+        ).fetchone()
+        timeline = int(str(found[0]), 16) if found else 0
+    source = Source(
+        in_recovery,
+        system_identifier(connection),
+        timeline,
+        Lsn.parse(end or "0/0"),
+        database,
+        name,
+        published,
+        slot,
+    )
+    if (
+        not in_recovery
+        and known.timeline is not None
+        and source.system == known.system
+        and timeline > known.timeline
+    ):
+        return replace(source, left_at=switch_point(dsn, timeline, known.timeline))
+    return source
+
+
+def followed(store: LogStore) -> list[TableRow]:
+    """The tables whose log has to be without a gap."""
+    return [row for row in store.tables() if row.followed_since is not None]
+
+
+# By the publications' own entries: pg_publication_tables would wait for the lock of each table.
+_TABLES: LiteralString = """
+with wanted as (
+    select * from unnest(%(schemas)s::text[], %(names)s::text[], %(oids)s::oid[],
+                         %(publications)s::text[], %(inserts_only)s::bool[],
+                         %(excluded)s::jsonb[], %(hidden)s::jsonb[])
+        w (schema_name, table_name, old, publication, inserts_only, excluded, hidden)),
+publication as (
+    select p.*, p.xmin::text as version from pg_catalog.pg_publication p
+     where p.pubname = any(%(publications)s::text[]))
+select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
+       {unlogged}, above.root,
+       (select format('%%I.%%I', o_n.nspname, o.relname) from pg_catalog.pg_class o
+          join pg_catalog.pg_namespace o_n on o_n.oid = o.relnamespace where o.oid = w.old),
+       present.entry is not null,
+       former.entry, p.oid::bigint, p.pubowner::bigint, p.version,
+       coalesce(p.pubinsert and p.pubtruncate
+                and (p.pubupdate and p.pubdelete or w.inserts_only), true),
+       coalesce(p.pubviaroot, true),
+       coalesce(former.filtered, false), coalesce(former.lacking, false)
+  from wanted w
+  left join publication p on p.pubname = w.publication
+  left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
+  left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
+  left join lateral ({of_c}) present on true
+  left join lateral ({of_old}) former on true
+  left join lateral (
+       select format('%%I.%%I', a_n.nspname, a_c.relname) as root
+         from pg_catalog.pg_partition_ancestors(c.oid::regclass) a (relid)
+         join pg_catalog.pg_class a_c on a_c.oid = a.relid
+         join pg_catalog.pg_namespace a_n on a_n.oid = a_c.relnamespace,
+              pg_catalog.pg_publication p, lateral ({of_root}) e
+        where c.relispartition and a.relid <> c.oid
+          and p.pubname = any(%(both)s::text[]) and p.pubviaroot
+        limit 1) above on true
+"""
+# A partition that isn't named itself is sent as its root, if anything is.
+_ENTRY: LiteralString = """
+select * from (
+    select 'entry ' || r.oid as entry, {filtered} as filtered, {lacking} as lacking, 1 as place
+      from pg_catalog.pg_publication_rel r where r.prpubid = p.oid and r.prrelid = {relation}
+    {by_schema}
+    union all
+    select 'all', false, false, 3 from pg_catalog.pg_class k
+     where p.puballtables and k.oid = {relation} and not (k.relispartition and p.pubviaroot)
+) e order by place limit 1
+"""
+_BY_SCHEMA: LiteralString = """
+    union all
+    select 'schema ' || s.oid, false, false, 2
+      from pg_catalog.pg_publication_namespace s
+      join pg_catalog.pg_class k on k.relnamespace = s.pnnspid
+     where s.pnpubid = p.oid and k.oid = {relation} and not (k.relispartition and p.pubviaroot)
+"""
+
+
+# A column list may leave out what is excluded, by the name or the number that it has.
+_LACKING: LiteralString = """
+r.prattrs is not null and exists (
+    select from pg_catalog.pg_attribute x
+     where x.attrelid = {relation} and x.attnum > 0 and not x.attisdropped and x.attgenerated = ''
+       and x.attnum <> all(r.prattrs::int2[])
+       and not w.excluded ? x.attname::text and not w.hidden @> pg_catalog.to_jsonb(x.attnum))
+"""
+
+
+def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
+    """How the publication p has a relation, at most one row; with ``lists`` since Postgres 15."""
+    by_schema = sql.SQL(_BY_SCHEMA if lists else "").format(relation=sql.SQL(relation))
+    return sql.SQL(_ENTRY).format(
+        relation=sql.SQL(relation),
+        by_schema=by_schema,
+        filtered=sql.SQL("r.prqual is not null" if lists else "false"),
+        lacking=sql.SQL(_LACKING if lists else "false").format(relation=sql.SQL(relation)),
+    )
+
+
+def look_at_tables(
+    connection: Connection, publication: str, rows: Sequence[TableRow]
+) -> dict[TableId, TableNow]:
+    """What the source has of the registered tables now: one query, however many there are.
+
+    It waits for nobody's lock.
+    """
+    lists = connection.info.server_version >= COLUMN_LISTS
+    query = sql.SQL(_TABLES).format(
+        of_c=_entry("c.oid", lists=lists),
+        of_old=_entry("w.old", lists=lists),
+        of_root=_entry("a.relid", lists=lists),
+        unlogged=sql.SQL(UNLOGGED),
+    )
+    found = connection.execute(
+        query,
+        {
+            "schemas": [row.table.schema for row in rows],
+            "names": [row.table.name for row in rows],
+            "oids": [row.oid for row in rows],
+            "publications": [
+                inserts_publication(publication) if row.inserts_only else publication
+                for row in rows
+            ],
+            "inserts_only": [row.inserts_only for row in rows],
+            "excluded": [json.dumps(sorted(row.excluded)) for row in rows],
+            "hidden": [json.dumps(sorted(row.excluded_numbers)) for row in rows],
+            "both": [publication, inserts_publication(publication)],
+        },
+    ).fetchall()
+    tables = {}
+    for schema, name, oid, kind, unlogged, root, renamed, published, entry, *rest in found:
+        pub_oid, owner, version, *shape = rest
+        now = PublishedShape(*shape)
+        tables[TableId(schema, name)] = TableNow(
+            int(oid) if oid is not None else None,
+            kind,
+            unlogged,
+            root,
+            renamed,
+            published,
+            PublishedAs(entry, f"{pub_oid} {owner} {now.letters}", version) if entry else None,
+            now,
+        )
+    return tables
+
+
+def review(
+    connection: Connection, dsn: str, store: LogStore, slot: str, publication: str
+) -> tuple[Review, Source]:
+    """Compare everything; changes nothing.
+
+    A flusher may be at work: slot, log and end of WAL are asked for in the order in which none of
+    them may overtake the next.
+    """
+    stands = slot_status(connection, slot)
+    known = recorded(store)
+    source = look(connection, dsn, stands, publication, known)
+    findings = tuple(compare(known, source, slot, publication))
+    rows = followed(store)
+    if source.in_recovery or not rows:
+        return Review(findings), source
+    now = look_at_tables(connection, publication, rows)
+    tables = tuple(
+        (row, finding)
+        for row in rows
+        for finding in compare_table(row, now[row.table], publication)
+    )
+    wrong = {row.table for row, _ in tables}
+    entries = tuple(
+        (row, entry)
+        for row in rows
+        if row.table not in wrong
+        and (entry := now[row.table].published_as) is not None
+        and str(entry) != row.published_as
+    )
+    return Review(findings, tables, entries), source
+
+
+def remember(store: LogStore, source: Source) -> None:
+    """Write down what the log is being made from; only after a review without errors."""
+    now = {
+        "system_identifier": source.system,
+        "timeline": str(source.timeline),
+        "database": source.database,
+        "publication": source.publication,
+    }
+    for key, value in now.items():
+        if value is not None and store.meta(key) != value:
+            store.set_meta(key, value)

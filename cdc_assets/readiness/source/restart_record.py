@@ -1,0 +1,261 @@
+"""The restart record: what the log remembers of its source, held against what the source is now.
+
+A log may only be continued from the very source it was made from, through a slot that still has
+everything after ``flushed_lsn``. Each way in which that can fail to be so has a finding of its own:
+its code stays the same for ever, its remedy says what to do. Those of the *source* stop all
+streaming and are named together; those of one *table* set that table aside, the others flow on.
+Nothing is ever skipped to get going again: the way out is a copy made anew (``resync``), which is
+why a finding that can disappear by itself (a table taken out of the publication, and added again)
+leaves something behind that doesn't (an oid that was written down, a parked table).
+
+Why that is complete: a change is in the log if the slot's position never was ahead of
+``flushed_lsn`` (nobody else consumed), if WAL and slot are the ones that the position belongs to
+(same cluster, same database, a timeline that doesn't leave ours below it, no older state of
+either), and if the publication had the table, whole, all the time. The comparisons below are these
+three. They are pure: ``source_facts`` asks the source, ``admission`` acts upon what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_assets.log.tables import TableRow
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.publications import inserts_publication
+from cdc_assets.postgres.slots import SlotStatus
+from cdc_assets.readiness.source.partitions import sent_as
+from cdc_assets.readiness.source.record import ANEW, PublishedAs, Recorded, Source, TableNow
+
+
+def compare(known: Recorded, now: Source, slot: str, publication: str) -> Iterator[Finding]:
+    """What is wrong with the source as a whole."""
+    if now.in_recovery:
+        yield Finding(
+            "in_recovery",
+            "error",
+            "this server is a standby: nothing can be streamed from it.",
+            "Give the primary's address, or all of them with target_session_attrs=read-write.",
+        )
+        return
+    if known.system is not None and known.system != now.system:
+        yield Finding(
+            "other_cluster",
+            "error",
+            f"this is another Postgres cluster (system identifier {now.system}) than the one the"
+            f" log was made from ({known.system}).",
+            f"Correct postgres.dsn; if the data really moved (a dump, an upgrade): {ANEW}",
+        )
+        return  # nothing else can be compared
+    if known.database is not None and known.database != now.database:
+        yield Finding(
+            "other_database",
+            "error",
+            f"the database {now.database_name} isn't the one the log was made from: it was dropped"
+            " and made again, or postgres.dsn names another one.",
+            f"Correct postgres.dsn; if the data really moved: {ANEW}",
+        )
+    if known.flushed is not None:
+        yield from _compare_wal(known, known.flushed, now)
+    yield from compare_slot(known, now.slot, now.database_name, slot)
+    yield from _compare_restart(known, now, slot)
+    if known.publication is not None and known.publication != now.publication:
+        state = "is gone" if now.publication is None else "was dropped and made again"
+        yield Finding(
+            "publication_gone",
+            "error",
+            f"the publication {publication} {state}: what was changed meanwhile was not sent.",
+            ANEW,
+        )
+
+
+def _compare_wal(known: Recorded, flushed: Lsn, now: Source) -> Iterator[Finding]:
+    if now.end < flushed:
+        yield Finding(
+            "source_behind_log",
+            "error",
+            f"the source's WAL ends at {now.end}, but the log has changes up to {flushed}: a backup"
+            " was restored, or a standby promoted that lacked the end.",
+            f"{ANEW} (What the log has beyond it isn't in the source any more.)",
+        )
+    if known.timeline is None or known.timeline == now.timeline:
+        return
+    if now.left_at is None or now.left_at < flushed:
+        where = f"left it at {now.left_at}" if now.left_at else "doesn't come from it"
+        yield Finding(
+            "timeline_diverged",
+            "error",
+            f"the log has changes up to {flushed} of timeline {known.timeline}; the source is on"
+            f" timeline {now.timeline}, which {where}: a backup was restored, or a standby promoted"
+            " that lacked the end.",
+            ANEW,
+        )
+
+
+def _compare_restart(known: Recorded, now: Source, name: str) -> Iterator[Finding]:
+    """What follows another timeline is judged by where it left ours."""
+    before, slot = known.slot_restart, now.slot
+    if before is None or slot is None or slot.restart is None or before.timeline != now.timeline:
+        return
+    if known.flushed is not None and slot.restart < before.lsn:
+        yield Finding(
+            "slot_behind",
+            "error",
+            f"the slot {name} begins at {slot.restart}, but began at {before.lsn} before: an older"
+            " state of the server was restored, and the log may have changes that it never saw.",
+            ANEW,
+        )
+
+
+def compare_slot(
+    known: Recorded, slot: SlotStatus | None, database: str, name: str
+) -> Iterator[Finding]:
+    """What is wrong with the slot, the worst first; a healthy one gives no error."""
+    flushed = known.flushed
+    if slot is None:
+        if flushed is not None:
+            yield Finding(
+                "slot_gone",
+                "error",
+                f"the replication slot {name} is gone; the log has the changes up to {flushed},"
+                " those after it are missing.",
+                f"Find out who dropped it. {ANEW}",
+            )
+        return
+    by_hand = f"select pg_drop_replication_slot('{name}');"
+    if slot.plugin != "pgoutput":
+        yield Finding(
+            "slot_plugin",
+            "error",
+            f"the slot {name} uses {slot.plugin or 'physical replication'}, not pgoutput.",
+            f"Set slot: to another name, or drop it ({by_hand})"
+            + (f" Then {ANEW}" if flushed is not None else ""),
+        )
+        return
+    if slot.database != database:
+        yield Finding(
+            "slot_database",
+            "error",
+            f"the slot {name} belongs to the database {slot.database}, not to {database}.",
+            "Set slot: to another name, or drop it there"
+            f" ({by_hand})" + (f" Then {ANEW}" if flushed is not None else ""),
+        )
+        return
+    way_out = ANEW if flushed is not None else f"Drop it: {by_hand}"
+    if slot.invalidation not in (None, "wal_removed"):
+        yield Finding(
+            "slot_invalidated",
+            "error",
+            f"the server invalidated the slot {name} ({slot.invalidation}).",
+            way_out,
+        )
+        return
+    if slot.wal_status == "lost":
+        yield Finding(
+            "slot_lost",
+            "error",
+            f"the slot {name} lost the WAL it needs (max_slot_wal_keep_size).",
+            f"Raise max_slot_wal_keep_size. {way_out}",
+        )
+        return
+    if slot.wal_status == "unreserved":
+        yield Finding(
+            "slot_unreserved",
+            "warning",
+            f"the slot {name} keeps more WAL than max_slot_wal_keep_size: the server removes it at"
+            " the next checkpoint.",
+            "Start the flusher, or raise max_slot_wal_keep_size, at once.",
+        )
+    if slot.two_phase:
+        # The server then sends PREPARE instead of rows at COMMIT, whatever the stream asks for.
+        yield Finding(
+            "slot_two_phase",
+            "error",
+            f"the slot {name} was made with two_phase: prepared transactions come in a form that"
+            " isn't followed.",
+            way_out,
+        )
+    if flushed is None:
+        yield Finding(
+            "slot_unrecorded",
+            "info",
+            f"the slot {name} exists, but the coordination database knows of no log: it starts"
+            " where the slot stands, and every table is copied.",
+            "",
+        )
+        return
+    if slot.confirmed_flush is not None and slot.confirmed_flush > flushed:
+        yield Finding(
+            "slot_moved",
+            "error",
+            f"somebody else moved the slot {name} to {slot.confirmed_flush}, or made it anew, but"
+            f" the log ends at {flushed}: the changes between them are missing.",
+            "Find out who used the slot (or restored the coordination database), and give that"
+            f" consumer a slot of its own. {ANEW}",
+        )
+
+
+def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Finding]:
+    """What is wrong with one followed table; at most one finding, the root of the others."""
+
+    def found(code: str, message: str, remedy: str) -> Finding:
+        return Finding(code, "error", f"{row.table}: {message}.", remedy)
+
+    resync = f"cdc-assets resync '{row.table}' copies it anew."
+    before = PublishedAs.parse(row.published_as) if row.published_as is not None else None
+    name = inserts_publication(publication) if row.inserts_only else publication
+    if now.oid is None:
+        if now.name_of_oid is None:
+            yield found(
+                "table_dropped",
+                "it was dropped in the source",
+                f"Take it out of the configuration; or create it again, then {resync}",
+            )
+        else:
+            yield found(
+                "table_renamed",
+                f"it is called {now.name_of_oid} now",
+                f"Rename it back, then {resync} Or put the new name into the configuration.",
+            )
+    elif now.oid != row.oid:
+        yield found(
+            "table_recreated",
+            f"another table has its name now (oid {now.oid}, it was {row.oid}): it was dropped and"
+            " created again, or swapped",
+            resync,
+        )
+    elif now.unlogged is not None:
+        yield found(
+            "table_unlogged",
+            f"{now.unlogged} is unlogged now: its changes aren't in the WAL",
+            f"alter table {now.unlogged} set logged; -- then {resync}",
+        )
+    elif now.sent_as is not None:
+        yield found(
+            "table_under_root",
+            sent_as(now.sent_as),
+            f"Take {row.table} out of the configuration; or take {now.sent_as} out of it and of the"
+            f" publication, then {resync}",
+        )
+    elif not now.published:
+        yield found(
+            "table_unpublished",
+            f"somebody took it out of the publication {name}: changes since then are missing",
+            resync,
+        )
+    elif before is not None and now.published_as and before.entry != now.published_as.entry:
+        yield found(
+            "table_republished",
+            f"somebody took it out of the publication {name} and added it again: changes"
+            " between are missing",
+            resync,
+        )
+    elif missing := now.shape.missing(name, row.table, now.kind, inserts_only=row.inserts_only):
+        yield found(missing.code, missing.what, f"{missing.remedy} -- then {resync}")
+    elif before is not None and now.published_as and before.was_put_back(now.published_as):
+        yield found(
+            "publication_altered",
+            f"somebody altered the publication {name} and put it back: what it left out"
+            " meanwhile is missing",
+            resync,
+        )

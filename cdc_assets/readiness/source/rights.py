@@ -1,0 +1,98 @@
+"""Whether a role may read all that is wanted of a table: every heap of it, each column, every row.
+
+A copy reads each heap (the plain table, or a leaf of a partitioned one) by its own name, and
+Postgres then asks for rights on that heap, which has none of its root's; and for the use of its
+schema. A grant by columns is enough if it has those that are wanted, and those of Postgres by which
+pages and their age are told. Read-only, one query a table, which waits for nobody's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.names import TableId
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# A reason is read by a person; the remedy has all of them.
+_LISTED = 5
+
+# By ctid pages are read; by the others a heap's rows are told from those of another file.
+SYSTEM_COLUMNS = ("ctid", "xmin", "cmin")
+
+_RIGHTS = """
+with recursive part (oid) as (
+    select %(oid)s::oid
+    union all
+    select i.inhrelid from part p
+      join pg_catalog.pg_inherits i on i.inhparent = p.oid
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
+select n.nspname::text, c.relname::text,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT')
+       or not exists (
+           select from pg_catalog.pg_attribute a
+            where a.attrelid = c.oid and not a.attisdropped
+              and (a.attnum > 0 or a.attname::text = any(%(system)s::text[]))
+              and a.attname::text <> all(%(excluded)s::text[])
+              and not pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')),
+       pg_catalog.row_security_active(c.oid), current_user::text
+  from part p
+  join pg_catalog.pg_class c on c.oid = p.oid
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ order by c.oid
+"""
+
+
+def missing_rights(
+    connection: Connection, oid: int, excluded: Collection[str] = ()
+) -> list[Finding]:
+    """Why this role would see only some of the table, or nothing; the remedies are SQL.
+
+    ``excluded``: columns that aren't wanted; those that aren't sent are among them.
+    """
+    wanted = {"oid": oid, "system": list(SYSTEM_COLUMNS), "excluded": list(excluded)}
+    rows = connection.execute(_RIGHTS, wanted).fetchall()
+    closed = sorted({schema for schema, _, usable, *_ in rows if usable is False})
+    unread = [TableId(s, n) for s, n, _, readable, *_ in rows if readable is False]
+    hidden = [TableId(s, n) for s, n, *_, filtered, _ in rows if filtered]
+    role = str(rows[0][-1]) if rows else ""
+    who = sql.Identifier(role).as_string(connection)
+    found = []
+    if closed or unread:
+        what = _listed(unread) if unread else f"in the schema {', '.join(closed)}"
+        grants = [
+            f"grant usage on schema {sql.Identifier(schema).as_string(connection)} to {who};"
+            for schema in closed
+        ]
+        if unread:
+            grants.append(f"grant select on {', '.join(map(str, unread))} to {who};")
+            if excluded:
+                grants[-1] += f" -- or only of {', '.join(SYSTEM_COLUMNS)} and the wanted columns"
+        found.append(
+            Finding(
+                "select_privilege",
+                "error",
+                f"the role {role} may not read {what}.",
+                " ".join(grants),
+            )
+        )
+    if hidden:
+        found.append(
+            Finding(
+                "row_security",
+                "error",
+                f"row-level security hides rows of {_listed(hidden)} from the role {role}.",
+                f"alter role {who} bypassrls; -- or a copy would silently lack rows",
+            )
+        )
+    return found
+
+
+def _listed(tables: list[TableId]) -> str:
+    return ", ".join(map(str, tables[:_LISTED])) + (", …" if len(tables) > _LISTED else "")

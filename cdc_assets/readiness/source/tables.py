@@ -1,0 +1,228 @@
+"""What ``check`` finds of one table: whether it can be followed, and as what one expects.
+
+Nothing is changed. The same rules decide in ``enrol`` what is registered and published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import TableConfig
+from cdc_assets.errors import TableProblem
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.catalog import SourceTable, describe, heaps
+from cdc_assets.postgres.identity import children, remedy, sentence
+from cdc_assets.postgres.names import TableId, lake_column
+from cdc_assets.postgres.publications import (
+    creation,
+    inserts_publication,
+    placement,
+    published_tables,
+    refuse_partial_publication,
+    removal,
+    sent_columns,
+)
+from cdc_assets.readiness.source.enrolment import (
+    inherited,
+    refuse_excluded_key,
+    refuse_mode,
+    unread,
+    unsent_columns,
+    without_identity,
+)
+from cdc_assets.readiness.source.partitions import sent_as_root, unlogged
+from cdc_assets.readiness.source.planning import refuse_unplannable
+from cdc_assets.readiness.source.rights import missing_rights
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def table_findings(
+    connection: Connection, config: SourceConfig, table: TableConfig, follows: bool
+) -> Iterator[Finding]:
+    publication = config.publication
+    sent = sent_columns(connection, publication) if follows else frozenset(("", "s"))
+    try:
+        found = describe(connection, table.id)
+    except TableProblem as problem:
+        yield Finding("table_missing", "error", f"{problem.what}.", problem.remedy)
+        return
+    identity = [*_identity(connection, config, table, found)] if follows else []
+    yield from identity
+    try:
+        refuse_mode(found, table)
+    except TableProblem as problem:
+        yield Finding("table_mode", "error", f"{problem.what}.", problem.remedy)
+    inserts_only = any(finding.code == "inserts_only" for finding in identity)
+    if inserts_only:
+        publication = inserts_publication(publication)
+    if (inherit := children(connection, [found.oid])) and not table.only:
+        why = inherited(found.id, inherit[found.oid])
+        yield Finding("table_inherited", "error", f"{why.what}.", why.remedy)
+    if follows and not identity and found.replica_identity != "f":
+        yield from _toast(connection, found, table)
+    if follows:
+        if (unsent := sent_as_root(connection, config, found)) is not None:
+            yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
+        if (unsent := unlogged(connection, found)) is not None:
+            yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
+    left_out = unsent_columns(connection, config, found, sent)
+    missing = missing_rights(connection, found.oid, unread(table, left_out))
+    yield from missing
+    try:
+        if not missing:
+            refuse_unplannable(connection, found)
+    except TableProblem as problem:
+        yield Finding("table_unplannable", "error", f"{problem.what}.", problem.remedy)
+    if follows:
+        yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
+    try:
+        heaps(connection, found.id, found.oid)
+        if follows:
+            refuse_partial_publication(
+                connection,
+                publication,
+                found,
+                table.columns.exclude,
+                inserts_only=inserts_only,
+            )
+    except TableProblem as problem:
+        yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
+    generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
+    if generated:
+        yield Finding(
+            "generated_columns",
+            "info",
+            f"{table.name} has generated columns that Postgres doesn't send"
+            f" ({', '.join(generated)}); the lake table will lack them.",
+            "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
+        )
+    if renamed := [
+        f"{c.name} as {lake_column(c.name)}"
+        for c in found.columns
+        if lake_column(c.name) != c.name and c.name not in table.columns.exclude
+    ]:
+        yield Finding(
+            "column_renamed",
+            "info",
+            f"{table.name}: Iceberg has columns of these names of its own, so the lake has"
+            f" {', '.join(renamed)}.",
+            "",
+        )
+    unknown = set(table.columns.exclude) | set(table.columns.types)
+    unknown -= {c.name for c in found.columns}
+    if unknown:
+        yield Finding(
+            "column_missing",
+            "error",
+            f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
+            "Correct columns.exclude or columns.types.",
+        )
+    try:
+        refuse_excluded_key(found, table)
+    except TableProblem as problem:
+        yield Finding("key_excluded", "error", f"{problem.what}.", problem.remedy)
+
+
+def _publishable(
+    connection: Connection, config: SourceConfig, table: TableId, oid: int, *, inserts_only: bool
+) -> Iterator[Finding]:
+    """Whether this role can publish the table as what it is, if nobody has."""
+    name = inserts_publication(config.publication) if inserts_only else config.publication
+    present = published_tables(connection, name)
+    if present is None and not inserts_only:
+        return  # a finding of its own
+    other = config.publication if inserts_only else inserts_publication(config.publication)
+    moves = table in (published_tables(connection, other) or {})
+    needed, involved = list[str](), [name, *([other] if moves else [])]
+    if present is None:
+        needed.append(creation(connection, name, beside=config.publication))
+    if present is None or table not in present:
+        needed += placement(connection, name, [table], other)
+    elif moves:
+        needed.append(removal(connection, other, [table]))
+    able, role = connection.execute(
+        "select pg_has_role(c.relowner, 'USAGE')"
+        " and (%s or has_database_privilege(current_database(), 'CREATE'))"
+        " and not exists (select from pg_catalog.pg_publication p where p.pubname = any(%s)"
+        " and not pg_has_role(p.pubowner, 'USAGE')), quote_ident(current_user)"
+        " from pg_catalog.pg_class c where c.oid = %s",
+        (present is not None, involved, oid),
+    ).fetchone() or (True, "")
+    if needed and not able:
+        yield Finding(
+            "table_owner",
+            "error",
+            f"the role {role} can't publish {table}: it doesn't own the table, or the publication"
+            f" {name}, or may make none.",
+            "; ".join(needed) + "; -- as an owner of the table and of the publication",
+        )
+
+
+def _identity(
+    connection: Connection,
+    config: SourceConfig,
+    table: TableConfig,
+    found: SourceTable,
+) -> Iterator[Finding]:
+    """Whether Postgres would let changes through once they are published."""
+    try:
+        wrong = without_identity(connection, config, found)
+    except TableProblem as problem:
+        yield Finding("replica_identity", "error", f"{problem.what}.", problem.remedy)
+        return
+    if wrong:
+        yield Finding(
+            "inserts_only",
+            "warning",
+            f"{table.name}: {sentence(found.id, wrong)}. Only its inserts and truncates are"
+            " published, and get into the lake.",
+            f"{remedy(wrong)} -- if its other changes are wanted",
+        )
+    elif (
+        found.kind == "p"
+        and not connection.execute(
+            "select 1 from pg_catalog.pg_index where indrelid = %s and indisprimary and indisvalid"
+            " and indimmediate",
+            (found.oid,),
+        ).fetchone()
+    ):
+        yield Finding(
+            "partitions_to_come",
+            "warning",
+            f"{table.name} has no primary key, so a partition that is added later has no replica"
+            " identity: Postgres refuses UPDATE and DELETE there until the table is withdrawn from"
+            " the publication, which takes seconds while a flusher runs, and it is parked.",
+            "Add a primary key; or give each new partition its replica identity (full) before it is"
+            " attached.",
+        )
+
+
+def _toast(connection: Connection, found: SourceTable, table: TableConfig) -> Iterator[Finding]:
+    """An update doesn't say large values that it left alone, unless the identity is FULL."""
+    rows = connection.execute(
+        "select attname from pg_catalog.pg_attribute where attrelid = %s and attnum > 0"
+        " and not attisdropped and attstorage in ('x', 'e') order by attnum",
+        (found.oid,),
+    ).fetchall()
+    large = [str(name) for (name,) in rows if name not in found.key_columns]
+    if not large:
+        return
+    append = table.mode == "append"
+    yield Finding(
+        "toast_columns",
+        "warning" if append else "info",
+        f"{table.name}: updates leave large unchanged values of {', '.join(large)} out;"
+        + (
+            " they are read again from the source, which may have newer ones by then."
+            if append
+            else " they are completed from the lake's own row."
+        ),
+        f"alter table {table.name} replica identity full; -- sends them all, at more WAL"
+        if append
+        else "",
+    )

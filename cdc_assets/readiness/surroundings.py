@@ -1,0 +1,275 @@
+"""Whether all that a source needs is ready: the source itself, and everything around it.
+
+``check`` prints it, and the check ``ready`` of the source assets shows it. Each question is asked
+by itself, so that whatever is missing is named at once; what can't be reached is a finding, too.
+Probes write, read and remove again: afterwards everything is as it was before.
+
+A materializer asks for what it needs when it begins (:func:`admitted`), the flusher in ``refusal``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyarrow import fs
+from pyiceberg.exceptions import NamespaceAlreadyExistsError
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, NestedField
+from pyspark.sql import SparkSession
+
+from cdc_assets.config.addresses import coordination_dsn, source_dsn
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import CdcError, EnvironmentProblem, first_line
+from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, tried
+from cdc_assets.lake.catalog.place import TABLES, catalog_schema, passed_over
+from cdc_assets.lake.spark.jars import PACKAGES
+from cdc_assets.lake.spark.session import open_session, server, spark_problem
+from cdc_assets.log.staged.storage import Storage, folders_as_they_were
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.postgres.session.parameters import resolved
+from cdc_assets.process.machine import check_java
+from cdc_assets.readiness.flushing import coordination_findings, refuse, source_findings, staging
+from cdc_assets.readiness.links import jdbc_findings, transport_findings
+
+# Lags are measured by the coordination server's clock, and commit times are the source's.
+SKEW_SECONDS = 5.0
+_SPARK = "4.1"
+_ICEBERG = next(p.rsplit(":", 1)[1] for p in PACKAGES if "iceberg-spark-runtime" in p)
+
+
+def review(config: SourceConfig) -> list[Finding]:
+    """Everything that is wrong or worth knowing, the source's first."""
+    return [
+        *source_findings(config),
+        *coordination_findings(config),
+        *transport_findings(config),
+        *_clocks(config),
+        *staging(config, leave_nothing=True),
+        *_catalog(config),
+        *_spark(config),
+    ]
+
+
+def admitted(config: SourceConfig, opened: Callable[[], SparkSession]) -> SparkSession:
+    """The session that ``opened`` gives, if nothing is wrong that merging needs.
+
+    Raises NotReady naming all that is. Nothing is written: a merge does that, and a run of it may
+    begin every few minutes. A server of ours has the right versions.
+    """
+    refuse(jdbc_findings(config))  # no session would open
+    found = [*coordination_findings(config), *_readable(config), *_catalog_answers(config)]
+    session, problem = None, spark_problem(config) if config.spark.remote else None
+    try:
+        session = opened() if problem is None else None
+    except Exception as error:  # noqa: BLE001 - gRPC's, Spark's and the network's
+        problem = first_line(error)
+    if session is None:
+        found.append(_unreachable(problem))
+    elif config.spark.remote:
+        found += _versions(session)
+    refuse(found)
+    assert session is not None  # or it was refused
+    return session
+
+
+def _readable(config: SourceConfig) -> Iterator[Finding]:
+    """Whether staged files can be found."""
+    filesystem, path = Storage.of(config.s3).locate(f"{config.staging_uri}/{config.name}")
+    try:
+        filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    except OSError as error:
+        yield Finding(
+            "staging_unreadable",
+            "error",
+            f"the staging place {config.staging_uri} can't be read: {first_line(error)}",
+            "Correct staging.uri (and s3:), or the rights of this process there.",
+        )
+
+
+def _catalog_answers(config: SourceConfig) -> Iterator[Finding]:
+    try:
+        open_catalog(config).namespace_exists(config.namespace)
+    except Exception as error:  # noqa: BLE001 - each catalog has errors of its own
+        yield Finding(
+            "catalog_unreachable",
+            "error",
+            f"the catalog can't be asked for {config.namespace}:"
+            f" {type(error).__name__}: {first_line(error)}",
+            "Start it, mend the network, or correct lake.catalog.",
+        )
+
+
+def _unreachable(problem: str | None) -> Finding:
+    return Finding(
+        "spark_unreachable",
+        "error",
+        f"Spark Connect can't be used: {problem}",
+        "Start it, or correct spark.remote.",
+    )
+
+
+def _clocks(config: SourceConfig) -> Iterator[Finding]:
+    """How far the source's clock is from the coordination server's."""
+    try:
+        offsets = [_offset(source_dsn(config)), _offset(coordination_dsn(config))]
+    except (psycopg.OperationalError, CdcError):
+        return  # said above
+    apart = abs(offsets[0] - offsets[1])
+    if apart > SKEW_SECONDS:
+        yield Finding(
+            "clock_skew",
+            "warning",
+            f"the clocks of the source and the coordination database are {apart:.0f} s apart:"
+            " every lag is wrong by that.",
+            "Have both hosts synchronize their clocks (chrony, NTP).",
+        )
+
+
+def _offset(dsn: str) -> float:
+    """Seconds that the server's clock is ahead of this machine's."""
+    with connect(dsn, application_name="cdc_assets check") as connection:
+        before = time.time()
+        row = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+        after = time.time()
+    assert row is not None
+    return float(row[0]) - (before + after) / 2
+
+
+def _catalog(config: SourceConfig) -> Iterator[Finding]:
+    """Make a table and remove it: the catalog and the warehouse have to take it."""
+    name = f"cdc_probe_{uuid.uuid4().hex}"
+    try:
+        with tried(config) as catalog:
+            made = True
+            try:
+                catalog.create_namespace(config.namespace)
+            except NamespaceAlreadyExistsError:
+                made = False
+            try:
+                schema = Schema(NestedField(1, "probe", IntegerType(), required=False))
+                location = f"{config.warehouse}/{config.namespace}/{name}"
+                files, path = Storage.of(config.s3).locate(location)
+                local = isinstance(files, fs.LocalFileSystem)
+                with folders_as_they_were(Path(path)) if local else nullcontext():
+                    catalog.create_table((config.namespace, name), schema, location=location)
+                    catalog.purge_table((config.namespace, name))
+            finally:
+                if made:
+                    catalog.drop_namespace(config.namespace)
+        yield from _catalog_place(config)
+    except Exception as error:  # noqa: BLE001 - each catalog and each store has errors of its own
+        yield Finding(
+            "catalog_unwritable",
+            "error",
+            f"no table can be made in {config.namespace} at {config.warehouse}:"
+            f" {type(error).__name__}: {first_line(error)}",
+            "Correct lake.catalog, its rights, or those of the warehouse's folder or bucket"
+            + ("; its keys come from AWS_… variables." if "s3://" in config.warehouse else "."),
+        )
+
+
+def _catalog_place(config: SourceConfig) -> Iterator[Finding]:
+    """Whether the SQL catalog is where an earlier version made it."""
+    found, ours = catalog_schema(config), config.state.schema_
+    for schema, owner in passed_over(config):
+        tables = (sql.Identifier(schema, table).as_string(None) for table in TABLES)
+        role = sql.Identifier(resolved(coordination_dsn(config))["user"]).as_string(None)
+        gives = " ".join(f"alter table {table} owner to {role};" for table in tables)
+        yield Finding(
+            "catalog_passed_over",
+            "warning",
+            f"in the schema {schema} is a SQL catalog of the role {owner}, which isn't trusted: it"
+            " isn't used, and the lake tables that it has aren't found.",
+            f"If an earlier role of this source made it: {gives} If not, this is said until the"
+            " first lake table is made.",
+        )
+    if found not in (None, ours):
+        tables = (sql.Identifier(str(found), table).as_string(None) for table in TABLES)
+        moves = " ".join(f"alter table {table} set schema {ours};" for table in tables)
+        yield Finding(
+            "catalog_place",
+            "warning",
+            f"the SQL catalog is in the schema {found}, where an earlier version made it; it is"
+            " used there.",
+            f"It may stay. To move it, end everything that uses it, then: {moves}",
+        )
+
+
+def _spark(config: SourceConfig) -> Iterator[Finding]:
+    """Java where we start Spark; versions and Python where a server is up."""
+    url = config.spark.remote
+    if url is None:
+        try:
+            check_java()
+        except EnvironmentProblem as error:
+            yield Finding("java", "error", error.what, error.remedy)
+            return
+        url = server(config).url()
+        if url is None:
+            return  # it is started, in its right version, once it is needed
+    problem = spark_problem(config)  # the client would try for minutes
+    try:
+        session = open_session(config, url) if problem is None else None
+    except Exception as error:  # noqa: BLE001 - gRPC's, Spark's and the network's
+        session, problem = None, first_line(error)
+    if session is None:
+        yield _unreachable(problem)
+        return
+    try:
+        yield from _versions(session)
+    finally:
+        session.stop()
+
+
+def _versions(session: SparkSession) -> Iterator[Finding]:
+    if not session.version.startswith(f"{_SPARK}."):
+        yield Finding(
+            "spark_version",
+            "error",
+            f"the server is Spark {session.version}; {_SPARK} is needed.",
+            "Use the image of infra/docker, or a cluster of that version.",
+        )
+    runtime = _asked(lambda: session.sql(f"select {CATALOG}.system.iceberg_version()").first())
+    if isinstance(runtime, Exception) or runtime != _ICEBERG:
+        said = first_line(runtime) if isinstance(runtime, Exception) else f"it is {runtime}"
+        yield Finding(
+            "iceberg_runtime",
+            "error",
+            f"the server doesn't have Iceberg's Spark runtime {_ICEBERG}: {said}",
+            f"Start it with spark.jars.packages={','.join(PACKAGES)}.",
+        )
+
+    def version_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The version of this package in a Spark task; sent there whole, as it may not be there."""
+        for _ in batches:
+            found = importlib.metadata.version("cdc-assets")
+            yield pa.RecordBatch.from_pydict({"version": [found]})
+
+    ours = importlib.metadata.version("cdc-assets")
+    theirs = _asked(lambda: session.range(1).mapInArrow(version_there, "version string").first())
+    if isinstance(theirs, Exception) or theirs != ours:
+        said = first_line(theirs) if isinstance(theirs, Exception) else f"it has {theirs}"
+        yield Finding(
+            "spark_python",
+            "error",
+            f"Spark's Python doesn't have cdc_assets {ours}: {said}",
+            "Install the same version for spark.pyspark.python on every node.",
+        )
+
+
+def _asked(question: Callable[[], object]) -> object:
+    """The first column of the answer, or the error."""
+    try:
+        row = question()
+    except Exception as error:  # noqa: BLE001 - Spark's, the JVM's or Python's in a task
+        return error
+    return row[0] if row else None  # type: ignore[index]

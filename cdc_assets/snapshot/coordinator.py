@@ -1,0 +1,190 @@
+"""Copying tables: workers claim chunks and write files, a coordinator lands them.
+
+Keeps invariants 6, 9 and 10. ``copy_tables`` is the coordinator: it starts one Spark job whose
+tasks (``snapshot.worker``) claim and read chunks of one table after the other under their pins, and
+every few seconds it commits what they wrote (``snapshot.landing``). There may be any number of
+coordinators, of any number of processes: they share the chunks by claims, and the one that holds a
+table's writer lock commits what all of them wrote. One that dies costs nothing but the chunks its
+tasks were reading.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.log.copies.chunks import ChunkProgress, chunks
+from cdc_assets.log.tables import TableRow
+from cdc_assets.pins.holders import Holder, join_pin
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.snapshot.table_copy import LOOK_SECONDS, CopyProgress, TableCopy
+from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, CopyTask, copy_worker
+
+
+def copy_table(
+    pipeline: Pipeline,
+    session: SparkSession,
+    table: TableId,
+    *,
+    only: Iterable[str] | None = None,
+    on_progress: Callable[[CopyProgress], None] = lambda _: None,
+) -> list[ChunkProgress]:
+    """Land the outstanding chunks of ``table`` (``only``: of these keys) and return the whole plan.
+
+    Raises what :func:`copy_tables` returns.
+    """
+    failed = copy_tables(pipeline, session, [table], only=only, on_progress=on_progress)
+    if table in failed:
+        raise failed[table]
+    row = pipeline.store.table(table)
+    assert row is not None
+    return chunks(pipeline.store, table, row.epoch)
+
+
+def copy_tables(
+    pipeline: Pipeline,
+    session: SparkSession,
+    tables: Iterable[TableId],
+    *,
+    only: Iterable[str] | None = None,
+    on_progress: Callable[[CopyProgress], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> dict[TableId, CdcError]:
+    """Land the outstanding chunks of ``tables`` (``only``: of these keys), whoever copies them.
+
+    A table that is complete already is left alone. Returns the tables that failed with the reason:
+    TableProblem when it isn't pinned yet or can't be copied, SnapshotLost when its pin is gone,
+    CopyRestarted or Fenced when its copy begins anew. Raises what Spark or Postgres raises. Once
+    ``stop`` is set it returns without the rest.
+    """
+    wanted = frozenset(only) if only is not None else None
+    failed: dict[TableId, CdcError] = {}
+    copies = []
+    for table in tables:
+        try:
+            row = _ready(pipeline, table)
+            if row.state == "copying":
+                copy = TableCopy(pipeline, session, row, wanted, on_progress)
+                copy.open()
+                copies.append(copy)
+        except CdcError as error:
+            failed[table] = error
+        except (ValueError, NotImplementedError) as error:  # what pyiceberg can't do
+            failed[table] = TableProblem(table, f"its copy can't begin: {first_line(error)}")
+    # The largest first: what is left for the end then is small, and shared evenly.
+    copies.sort(key=lambda copy: -copy.outstanding())
+    return failed | _Coordinator(pipeline, session, copies, stop or threading.Event()).run()
+
+
+def _ready(pipeline: Pipeline, table: TableId) -> TableRow:
+    row = pipeline.store.table(table)
+    if row is None or row.state == "waiting":
+        raise TableProblem(
+            table,
+            "it has no pinned snapshot yet",
+            "The flusher pins it within seconds of its start: see the sensor"
+            f" flusher_{pipeline.config.name}, or run cdc-assets snapshot.",
+        )
+    if row.state == "parked":
+        raise TableProblem(table, row.reason or "it is parked")
+    return row
+
+
+class _Coordinator:
+    """Keeps one job running while there is something to claim, and lands what is written."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: SparkSession,
+        copies: Sequence[TableCopy],
+        stop: threading.Event,
+    ) -> None:
+        self._stop = stop
+        self._pipeline = pipeline
+        self._session = session
+        self._copies = list(copies)
+        self._failed: dict[TableId, CdcError] = {}
+        self._holders: dict[str, Holder] = {}
+        self._worker = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+
+    def run(self) -> dict[TableId, CdcError]:
+        """Until each table is complete (or what was asked for of it has landed), or failed."""
+        job: Future[list[tuple[str, str, str]]] | None = None
+        with ExitStack() as cleanup:
+            pool = cleanup.enter_context(ThreadPoolExecutor(1))
+            cleanup.callback(self._let_go)
+            try:
+                while self._copies and not self._stop.is_set():
+                    if job is not None and job.done():
+                        self._judge(job.result())
+                        job = None
+                    self._each(lambda copy: copy.step(at_once=job is None))  # noqa: B023
+                    if job is None and (tasks := self._tasks()):
+                        job = pool.submit(self._job, tasks)
+                    if job is not None:
+                        wait([job], timeout=LOOK_SECONDS)
+                    elif self._copies:  # others are at what is left
+                        time.sleep(LOOK_SECONDS)
+            except BaseException:
+                if job is not None and not job.done():
+                    self._session.interruptTag(self._worker)
+                raise
+        return self._failed
+
+    def _each(self, do: Callable[[TableCopy], bool]) -> None:
+        """``do`` it to every table; one that says that it is over, or fails, is out."""
+        for copy in list(self._copies):
+            try:
+                if do(copy):
+                    self._copies.remove(copy)
+            except CdcError as error:
+                self._failed[copy.table] = error
+                self._copies.remove(copy)
+
+    def _tasks(self) -> list[CopyTask]:
+        """What a job could do now. The pins are held as long as this lasts."""
+        tasks: list[CopyTask] = []
+
+        def prepare(copy: TableCopy) -> bool:
+            if copy.claimable():
+                if copy.pin not in self._holders:
+                    self._holders[copy.pin] = join_pin(
+                        self._pipeline.store, self._pipeline.source_dsn, copy.pin
+                    )
+                tasks.append(copy.task(self._holders[copy.pin].snapshot_name, self._worker))
+            return False
+
+        self._each(prepare)
+        return tasks
+
+    def _let_go(self) -> None:
+        for holder in self._holders.values():
+            holder.close()
+
+    def _job(self, tasks: Sequence[CopyTask]) -> list[tuple[str, str, str]]:
+        parallel = self._pipeline.config.snapshot
+        number = min(
+            parallel.max_parallel_chunks * min(parallel.max_parallel_tables, len(tasks)),
+            sum(task.chunks for task in tasks),
+        )
+        self._session.addTag(self._worker)  # of this thread's operations
+        frame = self._session.range(0, number, 1, number)
+        outcomes = frame.mapInArrow(copy_worker(tuple(tasks)), OUTCOME_SCHEMA).collect()
+        return [(row.table_name, row.outcome, row.detail) for row in outcomes]
+
+    def _judge(self, outcomes: Sequence[tuple[str, str, str]]) -> None:
+        found: dict[str, dict[str, str]] = {}
+        for table, outcome, detail in outcomes:
+            found.setdefault(table, {})[outcome] = detail
+        self._each(lambda copy: copy.judge(found.get(str(copy.table), {})))

@@ -1,0 +1,105 @@
+"""What two sides of a comparison have in common, and not: keys, and columns of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.verify.key_names import NameKey
+
+# As many differing keys as a person will read; the count is of all.
+SHOWN_KEYS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What two sides have in common, and not; ``keys`` names some that differ."""
+
+    source_rows: int
+    lake_rows: int
+    differing: int
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def balance(
+    read: DataFrame,
+    theirs: DataFrame,
+    lake: LakeTable,
+    name: NameKey,
+    *,
+    at_least: bool = False,
+) -> Balance:
+    """Compare two sides (``rows.digested``); ``theirs`` says in ``lake`` how often a row counts.
+
+    ``name``: what a row is called by its key.
+
+    A row that doesn't occur equally often on both sides differs; with ``at_least`` one that occurs
+    less often in the lake.
+    """
+    odd_ones = "balance > 0" if at_least else "balance != 0"
+    both = read.select(
+        "key", "digest", F.lit(1).alias("source"), F.lit(0).alias("lake")
+    ).unionByName(theirs.select("key", "digest", F.lit(0).alias("source"), "lake"))
+    grouped = (
+        both.groupBy("key", "digest")
+        .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
+        .withColumn("balance", F.col("source") - F.col("lake"))
+        .persist()
+    )
+    try:
+        totals = grouped.agg(
+            F.coalesce(F.sum("source"), F.lit(0)),
+            F.coalesce(F.sum("lake"), F.lit(0)),
+            F.count_if(F.expr(odd_ones)),
+        ).collect()[0]
+        if not int(totals[2]):
+            return Balance(int(totals[0]), int(totals[1]), 0, (), ())
+        odd = grouped.where(odd_ones)
+        shown = (
+            odd.groupBy("key")
+            .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
+            .orderBy("key")
+            .limit(SHOWN_KEYS)
+            .collect()
+        )
+        once = [r.key for r in shown if (r.source, r.lake) == (1, 1)]
+        columns = _columns(read, theirs, lake, once) if once else {}
+        keys = [
+            f"{name(r.key)} (source {r.source}, lake {r.lake}"
+            + (f": {', '.join(columns[r.key])})" if columns.get(r.key) else ")")
+            for r in shown
+        ]
+        named = {name for names in columns.values() for name in names}
+        return Balance(
+            int(totals[0]),
+            int(totals[1]),
+            odd.select("key").distinct().count(),
+            tuple(keys),
+            tuple(c.name for c in lake.columns if c.name in named),
+        )
+    finally:
+        grouped.unpersist()
+
+
+def _columns(
+    read: DataFrame, theirs: DataFrame, lake: LakeTable, keys: Sequence[str]
+) -> dict[str, list[str]]:
+    """By key, which columns differ, where either side has it once."""
+    cells = [
+        {row.key: row.cells for row in side.where(F.col("key").isin(list(keys))).collect()}
+        for side in (read, theirs)
+    ]
+    return {
+        key: [
+            column.name
+            for column, mine, others in zip(lake.columns, cells[0][key], cells[1][key], strict=True)
+            if mine != others
+        ]
+        for key in keys
+        if key in cells[0] and key in cells[1]
+    }
