@@ -24,7 +24,7 @@ tables_option = click.option(
     "--table", "tables", multiple=True, metavar="S.T", help="Only this table, as SQL spells it."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-_CONFIG = "cdc_assets.config.source"
+_CONFIG = "cdc_assets.config"
 
 
 class _Commands(click.Group):

@@ -36,7 +36,7 @@ from cdc_assets.operations.whole import verify_tables
 from cdc_assets.pipeline import Pipeline
 
 T = TypeVar("T")
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 # Nothing that is waited for takes a minute on two cores; ten mean that something is wrong.
 _PATIENCE_SECONDS = 600
 _LOOK_SECONDS = 0.5

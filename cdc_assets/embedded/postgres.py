@@ -1,7 +1,7 @@
 """A throw-away Postgres on 127.0.0.1, made for logical replication; one folder is one server.
 
 Invariant: at most one server runs on a folder, and none outlives the process that asked for it.
-Postgres is the child of a small guard, ``python -m cdc_assets.embedded.postgres --directory D``,
+Postgres is the child of a small guard, ``python -m cdc_assets.embedded.guard --directory D``,
 which is a supervised child of ours (see :mod:`cdc_assets.process.children`). The guard holds a file
 lock while it lives: a second one waits and takes over. When the guard's stdin ends it shuts
 Postgres down; when the guard itself is killed, Linux passes the shutdown request on; where that is

@@ -3,7 +3,7 @@
 ``python -m cdc_assets.flusher.flusher --config FILE`` is the supervised child; :func:`run` is the
 same in the caller's process. Only one flusher of a source is active: it holds the lock
 ``flusher:<source>`` on the very session it registers with. The others wait hot; one that hangs
-loses its turn (``turn``).
+loses its turn (``log.sessions.heartbeat``).
 
 Before the first byte of each session the source is held against what the log remembers of it
 (``readiness.source.restart_record``): a mismatch is said with the way out, never skipped.

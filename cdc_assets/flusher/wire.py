@@ -37,7 +37,7 @@ CLOSE_SECONDS: Final = 5.0
 # is given more (see ``standstill``).
 ENDLESS_SECONDS: Final = 1800.0
 # A stopped flusher's walsender would hold the slot for as long as the server's own setting says, or
-# for ever: it ends when a waiting flusher may have the turn (see ``turn``).
+# for ever: it ends when a waiting flusher may have the turn (see ``log.sessions.heartbeat``).
 _HANG_UP: Final = (
     b"select pg_catalog.set_config(name, '30s', false) from pg_catalog.pg_settings"
     b" where name = 'wal_sender_timeout' and setting::int not between 1 and 30000"

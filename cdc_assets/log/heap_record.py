@@ -24,7 +24,7 @@ loaded by somebody whose transaction began after that which attaches, and ended 
 TRUNCATE of one partition, if one of the whole table follows before the next look. An empty heap
 whose file was copied counts as truncated, and so does one that pg_repack has written.
 
-Pure; ``heap_facts`` asks the source, and acts.
+Pure; ``pins.heap_facts`` asks the source, and acts.
 """
 
 from __future__ import annotations

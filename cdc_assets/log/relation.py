@@ -1,7 +1,8 @@
 """What a staged file's rows look like: the Relation message that preceded them.
 
 One file has one relation. A batch is cut where it changes, so that a schema change is applied
-between the rows before and after it. What a change means for the lake is in ``evolve``.
+between the rows before and after it. What a change means for the lake is in
+``materializer.schema.match``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Keeps invariants 4, 7 and 9. The cursor is read from the Iceberg table, never from its cache; the
 table's writer lock is held from reading it to the commit. Who lost the lock meanwhile can't commit
-(``workers``). A merge's rows are of one relation: the
+(``workers.worker``). A merge's rows are of one relation: the
 table is altered between two.
 """
 

@@ -5,8 +5,8 @@ again after ``remind``. Nothing is forgotten by the rate limit: what changes bef
 is due is in that one, and what came and went meanwhile is there with how bad it was.
 
 The memory is plain JSON, so that a sensor's cursor can hold it; what is well isn't in it. What
-names and errors say is taken in as plain text of a bounded length (``texts``), so no message can be
-one that a sink doesn't take.
+names and errors say is taken in as plain text of a bounded length (``messages.texts``), so no
+message can be one that a sink doesn't take.
 """
 
 from __future__ import annotations

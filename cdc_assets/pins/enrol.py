@@ -2,8 +2,8 @@
 
 A table is described, judged and registered; then it is published, and waits for its pin (``pins``).
 What can't be followed is parked by name with the way out, and the others go on. No table is
-published whose UPDATE or DELETE Postgres would then refuse (``identity``): with ``mode: append``
-it goes into the publication of inserts, in any other mode it is refused.
+published whose UPDATE or DELETE Postgres would then refuse (``postgres.identity``): with ``mode:
+append`` it goes into the publication of inserts, in any other mode it is refused.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Pins:
     # --- parts ---
 
     def _check_identity(self, source: psycopg.Connection[Any]) -> None:
-        """Without a stream only the cluster has to be the same (see ``restart_record``)."""
+        """Without a stream only the cluster has to be the same (``source.restart_record``)."""
         known, found = self._store.meta("system_identifier"), system_identifier(source)
         if known is None:
             self._store.set_meta("system_identifier", found)

@@ -3,7 +3,7 @@
 A source has two. The one that is configured publishes every operation, and has only tables whose
 changed rows Postgres can identify (``identity``): it would refuse the others' UPDATE and DELETE.
 The one beside it, ``…_inserts``, publishes INSERT and TRUNCATE alone, and refuses nothing. Neither
-ever waits for long for a lock. Which tables are published, and when, is decided in ``enrol``.
+ever waits for long for a lock. Which tables are published, and when, is decided in ``pins.enrol``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Where traces are kept, and what of an error is logged instead.
 
 A trace is for whoever mends the program: it is in a file of its own in the runtime home, without
-the values that errors quote (``foreign_words``). A log is given no ``exc_info``: whose handler
-prints it isn't known, and Dagster's prints every word of it. :func:`noted` says it in a line.
+the values that errors quote (``messages.foreign_words``). A log is given no ``exc_info``: whose
+handler prints it isn't known, and Dagster's prints every word of it. :func:`noted` says it in a
+line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether a source may be streamed, and the way back where it may not: the record's consequences.
 
-What is wrong is found in ``restart_record``. Here the source's errors are raised before a byte is
-streamed, tables with an error are parked by name, and once every table is to be copied anew what
-can't be continued is let go: the slot, the log, and the memory of the source.
+What is wrong is found in ``source.restart_record``. Here the source's errors are raised before a
+byte is streamed, tables with an error are parked by name, and once every table is to be copied anew
+what can't be continued is let go: the slot, the log, and the memory of the source.
 """
 
 from __future__ import annotations

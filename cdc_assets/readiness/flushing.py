@@ -1,9 +1,9 @@
 """What has to be right before a process begins: whatever is wrong is said at once, or it starts.
 
-The flusher's part of ``check`` (``readiness`` has the rest: this one is imported by every flusher,
-and must not take Spark along). What a process meets while it works stays where it is met. What the
-log remembers of the source is judged in ``readiness.admission``, which knows when it may begin
-anew; here it is only named beside other errors. An error of one table never stops the others.
+The flusher's part of ``check`` (``surroundings`` has the rest: this one is imported by every
+flusher, and must not take Spark along). What a process meets while it works stays where it is met.
+What the log remembers of the source is judged in ``admission``, which knows when it may begin anew;
+here it is only named beside other errors. An error of one table never stops the others.
 """
 
 from __future__ import annotations

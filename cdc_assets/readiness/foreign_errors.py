@@ -3,7 +3,8 @@
 Postgres, Spark, the catalog and the file system have errors of their own, and each message of
 theirs may carry a stack trace of Python or Java. At the edge, where a person reads, there is one
 sentence instead (:func:`explained`), and the trace is in a file that the sentence names; neither
-has a value of a row (``foreign_words``). What this package raises on purpose is a sentence already.
+has a value of a row (``messages.foreign_words``). What this package raises on purpose is a sentence
+already.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 by itself, so that whatever is missing is named at once; what can't be reached is a finding, too.
 Probes write, read and remove again: afterwards everything is as it was before.
 
-A materializer asks for what it needs when it begins (:func:`admitted`), the flusher in ``refusal``.
+A materializer asks for what it needs when it begins (:func:`admitted`), the flusher in
+``flushing``.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Watch:
         for child in me.children():
             if _runs(child, "cdc_assets.flusher.flusher"):
                 flusher += _family(child)
-            elif not _runs(child, "cdc_assets.embedded.postgres") and not _runs(child, "pgbench"):
+            elif not _runs(child, "cdc_assets.embedded.guard") and not _runs(child, "pgbench"):
                 client += _family(child)
         self.client.sample(client)
         self.flusher.sample(flusher)

@@ -327,7 +327,7 @@ def configuration(source: Lake, folder: Path) -> Path:
 
 def snapshot_process(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "cdc_assets.cli.commands", "--config", str(path), "snapshot"],
+        [sys.executable, "-m", "cdc_assets", "--config", str(path), "snapshot"],
         env={**os.environ, "CDC_ASSETS_HOME": str(home())},
         stderr=subprocess.PIPE,
         text=True,

@@ -246,7 +246,7 @@ def _fails(
 def _command(file: Path, seen: Seen, *arguments: str, name: str = "") -> None:
     where = f"{name} {' '.join(arguments)}"
     done = subprocess.run(
-        [sys.executable, "-m", "cdc_assets.cli.commands", "--config", str(file), *arguments],
+        [sys.executable, "-m", "cdc_assets", "--config", str(file), *arguments],
         capture_output=True,
         timeout=200,
         check=False,

@@ -367,7 +367,7 @@ def test_a_command_in_such_a_home_says_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "source.json"
     file.write_text(json.dumps(settings))
     done = subprocess.run(
-        [sys.executable, "-m", "cdc_assets.cli.commands", "--config", str(file), "materialize"],
+        [sys.executable, "-m", "cdc_assets", "--config", str(file), "materialize"],
         env={**os.environ, "CDC_ASSETS_HOME": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -32,14 +32,15 @@ from cdc_assets_tests.security.canaries import (
 T = TableId("public", "t")
 # Who else deletes, and what: files that it has made itself and nobody else names.
 OTHERS = {
-    "demo.py",
+    "dagster/demo.py",
     "embedded/binaries.py",
+    "embedded/guard.py",
     "embedded/postgres.py",
-    "flusher/staging.py",
-    "private.py",
+    "lake/spark/jars.py",
+    "lake/spark/server.py",
+    "log/staged/storage.py",
+    "process/home.py",
     "snapshot/worker.py",
-    "spark/jars.py",
-    "spark/server.py",
 }
 DELETES = {
     "delete_file",
@@ -81,8 +82,8 @@ def test_files_are_deleted_in_one_place_of_the_code() -> None:
                 name, on = node.func.attr, ast.unparse(node.func.value)
                 if name in DELETES and not (name == "remove" and on != "os"):
                     found.add(str(file.relative_to(root)))
-    # readiness: the table that `check` has made a moment ago, in a transaction of its own.
-    assert found - OTHERS == {"log/places.py", "readiness.py"}
+    # surroundings: the table that `check` has made a moment ago, in a transaction of its own.
+    assert found - OTHERS == {"log/staged/places.py", "readiness/surroundings.py"}
 
 
 @pytest.mark.spark

@@ -22,9 +22,9 @@ from cdc_assets.log.staged.files import STAGED_SCHEMA
 from cdc_assets.postgres.names import TableId
 
 _ENGINE = {
-    *("postgres", "log", "flusher", "snapshot", "materializer", "maintenance", "verify", "spark"),
-    *("alerts", "config", "config_base", "config_sections", "embedded", "errors", "pipeline"),
-    *("commands", "doctor", "health", "process", "status"),
+    *("messages", "errors", "postgres", "process", "embedded", "config", "demo", "log", "lake"),
+    *("pipeline", "maintenance", "readiness", "observe", "pins", "flusher", "materializer"),
+    *("snapshot", "verify", "operations"),
 }
 
 

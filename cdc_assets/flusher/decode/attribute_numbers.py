@@ -5,7 +5,7 @@ catalog has them, but may be ahead of the stream. So a relation is held against 
 the table and against the catalog: if it equals either, that one's numbers apply. If it is neither,
 any reading that the rules allow counts: numbers rise, a live column was sent if a later one was.
 
-Pure functions. ``decoder_process`` asks the catalog.
+Pure functions. ``decoder.process`` asks the catalog.
 """
 
 from __future__ import annotations

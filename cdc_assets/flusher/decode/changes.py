@@ -1,7 +1,7 @@
 """Undecoded changes: columns of what surrounds them over one buffer of their messages.
 
 They are cut and joined here, never read: cutting copies no message, joining copies each once. What
-is in a message is ``staged_rows``' to know; which transaction is open, ``decoder``'s.
+is in a message is ``rows``' to know; which transaction is open, ``decoder``'s.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ is among the committed changes (or was taken before): it moves with commits, and
 while no transaction is open; registering what was taken and then acknowledging ``position`` loses
 nothing.
 
-What does not belong: files (``staging``), when to flush (``decoder_process``).
+What does not belong: files (``stage.staging``), when to flush (``decoder.process``).
 """
 
 from __future__ import annotations

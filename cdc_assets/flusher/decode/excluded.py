@@ -4,7 +4,7 @@ They are known by their attribute numbers (see ``attribute_numbers``). A column 
 excluded one is hidden in any case; if it may be another one as well, values are missing that the
 lake wants, and the table has to be set aside.
 
-Pure functions. Who asks the catalog is ``decoder_process``, who parks the table ``receiver``.
+Pure functions. Who asks the catalog is ``decoder.process``, who parks the table ``session``.
 """
 
 from __future__ import annotations

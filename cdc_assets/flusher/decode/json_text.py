@@ -3,7 +3,7 @@
 A row's object is a sequence of pieces: constants such as ``","name":"`` and escaped values. All
 pieces of all rows are picked by *one* ``take`` from a pool of both; what it copies together is the
 text of the objects, back to back, and every k-th offset of the result is where a row begins. No
-value becomes a Python object. What does not belong: where values come from (``staged_rows``).
+value becomes a Python object. What does not belong: where values come from (``rows``).
 """
 
 from __future__ import annotations

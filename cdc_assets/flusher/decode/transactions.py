@@ -4,7 +4,7 @@ Transactions come whole, one after the other, in the order of their commit recor
 where its Begin said, and none below a position that was reported as safe before. A stream that
 breaks this was damaged on the way; what it says can't be trusted, and is refused with the LSN.
 
-What does not belong: what the columns of a change are (``staged_rows``), what waits (``decoder``).
+What does not belong: what the columns of a change are (``rows``), what waits (``decoder``).
 """
 
 from __future__ import annotations

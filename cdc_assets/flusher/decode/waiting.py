@@ -3,7 +3,7 @@
 A columnar decode has a fixed cost of about a millisecond, which a few hundred changes of one table
 don't pay for. Tables of one layout (partitions, a schema for each customer) are read as if they
 were one, and what comes out is cut where one ends and the next one begins. What does not belong:
-how a change is read (``staged_rows``), and where its rows go (``staging``).
+how a change is read (``rows``), and where its rows go (``stage.staging``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Nothing that was received is given up because it can't be stored: storing is tri
 works, and every failure is told (``on_trouble``), so that a person sees what is waited for. Only
 before anything was received a place that waiting won't mend is refused (:func:`check_place`).
 
-What does not belong: when to write (``decoder_process``), registration (``receiver``).
+What does not belong: when to write (``decoder.process``), registration (``session``).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A worker is one process, on any machine: a Dagster run, ``materialize``, ``materialize --follow``.
 It is alive by the heartbeats of ``log.sessions.heartbeat``; the tables of one that isn't are free
 at once, its sessions, and with them its locks, are ended there. Shares are made fair by
-``balance``.
+``shares``.
 
 Keeps invariant 9 with three fences for one that was taken for dead and comes back: its session is
 gone, and with it all that it could write to the coordination schema; its claim has another epoch;

@@ -1,9 +1,9 @@
-"""Partitions whose changes don't come: what ``enrol`` and ``check`` refuse them for.
+"""Partitions whose changes don't come: what ``pins.enrol`` and ``check`` refuse them for.
 
 With publish_via_partition_root the changes of a partition are sent as those of its topmost ancestor
 that is published in any publication that the stream asks for, and never as its own. What is written
 to an unlogged partition is in no WAL, whatever its root is. Only the catalogs are read, so no lock
-of anybody's is waited for. ``source_facts`` asks the same of the tables that are followed.
+of anybody's is waited for. ``now`` asks the same of the tables that are followed.
 """
 
 from __future__ import annotations

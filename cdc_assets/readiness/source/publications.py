@@ -1,6 +1,6 @@
 """What ``check`` finds of the publication: whether it is there, or who can make it.
 
-Nothing is changed. What a publication sends of a table is judged in ``table_findings``.
+Nothing is changed. What a publication sends of a table is judged in ``tables``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Why that is complete: a change is in the log if the slot's position never was ah
 ``flushed_lsn`` (nobody else consumed), if WAL and slot are the ones that the position belongs to
 (same cluster, same database, a timeline that doesn't leave ours below it, no older state of
 either), and if the publication had the table, whole, all the time. The comparisons below are these
-three. They are pure: ``source_facts`` asks the source, ``admission`` acts upon what was found.
+three. They are pure: ``now`` asks the source, ``readiness.admission`` acts upon what was found.
 """
 
 from __future__ import annotations

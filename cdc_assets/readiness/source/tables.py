@@ -1,6 +1,6 @@
 """What ``check`` finds of one table: whether it can be followed, and as what one expects.
 
-Nothing is changed. The same rules decide in ``enrol`` what is registered and published.
+Nothing is changed. The same rules decide in ``pins.enrol`` what is registered and published.
 """
 
 from __future__ import annotations
