@@ -1,9 +1,4 @@
-"""The command line: thin, and the same for people and scripts.
-
-Exit codes: 0 when done, 1 when the answer is "no", 2 for a usage or configuration error. Results go
-to stdout, messages and progress to stderr. Spark takes seconds to import, so only the commands that
-need it do.
-"""
+"""The commands that do something; ``looks`` has those that only look."""
 
 from __future__ import annotations
 

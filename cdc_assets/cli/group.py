@@ -1,4 +1,9 @@
-"""The command line: thin, and the same for people and scripts."""
+"""The command line: thin, and the same for people and scripts.
+
+Exit codes: 0 when done, 1 when the answer is "no", 2 for a usage or configuration error. Results go
+to stdout, messages and progress to stderr. Spark takes seconds to import, so only the commands that
+need it do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""A batch of the log: which entries it takes, and what decides how it is folded."""
+"""A batch of the log: which entries it takes, and what decides how it is folded.
+
+A batch is bounded by bytes, so that a backlog of any size is drained in steps of one size. What
+decides how it is folded (the relation, is there a truncate, are there unchanged columns) is read
+from its files beforehand, as their outlines; Spark tasks read the rows (``materializer.events``).
+
+A file is read twice for a merge, as small tables share large ones: once for its outline, once by
+Spark. Each time it is verified whole; what is decided by the outline is never read again, so a file
+that changes in between isn't trusted: the task that meets it fails the merge.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Pausing: a person's wish that nothing more is applied to a table, or to any of a source.
+"""What a person wishes of a source, as the log keeps it: pauses, and that it is dropped.
 
-Changes go on being staged meanwhile, so that the source keeps no WAL because of it, and a copy goes
-on to its end, because its pin holds back the source. What has waited is applied after the pause.
+While a table is paused nothing more is applied to it. Changes go on being staged meanwhile, so that
+the source keeps no WAL because of it, and a copy goes on to its end, because its pin holds back the
+source. What has waited is applied after the pause. Of a source that is dropped nothing begins.
 """
 
 from __future__ import annotations

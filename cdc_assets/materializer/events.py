@@ -1,12 +1,6 @@
-"""Reading a batch of the log: which entries it takes, and what is in them.
+"""The rows of a batch as a DataFrame: Spark tasks read the staged files with pyarrow.
 
-A batch is bounded by bytes, so that a backlog of any size is drained in steps of one size. The
-staged files are read by Spark tasks with pyarrow, each row with its log offset; what decides how a
-batch is folded (the relation, is there a truncate, are there unchanged columns) is read beforehand.
-
-A file is read twice for a merge, as small tables share large ones: once for its outline, once by
-Spark. Each time it is verified whole; what is decided by the outline is never read again, so a file
-that changes in between isn't trusted: the task that meets it fails the merge.
+Each row comes with its log offset. What decides how the batch is folded is read in ``log.batch``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Copying tables, as a person asks for it."""
+"""Copying tables: snapshot, resync, resume.
+
+Each works whether or not a flusher and other runs are active; what somebody else is doing already
+is awaited, never repeated.
+"""
 
 from __future__ import annotations
 

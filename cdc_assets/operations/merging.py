@@ -1,4 +1,4 @@
-"""Merging what the log has, as a person asks for it."""
+"""Merging what the log has: once (``materialize``), or for ever (``materialize --follow``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands do, without the command line: snapshot, materialize, sync, maintain, verify.
+"""Operations on a whole source: sync, maintain, verify.
 
 Each works whether or not a flusher and other runs are active; what somebody else is doing already
 is awaited, never repeated.

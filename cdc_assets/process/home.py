@@ -1,6 +1,6 @@
-"""Folders and files that are their owner's alone.
+"""The runtime home: folders and files that are their owner's alone.
 
-The run-time home has staged rows, lake tables, logs, and the addresses and tokens of our servers.
+It has staged rows, lake tables, logs, and the addresses and tokens of our servers.
 What guards all of it is the mode of that one folder: nobody else gets through it, whatever the
 umask gave to what is below. So nothing sets a process's umask: it stays the user's, for the files
 that are written elsewhere (a ``file://`` warehouse, say).
