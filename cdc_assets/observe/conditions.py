@@ -84,7 +84,7 @@ def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
             f"the staging store can't be written ({config.staging_uri})",
             detail,
             "Make space or grant the rights; the flusher goes on by itself, and the slot keeps the"
-            " WAL meanwhile. See 'Faults the flusher lives through' in docs/operations.md.",
+            " WAL meanwhile. See 'Faults the flusher lives through' in docs/faults/flusher.md.",
             limits,
         )
     elif state in ("down", "silent", "stopped"):
@@ -101,7 +101,7 @@ def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
             "stream",
             "the source can't send its changes",
             detail,
-            "See 'A stream that ends at the same place' in docs/operations.md.",
+            "See 'A stream that ends at the same place' in docs/faults/flusher.md.",
             limits,
         )
     elif state == "reconnecting":

@@ -11,8 +11,8 @@ begun, finds everybody silent if the server was away; so a silence counts only w
 finds it has beaten without a break for as long.
 
 A late one can do no harm as far as what it does goes through the very session that held the lock:
-that session is gone. So it is with a flusher (invariants 1 and 2): it registers in that session, and
-what isn't registered is never acknowledged. It notices, and waits; its walsender ends by
+that session is gone. So it is with a flusher (invariants 1 and 2): it registers in that session,
+and what isn't registered is never acknowledged. It notices, and waits; its walsender ends by
 ``wal_sender_timeout``, which ``flusher.wire`` sees to. A worker's late commit is harmless by
 ``lake.publish``.
 """
