@@ -23,7 +23,6 @@ from cdc_assets.cli.terminal import (
 )
 from cdc_assets.config.addresses import selected, services
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.operations import copying, merging, running
 from cdc_assets.process.lifeline import end_within
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 @click.pass_context
 def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """Create what is missing, copy what is missing, resume what was interrupted."""
+    from cdc_assets.operations import copying, running
+
     config = config_of(ctx)
     wanted = selected(config, tables)
     with opened(config) as pipeline, running.Spark(config) as spark, CopyBar() as bar:
@@ -61,6 +62,8 @@ def _until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
 @click.pass_context
 def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> None:
     """Copy tables anew while the others flow; readers see the old rows until it is complete."""
+    from cdc_assets.operations import copying, running
+
     config = config_of(ctx)
     if everything == bool(tables):
         raise ConfigurationError("name the tables to copy anew (S.T), or give --all.")
@@ -90,6 +93,7 @@ def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
 def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """End the pause of these tables, or the source's; take up a dropped source again."""
     from cdc_assets.log import wishes as pauses
+    from cdc_assets.operations import copying
 
     config = config_of(ctx)
     with opened(config) as pipeline:
@@ -148,6 +152,8 @@ def flush(ctx: click.Context, until: str | None) -> None:
 @click.pass_context
 def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> None:
     """Apply the log to the lake tables."""
+    from cdc_assets.operations import merging, running
+
     config = followed(ctx)
     wanted = selected(config, tables)
     if follow:
@@ -179,6 +185,7 @@ def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
 @click.pass_context
 def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """Compact tables, expire snapshots, remove orphans and staged files that nobody needs."""
+    from cdc_assets.operations import running
     from cdc_assets.operations import whole as commands
 
     config = config_of(ctx)

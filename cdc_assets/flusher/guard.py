@@ -125,6 +125,7 @@ def _judge(
         if oid in wrong:
             way_out = f"{remedy(wrong[oid])} {OR_INSERTS};"
             if table in lists:
+                lists[table] += sorted({c for w in wrong[oid] for c in w.unlisted})
                 again = addition(source, config.publication, [table], lists)
                 way_out += f" then, or every column is sent: {again};"
             reasons[table] = (

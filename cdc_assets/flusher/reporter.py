@@ -18,7 +18,7 @@ from cdc_assets.config.addresses import source_dsn
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.flusher.metrics import FlusherCollector, MetricsServer
 from cdc_assets.flusher.progress import Probe, Progress, report
-from cdc_assets.log.session import connect_log
+from cdc_assets.log.sessions.connection import connect_log
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.postgres.session.kept import KeptConnection
 from cdc_assets.postgres.slots import current_position, slot_status

@@ -12,8 +12,6 @@ from typing import Any, Self
 
 import psycopg
 
-from cdc_assets.config.addresses import coordination_dsn
-from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.locks import SessionLocks
 from cdc_assets.log.schema.ownership import refuse_foreign
 from cdc_assets.log.schema.versions import migrate, newest, search_path, version
@@ -100,14 +98,3 @@ class LogSession(SessionLocks):
         row = self.connection.execute("select clock_timestamp()").fetchone()
         assert row is not None and isinstance(row[0], datetime)
         return row[0]
-
-
-def connect_log(config: SourceConfig, purpose: str) -> psycopg.Connection[Any]:
-    """A connection of its own to the coordination schema, for what isn't a :class:`LogStore`'s.
-
-    Neither creates nor migrates the schema.
-    """
-    name = f"cdc_assets {config.name} {purpose}"
-    connection = connect(coordination_dsn(config), application_name=name)
-    enter(connection, config.state.schema_)
-    return connection

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -214,7 +214,8 @@ class _Table:
         self._staged(lake, now)
 
     def _rewrite(self, lake: LakeTable, until: float) -> None:
-        set_limits(self._store, lake, self._session)  # compaction reads within them, too
+        with suppress(Busy):  # what is busy has them by the next time; compaction waits by itself
+            set_limits(self._store, lake, self._session)  # it reads within them, too
         compacted = compact(self._store, lake, self._session, until=until)
         self._note(compacted=compacted)
         before, after = tidy_metadata(self._store, lake, self._session)

@@ -27,7 +27,7 @@ _GRPC_DETAILS = re.compile(r'\n[^\S\n]*details = "(.*)"')
 # From the first quotation mark to the last: what is quoted may have quotation marks itself. An
 # apostrophe within a word is none. Where it doesn't end, the rest is quoted.
 _QUOTED = re.compile(
-    r"""(?:\b[bBrRuU])?(?P<single>(?<!\w)')(?:.*'(?!\w)|.*)"""
+    r"""(?:\b[bBrRuU])?(?P<single>(?:(?<!\w)|(?<=\b[bBrRuU]))')(?:.*'(?!\w)|.*)"""
     r"""|(?P<double>")(?:.*"|.*)|(?P<tick>`)(?:.*`|.*)""",
     re.DOTALL,
 )
@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"(?P<address>\b\w+://\S+)|(?<![\w.])[-+]?\d[\d.,:/eE+-]*(?
 # How pyarrow says which file it can't read.
 _PARQUET = re.compile(r"\ACould not open Parquet input source '.*?': ")
 # A folder of a partitioned table is called after its rows' values.
-_PARTITION = re.compile(r"(?<=/)([^/=\s]+=)[^/\s]*(?=/)")
+_PARTITION = re.compile(r"(?<=/)([^/=\s]+=)[^/\s'\"]*")
 # An expression over a table's rows, as Iceberg prints it.
 _EXPRESSION = re.compile(r"\bref\(.*", re.DOTALL)
 
@@ -107,6 +107,8 @@ def said(error: BaseException) -> str:
     elif "botocore" in packages:  # a service's answer, or what this machine lacks
         answered = any(cls.__name__ == "ClientError" for cls in type(error).__mro__)
         told = masked(text, numbers=False) if answered else " ".join(text.split())
+    elif "requests" in packages:  # it quotes headers
+        told = masked(text, numbers=False)
     elif isinstance(error, OSError):
         told = text  # paths and addresses
     else:

@@ -64,6 +64,8 @@ class Known:
     told_at: str | None = None
     bad_since: str | None = None
     """Since when it had a grade, when it had one last: what a recovery tells."""
+    told_what: str = ""
+    """What it was when it was told last: that is what a recovery is of."""
 
     @property
     def matters(self) -> bool:
@@ -145,6 +147,7 @@ def observe(
             worst=severest(grade, before.worst if before is not None else None),
             told_at=before.told_at if before is not None else None,
             bad_since=since.isoformat() if grade else before.bad_since if before else None,
+            told_what=before.told_what if before is not None else "",
         )
     for key, before in memory.known.items():
         if key not in known:
@@ -162,7 +165,9 @@ def due(memory: Memory, config: AlertsConfig, now: datetime) -> tuple[Memory, li
         notice = _notice(key, k, config.remind, now)
         if notice is not None:
             notices.append(notice)
-            k = replace(k, told=k.grade, worst=k.grade, told_at=now.isoformat())  # noqa: PLW2901
+            k = replace(  # noqa: PLW2901
+                k, told=k.grade, worst=k.grade, told_at=now.isoformat(), told_what=k.what
+            )
         if k.matters:
             known[key] = k
     if not notices:
@@ -198,7 +203,8 @@ def _notice(key: str, k: Known, remind: timedelta | None, now: datetime) -> Noti
         return None
     since = k.since if k.grade is not None or k.bad_since is None else k.bad_since
     lasted = max(0.0, (now - _time(since)).total_seconds())
-    return Notice(key, kind, k.grade, before, k.what, k.detail, k.remedy, since, lasted)
+    what = k.told_what or k.what if kind == "recovered" else k.what
+    return Notice(key, kind, k.grade, before, what, k.detail, k.remedy, since, lasted)
 
 
 def _queued(

@@ -125,12 +125,16 @@ def _trace(connection: Connection, heap: int, horizon: int) -> HeapTrace | None:
         "pages": f"({_FIRST_PAGES},0)",
     }
     try:
-        row = connection.execute(query, values).fetchone()
+        with connection.transaction(force_rollback=True):
+            connection.execute("set local statement_timeout = '10s'")
+            row = connection.execute(query, values).fetchone()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
         return None
-    except psycopg.ProgrammingError:
-        # No right, or a function of an index that our search path can't plan: the worst, but for
-        # one that was made in place.
+    except psycopg.DatabaseError:
+        if connection.closed:
+            raise
+        # No right, or a function of an index that fails where a query is planned: the worst, but
+        # for one that was made in place.
         row = (False, False, link != made_by, False)
     assert row is not None
     kept, rewritten, loaded, empty = row

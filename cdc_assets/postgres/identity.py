@@ -118,6 +118,8 @@ class Trouble:
     refused: bool
     what: str
     remedy: str
+    unlisted: tuple[str, ...] = ()
+    """The columns of its identity that the publication's column list lacks."""
 
 
 def troubles(
@@ -174,7 +176,7 @@ def _judged(
             if letter == "f"
             else f"the publication's column list lacks some of its identity ({_listed(unlisted)})"
         )
-        return Trouble(heap, True, what, remedy)
+        return Trouble(heap, True, what, remedy, () if letter == "f" else tuple(unlisted))
     if unsent:
         what = f"Postgres doesn't send the generated columns of its identity ({_listed(unsent)})"
         return Trouble(heap, strict, what, remedy)
@@ -212,6 +214,8 @@ def remedy(found: Sequence[Trouble]) -> str:
     """The SQL that mends it, a statement for each heap; or what else to do."""
     statements = [trouble.remedy for trouble in found[:_LISTED]]
     if not all(statements):
+        if all(trouble.remedy or trouble.unlisted for trouble in found):
+            return "List the columns of its identity in the publication, too."
         return "Give it a primary key of columns that the publication sends."
     return " ".join(statements)
 

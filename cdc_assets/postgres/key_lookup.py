@@ -99,7 +99,7 @@ with recursive base as (
     select b.attnum, b.attname, t.typbasetype
       from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd')
 select b.attnum, b.attname::text, coalesce(equal.operator, ''), pg_catalog.format_type(t.oid, -1),
-       case when equal.operator is null or t.typname like 'reg%%' then 'nothing'
+       case when equal.operator is null or t.typname ~ '^_?reg' then 'nothing'
             when t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace then 'cast'
             when t.typtype = 'b' and t.typelem = 0 and equal.of = t.oid and o.rolsuper then 'input'
             else 'nothing' end

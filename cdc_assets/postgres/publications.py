@@ -111,17 +111,19 @@ def listed_columns(
 ) -> dict[int, frozenset[int]]:
     """The attribute numbers that are sent of each table with a column list, by the table's oid.
 
-    The publication of inserts beside ``publication`` counts, too: a table is in one of them.
+    The publication of inserts beside ``publication`` counts for what isn't in ``publication``.
     """
     if connection.info.server_version < COLUMN_LISTS:
         return {}
     found = connection.execute(
-        "select r.prrelid::bigint, r.prattrs::int2[] from pg_catalog.pg_publication_rel r"
+        "select distinct on (r.prrelid) r.prrelid::bigint, r.prattrs::int2[]"
+        " from pg_catalog.pg_publication_rel r"
         " join pg_catalog.pg_publication p on p.oid = r.prpubid"
-        " where p.pubname = any(%s) and r.prrelid = any(%s::oid[]) and r.prattrs is not null",
-        ([publication, inserts_publication(publication)], list(oids)),
+        " where p.pubname = any(%s) and r.prrelid = any(%s::oid[])"
+        " order by r.prrelid, p.pubname = %s desc",
+        ([publication, inserts_publication(publication)], list(oids), publication),
     ).fetchall()
-    return {int(oid): frozenset(numbers) for oid, numbers in found}
+    return {int(oid): frozenset(numbers) for oid, numbers in found if numbers is not None}
 
 
 def column_lists(

@@ -183,7 +183,7 @@ def _catalog_place(config: SourceConfig) -> Iterator[Finding]:
     found, ours = catalog_schema(config), config.state.schema_
     for schema, owner in passed_over(config):
         tables = (sql.Identifier(schema, table).as_string(None) for table in TABLES)
-        role = sql.Identifier(resolved(coordination_dsn(config))["user"]).as_string(None)
+        role = sql.Identifier(resolved(coordination_dsn(config)).get("user", "…")).as_string(None)
         gives = " ".join(f"alter table {table} owner to {role};" for table in tables)
         yield Finding(
             "catalog_passed_over",

@@ -86,7 +86,7 @@ class Landing:
         elif self.lake.table.partition_by or not self._is_target(loaded):
             self._target, loaded = shadow, self._ours(shadow)
             if loaded is not None and not self._is_target(loaded):
-                drop_copy(shadow, loaded)  # of another life
+                self._drop_stranger(shadow, loaded)
                 loaded = None
         else:
             self._target = self.lake
@@ -228,6 +228,18 @@ class Landing:
         """What the commit that completes the copy says: the first cursor of its log."""
         others = foreign_change(loaded, ours=COPY)
         return self.lake.reached(self._store.first_cursor(self._row), others)
+
+    def _drop_stranger(self, shadow: LakeTable, loaded: Table) -> None:
+        """Drop what another life of the source left under the target's name."""
+        try:
+            drop_copy(shadow, loaded)
+        except TableProblem as problem:
+            raise TableProblem(
+                self._row.table,
+                f"the lake has a table {shadow.sql_name} of an earlier copy, and it can't be"
+                f" dropped here: {problem.what}",
+                f"Drop it in the catalog: drop table {shadow.sql_name};",
+            ) from problem
 
     def _drop_shadows(self) -> None:
         """Remove what copies of this epoch and those before it landed in."""

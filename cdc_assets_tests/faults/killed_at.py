@@ -19,11 +19,13 @@ from typing import Any, cast
 from cdc_assets.flusher import flusher as main
 from cdc_assets.flusher import session as receiver
 from cdc_assets.flusher.decode.decoder import Decoder
+from cdc_assets.flusher.decoder import link
 from cdc_assets.flusher.decoder import process as decoder_process
 from cdc_assets.flusher.decoder.link import DecoderProcess
 from cdc_assets.flusher.stage import staging
 from cdc_assets.flusher.stage.staging import Staging
 from cdc_assets.flusher.wire import Stream
+from cdc_assets.log.staged import storage
 from cdc_assets.log.store import LogStore
 from cdc_assets.pins import pins
 from cdc_assets.pins.pins import Pins
@@ -100,7 +102,7 @@ DECODER: dict[str, Wrap] = {
     "during rotation of a part": after(Decoder, "take_open"),
     "before upload": before(staging, "store"),
     "during upload: not synced": before(os, "fsync"),
-    "during upload: folder not synced": before(staging, "_sync"),
+    "during upload: folder not synced": before(storage, "_sync"),
     "after upload": after(staging, "store"),
     "all uploaded, not reported": after(Staging, "write"),
     "before an answer": before(Connection, "send"),
@@ -143,7 +145,7 @@ def run(arguments: list[str]) -> int:
         ours = SimpleNamespace(
             Popen=_Popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
         )
-        vars(decoder_process)["subprocess"] = ours
+        vars(link)["subprocess"] = ours
     else:
         _arm({**RECEIVER, **PINS}[name], int(passes))
     receiver.BATCH_BYTES = 10_000  # ordinary transactions arrive in parts

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.log.copies.claims import Claims, ClaimScope
-from cdc_assets.log.session import connect_log
+from cdc_assets.log.sessions.connection import connect_log
 from cdc_assets.log.store import LogStore, StagedFile
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId

@@ -58,6 +58,29 @@ create statistics app.known on (app.shown(v)), id from app.bad_2
 """
 
 
+# Its error is one of the server's own, which other statements may have for other reasons.
+KIND = """
+create or replace function app.shown(v text) returns text language plpgsql immutable
+    as $$ begin raise 'deep' using errcode = '54001'; end $$
+"""
+
+
+def test_an_error_of_any_kind_is_that_tables_alone(
+    any_postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Constant calls of immutable functions are computed when a query is planned."""
+    with bench(any_postgres.start(), "unplannable_kind", tmp_path) as made:
+        made.execute(SETUP + "create index on app.bad (id) where app.shown('a') = 'a';" + KIND)
+        config = made.config("app.bad", "app.good")
+        with connect(made.dsn) as source:
+            assert [
+                f.table for f in preflight(source, config) if f.code == "table_unplannable"
+            ] == ["app.bad"]
+        made.flush(config)
+        assert set(made.parked()) == {"app.bad"}
+        assert "54001" in made.parked()["app.bad"]
+
+
 @pytest.mark.parametrize("more", [FUNCTION, TABLE, STATISTICS + ";" + FUNCTION])
 def test_such_a_table_is_named_before_anything_is_copied(
     any_postgres: EmbeddedPostgres, tmp_path: Path, more: str

@@ -96,5 +96,5 @@ def test_promise_2_row_level_security_of_a_partition_needs_the_right_to_bypass_i
     checked: Checked,
 ) -> None:
     (said,) = checked.after("alter role cdc_source bypassrls")
-    assert "bypasses row-level security, which no table here has" in said
+    assert "bypasses row-level security" in said
     assert checked.after("alter table parts_1 enable row level security") == []

@@ -24,7 +24,7 @@ from cdc_assets.lake.catalog import place as catalog_place
 from cdc_assets.lake.catalog.catalog import open_catalog, spark_settings, tried
 from cdc_assets.lake.catalog.place import catalog_schema
 from cdc_assets.log.schema import versions as log_schema
-from cdc_assets.log.session import connect_log
+from cdc_assets.log.sessions.connection import connect_log
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
 from cdc_assets.observe.status import collect

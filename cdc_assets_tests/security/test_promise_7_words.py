@@ -145,7 +145,12 @@ def test_what_libraries_refuse_is_told_without_the_value(home: Path) -> None:
 @example("'", "a")
 @example('" b" \'', "")
 def test_what_is_quoted_is_masked_whatever_it_is(value: str, after: str) -> None:
-    for quoted in (f"'{WORD}{value}{WORD}'", f'"{WORD}{value}{WORD}"', repr(f"{WORD}{value}")):
+    for quoted in (
+        f"'{WORD}{value}{WORD}'",
+        f'"{WORD}{value}{WORD}"',
+        repr(f"{WORD}{value}"),
+        repr(f"{WORD}{value}".encode("utf-8", "surrogatepass")),
+    ):
         assert WORD not in masked(f"can't use {quoted} here {after}")
         assert WORD not in of_server(f"invalid input: {quoted}", "22P02")
     assert masked("can't open it: don't ask") == "can't open it: don't ask"

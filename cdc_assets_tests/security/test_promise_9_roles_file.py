@@ -90,6 +90,21 @@ def test_promise_9_generated_columns_are_granted_and_published_where_they_can_be
     assert found.left_out == (() if sends else ("twice",))
 
 
+@pytest.mark.parametrize("named", ["a, k", "k"])
+def test_promise_9_no_table_is_published_without_a_generated_key_that_is_not_sent(
+    any_postgres: EmbeddedPostgres, owner: psycopg.Connection[Any], tmp_home: Path, named: str
+) -> None:
+    if owner.info.server_version >= GENERATED_COLUMNS:
+        pytest.skip("since 18 it is sent")
+    owner.execute(
+        "create table keyed (a int, k int generated always as (a + 1) stored primary key, secret text)"
+    )
+    said = _roles(any_postgres, owner, f"public.keyed ({named})")
+    assert "keyed isn't published as it was named here" in said
+    assert _published(owner) == {}
+    owner.execute("insert into keyed (a) values (1); update keyed set secret = 'x'")
+
+
 def test_promise_9_what_stays_published_as_a_whole_is_said(
     any_postgres: EmbeddedPostgres, owner: psycopg.Connection[Any], tmp_home: Path
 ) -> None:

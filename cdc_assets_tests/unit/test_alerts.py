@@ -50,7 +50,8 @@ def _config(*sinks_: dict[str, Any], **alerts: Any) -> SourceConfig:
 
 
 def _condition(key: str = "flusher", limits: Limits = FAIL, **settings: Any) -> Condition:
-    return Condition(key, f"{key} is wrong", "very", "do something", limits, **settings)
+    what = settings.pop("what", f"{key} is wrong")
+    return Condition(key, what, "very", "do something", limits, **settings)
 
 
 class Watch:
@@ -89,6 +90,15 @@ def test_each_transition_is_told_once() -> None:
     assert watch.memory.known == {}
     assert watch.look(1000, wrong) == [], "a new occurrence has an age of its own"
     assert watch.look(1060, wrong) == [("flusher", "problem")]
+
+
+def test_a_recovery_is_of_what_was_told() -> None:
+    """A flusher that is started again can't get its stream back for a second: nobody heard of it."""
+    watch = Watch()
+    [told] = watch.notices(0, _condition(what="no flusher is active"))
+    assert watch.notices(1, _condition(what="the flusher can't get its stream back")) == []
+    [back] = watch.notices(2)
+    assert (told.what, back.what) == ("no flusher is active", "no flusher is active")
 
 
 def test_what_lasts_too_short_is_never_told() -> None:

@@ -156,8 +156,13 @@ def circle(graph: Imports) -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def foreign(trees: Mapping[str, ast.Module], package: str) -> set[str]:
-    return {m for m, tree in trees.items() if package in {n.split(".")[0] for n in imported(tree)}}
+def foreign(trees: Mapping[str, ast.Module], *packages: str, lazily: bool = True) -> set[str]:
+    """The modules that import one of these packages of others."""
+    return {
+        module
+        for module, tree in trees.items()
+        if {n.split(".")[0] for n in imported(tree, lazily=lazily)} & set(packages)
+    }
 
 
 def test_only_what_dagster_loads_imports_dagster(trees: Mapping[str, ast.Module]) -> None:
@@ -169,16 +174,27 @@ def test_the_demo_is_needed_by_nothing_else(trees: Mapping[str, ast.Module]) -> 
     assert needed <= DEMO
 
 
-@pytest.mark.parametrize("program", ["flusher.flusher", "flusher.decoder.main"])
-def test_a_flusher_takes_no_spark_along(trees: Mapping[str, ast.Module], program: str) -> None:
-    imports, reached, due = ours(trees), set[str](), [program]
+@pytest.mark.parametrize(
+    ("program", "without", "lazily"),
+    [
+        ("flusher.flusher", {"pyspark"}, True),
+        ("flusher.decoder.process", {"pyspark", "pydantic", "psycopg", "yaml"}, False),
+        ("cli.main", {"pyspark", "pyiceberg"}, False),  # each command imports what it needs
+    ],
+)
+def test_a_program_takes_nothing_heavy_along(
+    trees: Mapping[str, ast.Module], program: str, without: set[str], lazily: bool
+) -> None:
+    trees = {m: without_types(tree) for m, tree in trees.items()}
+    imports, reached, due = ours(trees, lazily=lazily), set[str](), [program]
     while due:
         module = due.pop()
         if module not in reached:
             reached.add(module)
             parents = (module.rsplit(".", n)[0] for n in range(1, module.count(".") + 1))
             due += [*imports[module], *parents]
-    assert not reached & foreign(trees, "pyspark")
+    found = {m: foreign({m: trees[m]}, *without, lazily=lazily) for m in reached}
+    assert [module for module, heavy in found.items() if heavy] == []
 
 
 def test_a_folder_is_taken_in_at_a_glance() -> None:

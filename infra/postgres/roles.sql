@@ -70,11 +70,14 @@ select root, part[2] as columns,
                select from pg_catalog.pg_attribute a
                 where a.attrelid = root and a.attname = (parse_ident(trim(name)))[1]
                   and a.attgenerated <> all(case when current_setting('server_version_num')::int >= 180000
-                                                 then '{"",s}' else '{""}' end::"char"[]))) as published
+                                                 then '{"",s}' else '{""}' end::"char"[]))) as published,
+       null::jsonb as sent
   from regexp_split_to_table(:'tables', ';') as entry,
        regexp_match(entry, '^([^(]+?)\s*(?:\((.*)\))?\s*$') as part,
        cast(trim(part[1]) as regclass) as root
  where entry ~ '\S';
+update wanted set sent = (select jsonb_agg((parse_ident(trim(name)))[1])
+                            from regexp_split_to_table(published, ',') name);
 select format('grant usage on schema %I to cdc_source;', n.nspname)
        || format(case when w.columns is null then 'grant select on %1$s to cdc_source'
                       else 'revoke select on %1$s from cdc_source;'
@@ -98,7 +101,7 @@ select format('create publication %I with (publish = ''insert, update, delete, t
                    then ', publish_generated_columns = stored' else '' end)
  where not exists (select from pg_catalog.pg_publication where pubname = :'publication') \gexec
 -- None whose UPDATE and DELETE Postgres would then refuse: the changed rows of each heap have to be
--- identified by a key, of columns that are named, or as a whole (REPLICA IDENTITY FULL).
+-- identified by a key, of columns that are sent, or as a whole (REPLICA IDENTITY FULL).
 select format('alter publication %I add table only %s%s', :'publication', w.root,
               case when current_setting('server_version_num')::int >= 150000
                    then ' (' || w.published || ')' end)
@@ -106,6 +109,7 @@ select format('alter publication %I add table only %s%s', :'publication', w.root
  where not exists (select from pg_catalog.pg_publication_rel r
                      join pg_catalog.pg_publication p on p.oid = r.prpubid
                     where p.pubname = :'publication' and r.prrelid = w.root)
+   and (w.columns is null or w.sent is not null)
    and not exists (
        select from pg_catalog.pg_class c
         where c.relkind = 'r'
@@ -119,7 +123,7 @@ select format('alter publication %I add table only %s%s', :'publication', w.root
                  and (w.columns is null or not exists (
                      select from unnest(i.indkey::int2[]) k
                        join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = k
-                      where not w.named ? a.attname::text)))) \gexec
+                      where not w.sent ? a.attname::text)))) \gexec
 select format('do $say$ begin raise warning %L; end $say$', w.root || ' isn''t published as it was'
               ' named here: cdc-assets check says what it needs, or alter the publication by hand')
   from wanted w

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.names import TableId
+
+if TYPE_CHECKING:  # the decoder process has no use for what the log takes: 20 MB, a quarter second
+    from cdc_assets.log.tables import TableRow
 
 
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:

@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.log.session import connect_log
+from cdc_assets.log.sessions.connection import connect_log
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.session.kept import KeptConnection
 from cdc_assets.process.children import process_name

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from shutil import rmtree
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from pyarrow import fs
 
-from cdc_assets.config.sections import S3Config
 from cdc_assets.errors import StagingProblem, first_line
 from cdc_assets.postgres.names import TableId, safe_folder
+
+if TYPE_CHECKING:  # the decoder process has no use for what a configuration takes: 30 MB
+    from cdc_assets.config.sections import S3Config
 
 # No progress for this long (libcurl adds some 6 s), and a request to an object store has failed: a
 # hang is bounded, while a large object over a slow line isn't hurried.

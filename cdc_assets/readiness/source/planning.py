@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.postgres.catalog import SourceTable
+from cdc_assets.postgres.catalog import SourceTable, heaps
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -54,19 +54,33 @@ select f.oid::regprocedure::text, pg_catalog.quote_ident(n.nspname),
 """
 
 
+_OF_THE_TABLE = (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege)
+# A body that doesn't return is given up.
+_TIMEOUT = "set local statement_timeout = '10s'"
+
+
 def refuse_unplannable(connection: Connection, table: SourceTable) -> None:
     """Raise TableProblem, which names the functions, if a query of ``table`` can't be planned.
 
-    One statement, which reads no row; the role may read the table. Raises
-    psycopg.errors.LockNotAvailable for one that is locked.
+    One statement for each heap, by itself as a copy reads it: planning takes a lock of each index.
+    No row is read; the role may read the table. Raises psycopg.errors.LockNotAvailable for one that
+    is locked; one that is gone by now, or may not be read, is judged elsewhere.
     """
-    rows = sql.SQL("only {}" if table.kind == "r" else "{}").format(table.id.identifier)
     try:
-        with connection.transaction():
-            connection.execute(sql.SQL("explain select from {}").format(rows))
-    except psycopg.OperationalError:
+        for heap in heaps(connection, table.id, table.oid):
+            with connection.transaction(force_rollback=True):
+                connection.execute(_TIMEOUT)
+                connection.execute(
+                    sql.SQL("explain select from only {}").format(heap.id.identifier)
+                )
+    except psycopg.errors.LockNotAvailable:
         raise
     except psycopg.DatabaseError as error:
+        if connection.closed:
+            raise
+        # What a body raises has any SQL state, and a context.
+        if isinstance(error, _OF_THE_TABLE) and not error.diag.context:
+            return
         said = error.diag.context or ""
         called = connection.execute(_CALLED, {"oid": table.oid, "said": said}).fetchall()
         guilty = [row for row in called if row[2]] or called

@@ -43,7 +43,7 @@ select current_user::text, r.rolsuper, pg_catalog.array_remove(array[
          case when r.rolcreaterole then 'may create roles' end,
          case when r.rolcreatedb then 'may create databases' end,
          case when r.rolbypassrls and not %(hidden)s
-              then 'bypasses row-level security, which no table here has' end] ||
+              then 'bypasses row-level security' end] ||
          array(select 'is a member of ' || g.rolname from pg_catalog.pg_roles g
                 where g.rolname in ('pg_write_all_data', 'pg_write_server_files',
                                     'pg_execute_server_program', 'pg_read_server_files',

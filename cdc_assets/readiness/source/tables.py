@@ -73,15 +73,12 @@ def table_findings(
     left_out = unsent_columns(connection, config, found, sent)
     missing = missing_rights(connection, found.oid, unread(table, left_out))
     yield from missing
-    try:
-        if not missing:
-            refuse_unplannable(connection, found)
-    except TableProblem as problem:
-        yield Finding("table_unplannable", "error", f"{problem.what}.", problem.remedy)
     if follows:
         yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
     try:
         heaps(connection, found.id, found.oid)
+        if not missing:
+            yield from _unplannable(connection, found)
         if follows:
             refuse_partial_publication(
                 connection,
@@ -126,6 +123,13 @@ def table_findings(
         refuse_excluded_key(found, table)
     except TableProblem as problem:
         yield Finding("key_excluded", "error", f"{problem.what}.", problem.remedy)
+
+
+def _unplannable(connection: Connection, found: SourceTable) -> Iterator[Finding]:
+    try:
+        refuse_unplannable(connection, found)
+    except TableProblem as problem:
+        yield Finding("table_unplannable", "error", f"{problem.what}.", problem.remedy)
 
 
 def _publishable(
