@@ -12,9 +12,9 @@ from cdc_assets.postgres.names import TableId
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
     """How each registered table is staged, by oid.
 
-    Not those that are parked, perhaps for weeks: only a copy ends that, and it has the changes. All
-    that are registered, not those of this process's configuration: another process may have
-    added one, and pinned it.
+    Parked tables, perhaps parked for weeks, are left out: only a copy ends that, and it has the
+    changes. Tables outside this process's configuration are included: another process may have
+    added and pinned one.
     """
     return {
         row.oid: DecodeSpec(
@@ -36,8 +36,8 @@ class DecodeSpec:
     Names are those of ``columns``, which is what was known of the table once: number, name, type's
     oid and modifier. ``excluded_numbers``: of the excluded ones, as far as they are known.
 
-    ``hidden.as_sent`` says it with a relation's own names; ``doubt`` is then why its key can't be
-    told, or empty.
+    ``decoder.process`` replaces the names by a relation's own; ``doubt`` is then why its key can't
+    be determined, or empty.
     """
 
     table: TableId
