@@ -155,7 +155,7 @@ class LiveTraffic:
 def supervise_workload(
     server: EmbeddedPostgres, rate_per_second: float = RATE_PER_SECOND
 ) -> process.Status:
-    """Keep traffic on that server by a child of this process; for ticks, never waits."""
+    """Keep a child of this process making traffic on that server; for ticks, never waits."""
     arguments = ("--directory", str(server.directory), "--rate", str(rate_per_second))
     log = server.directory / "workload.log"
     return process.supervise(
