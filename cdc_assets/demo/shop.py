@@ -255,7 +255,7 @@ def roll_back(connection: Connection, rng: random.Random) -> int:
 
 
 def roll_back_in_part(connection: Connection, rng: random.Random) -> int:
-    """Savepoints: what was inside the undone ones never happened, the rest did."""
+    """Savepoints: changes inside the undone ones never happened, the others did."""
     key = _new_customer(connection, rng)
     with connection.transaction():
         connection.execute("update shop.customers set note = 'undone' where id = %s", (key,))

@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             create_demo_schema(dsn, pgbench_scale=options.scale)
             LiveTraffic(dsn, options.seed).run_until(stopping, options.rate)
         except (psycopg.Error, EnvironmentProblem) as error:
-            # The server restarts, or somebody else changed the tables: say it and go on.
+            # The server restarts, or somebody else changed the tables: report it and go on.
             _log.warning("traffic interrupted: %s", error)
             stopping.wait(_RETRY_SECONDS)
     return 0

@@ -134,7 +134,7 @@ class _Flusher:
                 reraise=True,
             ):
                 with attempt:
-                    if not self._stop.is_set():  # a stop while it is down is in order
+                    if not self._stop.is_set():  # a stop during the wait is an orderly end
                         self._once()
         except (CdcError, psycopg.Error) as error:
             self._progress.enter("stopped", error)

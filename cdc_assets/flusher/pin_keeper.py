@@ -74,7 +74,7 @@ class PinKeeper:
         try:
             pins.tick()
         except SourceMismatch as error:
-            self.on_mismatch(error)  # between sessions unheard: the next one is checked first
+            self.on_mismatch(error)  # ends the session; the source is checked before the next one
             raise
         except psycopg.Error:
             # Connections of their own hold the pins; trouble with one table doesn't close those.

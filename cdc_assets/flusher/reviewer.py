@@ -59,7 +59,7 @@ class Reviewer:
                 found = refuse_or_park(self._pipeline, source)
                 look_at_heaps(source, store, followed(store))
         except SourceMismatch as error:
-            self.on_mismatch(error)  # between sessions unheard: the next one is checked first
+            self.on_mismatch(error)  # ends the session; the source is checked before the next one
             raise
         except psycopg.Error:
             self._hang_up()

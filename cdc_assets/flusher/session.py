@@ -66,7 +66,8 @@ BATCH_SECONDS = 0.05
 # While frames flow, look at the socket this often: a busy server sends each change by itself, and
 # waking up for each costs more than all the rest (measured: 3.4 instead of 1.2 µs a change).
 GATHER_SECONDS = 0.002
-# Most bytes handed over and not yet consumed: as many as arrive during a flush of flush_bytes.
+# Most bytes handed over and not yet consumed: as many as arrive during a flush of flush_bytes. They
+# bound the memory.
 IN_FLIGHT_BYTES = 32 * 2**20
 # On an idle source flushed_lsn advances after this much WAL of others (the promise is 8 MB) …
 IDLE_STEP_BYTES = 2**20

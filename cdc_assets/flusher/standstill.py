@@ -2,8 +2,8 @@
 
 A lost connection is worth another try, and soon. A walsender that fails at a change (a row with
 more than 1 GB of text, an output function that raises an error) fails at it each time, after it
-has decoded everything before it again. Both look the same at first; the second kind shows by two
-failures with the same words between which nothing got into the log.
+has decoded everything before it again. Both look the same at first; in the second case nothing gets
+into the log between two failures with the same words.
 
 A message that doesn't end was damaged on the way, which a new connection mends; or the line is too
 slow for it, which only more time mends: the time is doubled if nothing got into the log in between.

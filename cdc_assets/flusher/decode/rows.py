@@ -10,8 +10,8 @@ _unchanged_cols _data``. Decisions made here, so that nothing is invented (invar
 - REPLICA IDENTITY FULL doesn't remove unchanged markers: their values are filled here from the OLD
   tuple.
 - An update of a table without a key becomes ``D`` with all old columns, ``I`` with all new ones.
-- A row is found by its key, or without one by all of its old columns. Where the stream doesn't send
-  those (a partition has another replica identity than its root, say) nothing of the table is
+- A row is found by its key, or without one by all of its old columns. If the stream doesn't send
+  those (a partition has another replica identity than its root, say), nothing of the table is
   staged: :class:`Unusable` says why.
 
 Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.decode.json_text`` for

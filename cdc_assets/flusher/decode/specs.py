@@ -33,8 +33,8 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
 class DecodeSpec:
     """How a table is staged: its name, the columns that find a row, those that are left out.
 
-    Names are those of ``columns``, which is what was known of the table once: number, name, type's
-    oid and modifier. ``excluded_numbers``: of the excluded ones, as far as they are known.
+    Names are those of ``columns``, which were the table's once: number, name, type's oid and
+    modifier. ``excluded_numbers``: attribute numbers of excluded columns, as far as known.
 
     ``decoder.process`` replaces the names by a relation's own; ``doubt`` is then why its key can't
     be determined, or empty.

@@ -15,7 +15,7 @@ Invariant 3: rows of an open transaction that outgrow ``flush_bytes`` are staged
 arrive. Everything committed is reported before the first part is staged, so the parts stand in
 commit order; they are reported at the commit, or never.
 
-It ends when the pipe does, whatever it waits for: it can't outlive the receiver.
+The process ends when the pipe does, whatever it waits for: it can't outlive the receiver.
 """
 
 from __future__ import annotations
