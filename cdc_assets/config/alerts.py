@@ -48,7 +48,7 @@ class SlotLimitsConfig(Section):
 
 class _Sink(Section):
     min_severity: Severity = "warn"
-    """Problems that never were as severe aren't reported here."""
+    """Problems never as severe aren't reported here."""
 
 
 class LogSink(_Sink):
@@ -113,7 +113,7 @@ class AlertsConfig(Section):
     min_interval: Duration = timedelta(minutes=1)
     """Messages are at least so far apart; what happens meanwhile is in the next one."""
     remind: Duration | None = timedelta(hours=12)
-    """How often a problem that lasts is reported again; null: only changes are reported."""
+    """How often a lasting problem is reported again; null: only changes are."""
 
 
 def sink_keys(config: AlertsConfig) -> list[str]:

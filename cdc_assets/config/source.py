@@ -161,7 +161,7 @@ class SourceConfig(Section):
 
     @cached_property
     def _names(self) -> Counter[str]:
-        """How many tables have a name, whatever its case; counted once for thousands of tables."""
+        """Number of tables by name, ignoring case; cached, as thousands of tables use it."""
         return Counter(t.id.name.lower() for t in self.tables)
 
     def table(self, name: str | TableId) -> TableConfig:
@@ -212,7 +212,7 @@ def _referenced(match: re.Match[str]) -> str:
             raise ValueError(f"the environment variable {variable} is not set; export it")
         return os.environ[variable]
     found = aws_secret(secret, key)
-    # In an address, a generated password may have characters that separate the address's parts.
+    # In an address, a generated password may have characters that separate its parts.
     return quote(found, safe="") if "://" in match.string[: match.start()] else found
 
 

@@ -30,7 +30,7 @@ class State:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie (it ended, its parent hasn't noticed) doesn't."""
+    """Whether the process runs; a zombie doesn't."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

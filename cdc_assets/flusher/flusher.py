@@ -55,7 +55,7 @@ LOCK_SECONDS = 1.0
 # Back-off between sessions: at once, then doubling; a server restart takes some seconds.
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
-# And if the source fails at the same place each time: each try makes it decode all before that.
+# And if the source fails at one place each time: it decodes all before it at each try.
 LONGEST_STUCK_SECONDS = 600.0
 # A session that lived this long was healthy: the next failure counts as a first one.
 HEALTHY_SECONDS = 60.0

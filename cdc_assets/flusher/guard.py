@@ -46,7 +46,7 @@ _JOIN_SECONDS = 3.0
 
 
 class Guard:
-    """Looks as soon as it is started, then again and again until it is closed."""
+    """Looks as soon as it is started, and from then on until it is closed."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config

@@ -167,8 +167,8 @@ class Probe:
 class Report:
     """A flusher at one moment: LSNs as Postgres prints them, sizes in bytes, times in seconds.
 
-    Counts begin with the run. ``changes``: by table and operation. ``bytes``: staged, by table.
-    ``troubles``: by thread.
+    Counts of the run. ``changes`` by table and operation; ``bytes`` staged, by table; ``troubles``
+    by thread.
     """
 
     process: str

@@ -27,9 +27,9 @@ from cdc_assets.process.helper_thread import HelperThread
 
 logger = logging.getLogger(__name__)
 
-# How often the source's position is probed; also the precision of the lag in seconds.
+# Interval of probes of the source; also the precision of the lag in seconds.
 PROBE_SECONDS = 2.0
-# How often the log gets a line, for a person who watches.
+# Interval of log lines for a person who watches.
 LINE_SECONDS = 10.0
 # A flusher that ends while it waits leaves the report to the active one.
 _NEVER_ITS_TURN = ("waiting", "stopped")

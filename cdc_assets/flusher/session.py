@@ -66,8 +66,8 @@ BATCH_SECONDS = 0.05
 # While frames flow, look at the socket this often: a busy server sends each change by itself, and
 # waking up for each costs more than all the rest (measured: 3.4 instead of 1.2 µs a change).
 GATHER_SECONDS = 0.002
-# Most bytes handed over and not yet consumed: as many as arrive during a flush of flush_bytes. They
-# bound the memory.
+# Most bytes handed over and not yet consumed, a bound on memory: what arrives during a flush of
+# flush_bytes.
 IN_FLIGHT_BYTES = 32 * 2**20
 # On an idle source flushed_lsn advances after this much WAL of others (the promise is 8 MB) …
 IDLE_STEP_BYTES = 2**20
@@ -95,7 +95,7 @@ class _Batch:
 
 
 def _died(returncode: int | None, flushed: Lsn) -> ReplicationProblem:
-    """The error for a decoder that ended without reporting why."""
+    """The error of a decoder that ended without a report."""
     where = f"the decoder process ended without a word, reading what follows LSN {flushed}"
     if returncode is None or returncode >= 0:
         return ReplicationProblem(f"{where} (exit code {returncode}).", "Its log may say more.")
@@ -242,12 +242,12 @@ class Session:
                 self._hand_over(batch)
                 batch, batch_bytes = [], 0
             silent = now - stream.feedback_at
-            # While paused we don't see the server ask for a reply, so feedback is frequent.
+            # While paused we can't see the server ask, so feedback is frequent.
             patience = FEEDBACK_SECONDS if not paused else PAUSED_FEEDBACK_SECONDS
             ask = self._until is not None and silent >= ASK_SECONDS
             if reply_wanted or ask or told != self._flushed or silent >= patience:
                 told = self._flushed
-                # The answer ends a message that only seems to be on its way (see ``wire``).
+                # The reply ends a message that only seems to be on its way (``wire``).
                 overdue = not paused and stream.is_quiet and silent >= patience
                 self._acknowledge(stream, told, reply=ask or overdue)
             if flowing and not full:

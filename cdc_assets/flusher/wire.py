@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Well below wal_sender_timeout's default of 60 s; a server that allows less asks for a reply.
 FEEDBACK_SECONDS: Final = 10.0
-# How long an orderly end waits for the server to end the stream.
+# How long an orderly end waits for the server's own end.
 CLOSE_SECONDS: Final = 5.0
 # A message that is still arriving after so long may never end: with a damaged length it swallows
 # all that follows. The largest message, 1 GB, takes so long on a line of 5 Mbit/s; on a slower one
@@ -176,7 +176,7 @@ class Stream:
         return Received(frames, size, wanted)
 
     def _must_end(self) -> None:
-        """Raise Endless if a message, of which more has just arrived, takes too long."""
+        """Raise Endless if a message that is still arriving takes too long."""
         now = time.monotonic()
         if self._arriving_since is None:
             self._arriving_since = now
@@ -221,7 +221,7 @@ class Stream:
         """Read on until the server has ended the stream too.
 
         A socket closed with unread bytes is reset, and then the server never reads the
-        acknowledgement sent before. In a large transaction the server only ends after that.
+        acknowledgement sent before. In a large transaction the server only ends behind it.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         while (left := deadline - time.monotonic()) > 0:

@@ -5,7 +5,7 @@ message, log or trace. This is the one place where a foreign message becomes our
 returns its sentence, and ``process.traces.trace`` its stack. Hints at the place stay: the class of
 the error, names, types, places, addresses. Quoted text, which may be a row's, becomes an ellipsis.
 
-It needs nothing but :mod:`re`, because Spark's Python workers and the decoder use it, too.
+It needs only :mod:`re`: Spark's Python workers and the decoder use it, too.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _EXPRESSION = re.compile(r"\bref\(.*", re.DOTALL)
 # SQL states whose messages name objects of the catalog, and no values. Not a syntax error, which
 # quotes some of the statement.
 _NAMING = re.compile("(?!42601)(?:0[8A]|2[3568BD]|3[4BDF]|4[02]|5[34578]|F0)")
-# States that are the server's own. Any other is a function's, whose message may have anything; so
-# may that of a function that raises one of the server's states.
+# States that are the server's own. Any other is a function's, whose message may have anything, also
+# if it raises one of these.
 _SERVERS = re.compile("0[1-389ABFLPZ]|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|XX")
 _IN_FUNCTION = re.compile(r"\nCONTEXT: .*function")
 # ADBC's message before there is a session: no row has been asked for.
@@ -60,7 +60,7 @@ _NAME = re.compile(
     r"|config|ansiConfig|sqlConf|configKey|path|paths|fileName|filePath|left|right|proposal"
     r"|precision|scale|operat.*)|CANNOT_MODIFY_(?:STATIC_)?CONFIG key"
 )
-# The condition of a Spark message, after the error's class if pyspark has none of that name.
+# The message's condition, after the error's class if pyspark has none of that name.
 _CONDITION = re.compile(r"\A\s*(?:\([\w.$]+\)\s*)?\[([A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]")
 # Errors about files and addresses: their numbers are sizes, ports, statuses.
 _STORAGE = re.compile(r"org\.apache\.iceberg|software\.amazon\.awssdk")

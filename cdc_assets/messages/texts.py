@@ -47,7 +47,7 @@ def markdown(text: str) -> str:
 
 
 def of_markdown(text: str) -> str:
-    """The text, on one line, that :func:`markdown` was made from."""
+    """The text that :func:`markdown` was given, in one line."""
     return re.sub(r"\\([\\`*_{}\[\]<>#|!~&])", r"\1", text).replace(_APART, "")
 
 

@@ -19,7 +19,7 @@ from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.messages.foreign_words import _CAUSE, _FRAME, _WORKERS_FRAME, _chain, without_stack
 from cdc_assets.messages.texts import bounded, one_line, plain
 
-# A larger file is set aside as the old one: the newest traces are enough.
+# The newest traces are enough.
 _TRACES_BYTES = 4 * 2**20
 _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -238,7 +238,7 @@ class Decoder:
                 shelf.run(self._resolved(spec, relation), relation).parts.append(changes)
 
     def _is_first(self, relation: Relation) -> bool:
-        """Whether it is the relation's first message, so that no change of it came before."""
+        """Whether it is the relation's first message: no change of it came before."""
         return relation.oid not in self._relations
 
     def _is_news(self, relation: Relation) -> bool:
@@ -249,7 +249,7 @@ class Decoder:
         )
 
     def _learn(self, relation: Relation) -> None:
-        # A repeated Relation message may look the same and mean other columns.
+        # A repeated message may look the same and mean other columns.
         self._staged_as.pop(relation.oid, None)
         if relation != self._relations.get(relation.oid):
             self._relations[relation.oid] = relation

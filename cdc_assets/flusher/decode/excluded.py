@@ -1,4 +1,4 @@
-"""Finds the columns of a relation that stay in the source: excluded ones, under any name.
+"""Columns of a relation that stay in the source: the excluded ones, under any name.
 
 They are known by their attribute numbers (see ``attribute_numbers``). A column that may be an
 excluded one is hidden in any case. If it may also be another one, values that the lake wants are

@@ -84,7 +84,7 @@ def escape(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
 
 
 def _special(data: Bytes) -> Ints:
-    """Positions of the characters to be escaped; found piece by piece, as fits CPU caches."""
+    """Positions of the characters to be escaped; found by pieces that fit the CPU's caches."""
     found = [np.empty(0, np.int64)]
     for low in range(0, len(data), _PIECE_BYTES):
         piece = data[low : low + _PIECE_BYTES]

@@ -12,9 +12,9 @@ from cdc_assets.postgres.names import TableId
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
     """How each registered table is staged, by oid.
 
-    Parked tables, perhaps parked for weeks, are left out: only a copy ends that, and it has the
-    changes. Tables outside this process's configuration are included: another process may have
-    added and pinned one.
+    Parked tables (perhaps for weeks) are left out: only a copy ends that, and it has the changes.
+    Tables outside this process's configuration are included: another process may have added and
+    pinned one.
     """
     return {
         row.oid: DecodeSpec(

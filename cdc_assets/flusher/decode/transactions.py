@@ -103,7 +103,7 @@ class Batch:
         _check(scan, commits, as_begun, "a Commit that isn't its transaction's")
         keepalives = scan.of(KEEPALIVE)
         idle = ~inside[keepalives]
-        # For each frame, the position that is safe after it.
+        # The position that is safe after each frame.
         safe = np.zeros(len(scan.kind), np.int64)
         safe[commits] = ends
         safe[keepalives] = np.where(idle, scan.lsn(keepalives, _LSN), 0)
@@ -144,7 +144,7 @@ class Batch:
         )
 
     def copied(self, frames: Ints, oids: Ints) -> Changes:
-        """A copy of the changes in these frames, which are in order; ``oids``: their relations."""
+        """A copy of the changes in these frames, which are in order, of these relations."""
         messages = ranges(
             self.scan.buffer, self.scan.start[frames] + _CHANGE, self.scan.stop[frames]
         )

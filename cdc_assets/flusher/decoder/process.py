@@ -146,7 +146,7 @@ class _Worker:
     def is_due(self) -> bool:
         if self.due is None or (late := time.monotonic() - self.due) < 0:
             return False
-        # While more frames wait to be taken in, a flush doesn't make the log current.
+        # While more frames wait, a flush doesn't make the log current.
         return late >= LONGEST_REST_SECONDS or not self.pipe.poll(0)
 
     def take_in(self, command: Frames) -> None:

@@ -173,7 +173,7 @@ class Staging:
         return files.stored()
 
     def _submit(self, folder: str, data: pa.Buffer) -> tuple[str, Future[None]]:
-        """Start to store a file under a new name; returns the name, and the end to wait for."""
+        """Start to store a file under a new name; returns name and future."""
         today = datetime.now(UTC).date().isoformat()
         path = f"{self._base}/{folder}/{today}/{uuid.uuid4().hex}.parquet"
         return path, self._writers.submit(self._store, path, data)
