@@ -48,7 +48,7 @@ class SlotLimitsConfig(Section):
 
 class _Sink(Section):
     min_severity: Severity = "warn"
-    """Problems never as severe aren't reported here."""
+    """Problems that never reach it aren't reported here."""
 
 
 class LogSink(_Sink):
