@@ -2,7 +2,7 @@
 
 A message says what is wrong, where, and what to do next. An error that a person can act on derives
 from :class:`CdcError`; anything else that escapes is a defect. No secret is ever part of a message,
-and no value of a row: what a foreign error says becomes part of one by :func:`first_line`.
+and no value of a row: :func:`first_line` makes a foreign error's words fit for one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PreflightError(CdcError):
 
 
 class NotReady(CdcError):
-    """A process doesn't begin. ``codes`` name each error as ``check`` does; the message has all."""
+    """A process refuses to begin; ``codes`` and the message name all errors as ``check`` does."""
 
     def __init__(self, codes: Sequence[str], what: str, remedy: str = "") -> None:
         self.codes = tuple(codes)
@@ -117,7 +117,7 @@ class SnapshotLost(CdcError):
 
 
 class CopyRestarted(CdcError):
-    """What was copied of a table is of no use any more: a new epoch of its copy waits for a pin."""
+    """A table's copy so far is of no use any more: a new epoch of it waits for a pin."""
 
 
 class SparkProblem(CdcError):

@@ -43,8 +43,8 @@ class Pipeline:
     def connect_source(self, purpose: str, *, reads: bool = False) -> psycopg.Connection[Any]:
         """An ordinary connection to the source; the caller closes it.
 
-        One that ``reads`` a table's rows waits for as long as that is locked; any other raises
-        psycopg.errors.LockNotAvailable instead, after LOCK_SECONDS.
+        A connection that ``reads`` a table's rows waits for as long as the table is locked; any
+        other raises psycopg.errors.LockNotAvailable after LOCK_SECONDS.
         """
         return connect(
             self.source_dsn,
@@ -54,7 +54,7 @@ class Pipeline:
 
     @property
     def replication_dsn(self) -> str:
-        """Of the role that may make, stream and drop slots."""
+        """The DSN of the role that may make, stream and drop slots."""
         return replication_dsn(self.config)
 
     def connect_slots(self, purpose: str) -> psycopg.Connection[Any]:

@@ -48,9 +48,9 @@ def coordination_dsn(config: SourceConfig) -> str:
 
 @contextmanager
 def services(config: SourceConfig) -> Iterator[None]:
-    """While it lasts, what the commands need is there: the embedded Postgres, if it is one.
+    """Run the embedded Postgres, if the source is one, while the context lasts.
 
-    What was running already goes on; what is started here is stopped here.
+    A server that was running already goes on; one that is started here is stopped here.
     """
     if not config.postgres.embedded or embedded_postgres(config).dsn() is not None:
         yield

@@ -1,4 +1,4 @@
-"""The section ``alerts:`` of the configuration: when somebody is told, and where.
+"""The section ``alerts:`` of the configuration: when problems are reported, and where.
 
 Webhook addresses and passwords are secrets: write ``${VAR}``, the environment has the value.
 """
@@ -16,7 +16,7 @@ Severity = Literal["warn", "fail"]
 
 
 class WindowConfig(Section):
-    """How long something may last before it is told as a warning, then as a failure."""
+    """How long a problem may last before it is reported as a warning, then as a failure."""
 
     warn: Duration = timedelta(minutes=1)
     fail: Duration = timedelta(minutes=5)
@@ -48,7 +48,7 @@ class SlotLimitsConfig(Section):
 
 class _Sink(Section):
     min_severity: Severity = "warn"
-    """What was never worse isn't told here."""
+    """Problems that never reach it aren't reported here."""
 
 
 class LogSink(_Sink):
@@ -104,16 +104,16 @@ SinkConfig = Annotated[LogSink | WebhookSink | SnsSink | MailSink, Field(discrim
 
 
 class AlertsConfig(Section):
-    """Who is told of problems and recoveries."""
+    """When and where problems and recoveries are reported."""
 
     sinks: tuple[SinkConfig, ...] = (LogSink(),)
     health: WindowConfig = WindowConfig()
-    """Of what a source is made of: Postgres, flusher, staging, materializer, Spark."""
+    """For the parts of a source: Postgres, flusher, staging, materializer, Spark."""
     slot: SlotLimitsConfig = SlotLimitsConfig()
     min_interval: Duration = timedelta(minutes=1)
     """Messages are at least so far apart; what happens meanwhile is in the next one."""
     remind: Duration | None = timedelta(hours=12)
-    """What lasts is told again; null: only changes are."""
+    """How often a lasting problem is reported again; null: only changes are."""
 
 
 def sink_keys(config: AlertsConfig) -> list[str]:

@@ -1,10 +1,10 @@
 """Values of the configuration that AWS Secrets Manager keeps: ``${aws-secret:NAME#KEY}``.
 
-They are read when the configuration is, by whoever reads it first: a code server or a command;
-children are handed what was found. So the engine needs them, which must not import Dagster: this is
-the client that dagster-aws's ``SecretsManagerResource`` gives (boto3's, which comes with it), found
-and authorized as boto3 does, without the resource around it. A rotated secret is read anew at the
-next start. What a secret is never is in an error.
+They are read with the configuration, by the first process that reads it: a code server or a
+command; its children are handed the values. So the engine, which must not import Dagster, needs
+them: this is the client that dagster-aws's ``SecretsManagerResource`` returns (boto3's, which comes
+with it), found and authorized as boto3 does, without the resource around it. A rotated secret is
+read anew at the next start. The value of a secret is never in an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ATTEMPTS = 3
 
 
 def aws_secret(name: str, key: str | None) -> str:
-    """The secret of that name or ARN; with ``key`` that member of the JSON object it is.
+    """The secret of that name or ARN; with ``key``, that member of the secret as a JSON object.
 
     Raises ValueError, which says what to do.
     """

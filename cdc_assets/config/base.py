@@ -1,4 +1,4 @@
-"""What each section of the configuration is made of: its base class, durations, sizes, places."""
+"""Building blocks of the configuration's sections: base class, durations, sizes, places."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ Duration = Annotated[timedelta, BeforeValidator(_duration)]
 Size = Annotated[int, BeforeValidator(_size)]
 
 
-# What pyiceberg, Hadoop and S3 would read differently has no place in a name, nor as one.
+# A name may neither be nor have anything that pyiceberg, Hadoop and S3 would read differently.
 _NAME = r"(?!\.{1,2}(?:/|\Z))[^/?#\x00-\x1f\x7f]+"
 _PLACE = re.compile(rf"\A(?:file:(?://)?(?:/{_NAME})+|s3://{_NAME}(?:/{_NAME})*)/*\Z")
 _PLAIN = "without #, ?, control characters, empty names, . and .."
 
 
 def plain_place(uri: str) -> str:
-    """A folder's URI, if all read the same of it; raises ValueError."""
+    """A folder's URI, if pyiceberg, Hadoop and S3 read it alike; raises ValueError."""
     if not _PLACE.match(uri):
         raise ValueError(f"write file:///absolute/path or s3://bucket/prefix, {_PLAIN}")
     return uri
 
 
 def place_uri(uri: str) -> str:
-    """The same as we write it, without slashes at its end."""
+    """A folder's URI as we write it, without slashes at its end; raises ValueError."""
     return plain_place(uri if uri.startswith(("file:///", "s3://")) else "").rstrip("/")
 
 

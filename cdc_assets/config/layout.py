@@ -23,7 +23,7 @@ _ORDER = re.compile(
     r"(?:\s+nulls\s+(?P<nulls>first|last))?\s*\Z",
     re.IGNORECASE,
 )
-# As Spark spells a transform, and Iceberg.
+# From Spark's spellings of a transform to Iceberg's.
 _TRANSFORMS = {
     **{f"{unit}{s}": unit for unit in ("year", "month", "day", "hour") for s in ("", "s")},
     "bucket": "bucket",
@@ -92,7 +92,7 @@ def parse_order(text: str) -> Order:
 
 
 def described(partition_by: Sequence[str], sort_by: Sequence[str]) -> str:
-    """What the table property PROPERTY says of a table that is laid out so."""
+    """The value of the table property PROPERTY for a table with this layout."""
     return json.dumps({"partition_by": list(partition_by), "sort_by": list(sort_by)})
 
 

@@ -18,7 +18,7 @@ from cdc_assets.config.base import Duration, Section, Size, place_uri, plain_pla
 
 
 def _dsn(value: SecretStr | None) -> SecretStr | None:
-    """Refuse what libpq would complain of by quoting it, password and all."""
+    """Refuse an address that libpq's error would quote, password and all."""
     if value is not None:
         dsn = value.get_secret_value()
         try:
@@ -184,7 +184,7 @@ class SparkConfig(Section):
     def _connect_url(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith("sc://"):
             raise ValueError("write a Spark Connect address: sc://host:15002")
-        # PySpark would say what it can't read, or send another token than was meant.
+        # PySpark would quote the address in an error, or send another token than was meant.
         if value is not None and not _CONNECT.match(value):
             raise ValueError(
                 "write sc://host:15002/;name=value;… with letters, digits and . _ ~ - in values,"

@@ -1,9 +1,9 @@
 """The configuration: one shape for the Dagster component, the command line and the flusher.
 
-What a source's configuration is as a whole, and its reading from YAML (JSON is YAML). Everything
-has a default but the tables; what a section may say is in ``config_sections``. ``${VAR}`` in a
+A source's configuration as a whole, and its reading from YAML (JSON is YAML). Everything but name,
+postgres and tables has a default; ``config.sections`` has what a section may say. ``${VAR}`` in a
 value is taken from the environment, ``${aws-secret:NAME#KEY}`` from AWS Secrets Manager, so that no
-secret needs to stand in a file; ``$${`` is ``${`` itself. Nothing else here connects to anything.
+secret has to be in a file; ``$${`` is ``${`` itself. Nothing else here connects to anything.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SourceConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _environment(cls, data: Any, info: ValidationInfo) -> Any:
-        # What a parent handed down is expanded: a password may have "${…}" in it.
+        # A parent hands down an expanded configuration: a password may have "${…}" in it.
         return data if (info.context or {}).get("expanded") else _expand(data)
 
     @field_validator("name")
@@ -139,8 +139,8 @@ class SourceConfig(Section):
     def warehouse(self) -> str:
         if self.lake.catalog.warehouse is not None:
             return self.lake.catalog.warehouse.rstrip("/")
-        # Not as_uri(): neither Hadoop nor pyiceberg would turn a %20 back into a space. What comes
-        # after # or ? pyiceberg takes for another part of the URI.
+        # Not as_uri(): neither Hadoop nor pyiceberg would turn a %20 back into a space. pyiceberg
+        # takes text after # or ? for another part of the URI.
         folder = str(home() / self.name / "warehouse")
         if "#" in folder or "?" in folder:
             raise ConfigurationError(
@@ -155,13 +155,13 @@ class SourceConfig(Section):
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:
-        """The table's name in the lake: its own, with the schema in front where two would meet."""
+        """The table's name in the lake: its own, with the schema in front if another has it too."""
         alike = self._names[table.name.lower()]
         return f"{table.schema}_{table.name}" if alike > 1 else table.name
 
     @cached_property
     def _names(self) -> Counter[str]:
-        """How many tables have a name, whatever its case: thousands ask."""
+        """Number of tables by name, ignoring case; cached, as thousands of tables use it."""
         return Counter(t.id.name.lower() for t in self.tables)
 
     def table(self, name: str | TableId) -> TableConfig:
@@ -193,7 +193,7 @@ def _revealed(value: Any) -> Any:
 
 
 def _expand(value: Any) -> Any:
-    """Replace references in every string; one that leads nowhere is an error that names it."""
+    """Replace references in every string; raises an error that names one that leads nowhere."""
     if isinstance(value, str):
         return _REFERENCE.sub(_referenced, value)
     if isinstance(value, Mapping):
@@ -212,7 +212,7 @@ def _referenced(match: re.Match[str]) -> str:
             raise ValueError(f"the environment variable {variable} is not set; export it")
         return os.environ[variable]
     found = aws_secret(secret, key)
-    # Part of an address, a generated password may have what separates its parts.
+    # In an address, a generated password may have characters that separate its parts.
     return quote(found, safe="") if "://" in match.string[: match.start()] else found
 
 
@@ -233,7 +233,7 @@ def parse_config(data: object, origin: str, *, expanded: bool = False) -> Source
 
 
 def config_from_parent(line: str) -> SourceConfig:
-    """What a parent process handed down: :meth:`SourceConfig.dump`."""
+    """The configuration that a parent process handed down by :meth:`SourceConfig.dump`."""
     if not line:
         raise ConfigurationError("--config FILE is missing:", "no parent process sent one.")
     return parse_config(json.loads(line), "the parent process", expanded=True)
@@ -243,12 +243,12 @@ def load_config(path: str | os.PathLike[str]) -> SourceConfig:
     """Read a YAML or JSON file; raises ConfigurationError for whatever is wrong with it."""
     try:
         with Path(path).open(encoding="utf-8") as file:
-            data = yaml.safe_load(file)  # of a text it would quote the line, and what is secret
+            data = yaml.safe_load(file)  # an error of a string would quote the line with its secret
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"can't read the configuration {os.fspath(path)}: {error}.", "Check --config."
         ) from error
-    except (yaml.YAMLError, ValueError) as error:  # the latter of an impossible date
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
     return parse_config(data, os.fspath(path))
 

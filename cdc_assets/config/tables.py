@@ -1,4 +1,4 @@
-"""What the configuration says of one table."""
+"""The configuration of one table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc_assets.config.base import Duration, Section
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.postgres.names import TableId
 
-# What Dagster takes as the owner of an asset: a team, or an address of mail.
+# The owner of an asset as Dagster takes it: a team, or an address of mail.
 _OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
 
 
@@ -29,7 +29,7 @@ Owner = Annotated[str, AfterValidator(_owner)]
 
 
 class ColumnsConfig(Section):
-    """What of a table is replicated, and how what Iceberg can't hold is treated."""
+    """The columns that are replicated, and the treatment of values that Iceberg can't hold."""
 
     exclude: tuple[str, ...] = ()
     types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
@@ -111,5 +111,5 @@ class TableConfig(Section):
 
     @property
     def rows(self) -> sql.Composed:
-        """What a query of its rows reads from."""
+        """The FROM item of a query of its rows."""
         return sql.SQL("only {}" if self.only else "{}").format(self.id.identifier)

@@ -2,7 +2,7 @@
 
 Made once, the same for equal arguments: documents over 2 kB that Postgres keeps out of line, enum,
 uuid, numeric, arrays, a composite key, cascading foreign keys, a quoted mixed-case name, an empty
-table. What happens to the tables afterwards is the business of the modules beside this one.
+table. Elsewhere: changes of the tables afterwards (the modules beside this one).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def create_demo_schema(
         connection.execute("select pg_advisory_lock(%s)", [_LOCK])
         if not _has_pgbench(connection):
             run_pgbench(dsn, ["-i", "-q", "-s", str(pgbench_scale)], pgbench)
-        # It has no key: only with all old columns can an update or delete be told.
+        # It has no key: updates and deletes identify rows only by all old columns.
         connection.execute("alter table pgbench_history replica identity full")
         if not _has_shop(connection):
             with connection.transaction():

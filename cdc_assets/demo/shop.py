@@ -1,4 +1,4 @@
-"""What happens in the demo's shop: small transactions, every kind that a replica must survive.
+"""The operations of the demo's shop: small transactions of every kind a replica must survive.
 
 Each operation takes a connection inside a transaction that the caller opened, and a random source,
 and returns how many row changes it committed (cascades not counted). The same seed on the same rows
@@ -22,7 +22,7 @@ Operation = Callable[[Connection, random.Random], int]
 
 _TIERS = ("bronze", "silver", "gold", "platinum")
 _STATUSES = ("new", "paid", "shipped", "returned")
-# What naive quoting breaks: JSON, CSV, arrays, COPY, LIKE, and characters outside the BMP.
+# Text that naive quoting breaks: JSON, CSV, arrays, COPY, LIKE, and characters outside the BMP.
 _NASTY = (
     '"quoted"',
     "back\\slash \\N \\.",
@@ -255,7 +255,7 @@ def roll_back(connection: Connection, rng: random.Random) -> int:
 
 
 def roll_back_in_part(connection: Connection, rng: random.Random) -> int:
-    """Savepoints: what was inside the undone ones never happened, the rest did."""
+    """Savepoints: changes inside the undone ones never happened, the others did."""
     key = _new_customer(connection, rng)
     with connection.transaction():
         connection.execute("update shop.customers set note = 'undone' where id = %s", (key,))

@@ -155,7 +155,7 @@ class LiveTraffic:
 def supervise_workload(
     server: EmbeddedPostgres, rate_per_second: float = RATE_PER_SECOND
 ) -> process.Status:
-    """Keep traffic on that server by a child of this process; for ticks, never waits."""
+    """Keep a child of this process making traffic on that server; for ticks, never waits."""
     arguments = ("--directory", str(server.directory), "--rate", str(rate_per_second))
     log = server.directory / "workload.log"
     return process.supervise(
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             create_demo_schema(dsn, pgbench_scale=options.scale)
             LiveTraffic(dsn, options.seed).run_until(stopping, options.rate)
         except (psycopg.Error, EnvironmentProblem) as error:
-            # The server restarts, or somebody else changed the tables: say it and go on.
+            # The server restarts, or somebody else changed the tables: report it and go on.
             _log.warning("traffic interrupted: %s", error)
             stopping.wait(_RETRY_SECONDS)
     return 0

@@ -88,7 +88,7 @@ def debian_bindir(version: int | None = None) -> Path | None:
 
 
 def usable_bindir(bindir: Path, user: ServerUser | None) -> Path:
-    """``bindir`` if ``user`` can run what is in it, else that of a copy which the user can."""
+    """``bindir`` if ``user`` can run its programs, else that of a copy that the user can run."""
     if user is None or _may(user, "-x", bindir / "postgres"):
         return bindir
     made = (bindir / "postgres").stat()

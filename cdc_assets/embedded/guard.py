@@ -72,7 +72,7 @@ class Guard:
         self.major = _major_version(self.bindir)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """A server that accepts connections, with its state written; raises EnvironmentProblem."""
+        """Start a server that accepts connections, write its state; raises EnvironmentProblem."""
         end_stale_server(self.data)
         self._take_along()
         state = read_state(self.directory)
@@ -97,7 +97,7 @@ class Guard:
                 raise EnvironmentProblem(f"Postgres in {self.data} does not come up.")
 
     def finish(self, server: subprocess.Popen[bytes]) -> None:
-        """Shut the server down, fast at first, and say in the state that it is down."""
+        """Shut the server down, fast at first, and record in the state that it is down."""
         for number, seconds in (
             (signal.SIGINT, _FAST_SECONDS),
             (signal.SIGQUIT, _IMMEDIATE_SECONDS),
@@ -115,7 +115,7 @@ class Guard:
             write_state(self.directory, replace(state, pid=None))
 
     def _forget_data(self) -> None:
-        """The state, with the password, is gone: what is elsewhere belonged to a removed folder."""
+        """Remove data without a state (and password): data elsewhere is of a removed folder."""
         if not self.data.exists():
             return
         if self.data.is_relative_to(self.directory):
@@ -126,7 +126,7 @@ class Guard:
         shutil.rmtree(self.data)
 
     def _take_along(self) -> None:
-        """Data of when the server's user still got to the folder go where it gets to now."""
+        """Move data out of a folder that the server's user could reach once, and can't now."""
         inside = self.directory / "data"
         if inside == self.data or self.data.exists() or not inside.exists():
             return
@@ -152,7 +152,7 @@ class Guard:
                     f"Set the version back, or remove {self.directory} to begin anew.",
                 )
             return
-        # Under another name until it is whole: a killed initdb leaves nothing that looks made.
+        # Under another name until it is whole: a killed initdb leaves nothing that looks complete.
         prefix = f"{self.data.name}-initdb-"
         for left in self.data.parent.glob(f"{prefix}*"):
             shutil.rmtree(left)
@@ -194,7 +194,7 @@ class Guard:
         )
 
     def _popen(self, program: str, *arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
-        # Of the environment only what finds libraries: PGPORT, PGDATA and the like mislead.
+        # Only the environment that finds libraries: PGPORT, PGDATA and the like mislead.
         kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
         environment = {key: os.environ[key] for key in kept if key in os.environ}
         user = self.user
@@ -224,7 +224,7 @@ class Guard:
 
 
 def end_stale_server(data: Path) -> None:
-    """End the server that still runs on ``data`` although whoever started it is gone."""
+    """End the server that still runs on ``data`` although the process that started it is gone."""
     try:
         pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
         stale = psutil.Process(pid)
@@ -248,7 +248,7 @@ def end_stale_server(data: Path) -> None:
 
 
 def _shutdown_with_parent() -> Callable[[], None] | None:
-    """What the server's process does before it becomes Postgres: ask for SIGINT at our death."""
+    """The server process's step before it becomes Postgres: ask for SIGINT at our death."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)

@@ -134,9 +134,6 @@ class EmbeddedPostgres:
         return process.ChildSpec("cdc_assets.embedded.guard", tuple(arguments), self.log_path)
 
 
-# -- the guard
-
-
 def _last_line(log: Path) -> str:
     try:
         lines = log.read_text(errors="replace").strip().splitlines()

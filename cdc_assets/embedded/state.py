@@ -1,4 +1,4 @@
-"""What is written down of an embedded Postgres: port, password and, while it runs, its pid."""
+"""The recorded state of an embedded Postgres: port, password and, while it runs, its pid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What ``server.json`` has, which only its owner can read."""
+    """The contents of ``server.json``, which only its owner can read."""
 
     port: int
     password: str = field(repr=False)
@@ -30,7 +30,7 @@ class State:
 
 
 def is_alive(pid: int) -> bool:
-    """Does it run; one that ended and that its parent hasn't noticed (a zombie) doesn't."""
+    """Whether the process runs; a zombie doesn't."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,6 +1,6 @@
-"""The flusher as a child process of whoever wants one: a command, or Dagster's code server.
+"""The flusher as a child process of a command or of Dagster's code server.
 
-What it does as a child is in ``flusher.flusher``; whether one is wanted is decided elsewhere.
+``flusher.flusher`` is what the child runs; the callers decide whether one is wanted.
 """
 
 from __future__ import annotations

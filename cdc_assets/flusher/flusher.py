@@ -50,16 +50,16 @@ from cdc_assets.readiness.foreign_errors import explained
 
 logger = logging.getLogger(__name__)
 
-# How often a waiting flusher looks whether it is its turn: what a take-over costs.
+# How often a waiting flusher tries to take its turn: the delay of a take-over.
 LOCK_SECONDS = 1.0
 # Back-off between sessions: at once, then doubling; a server restart takes some seconds.
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
-# And where the source fails at the same place each time: it decodes all before it each time.
+# And if the source fails at one place each time: it decodes all before it at each try.
 LONGEST_STUCK_SECONDS = 600.0
-# A session that lived this long was well: the next failure is a first one again.
+# A session that lived this long was healthy: the next failure counts as a first one.
 HEALTHY_SECONDS = 60.0
-# What may be over soon.
+# Errors that may pass by themselves.
 _PASSING = (
     ReplicationLost,
     SourceMismatch,
@@ -88,12 +88,12 @@ def run(
 ) -> FlushResult:
     """Stream and stage until everything that committed up to ``until`` is in the log, or ``stop``.
 
-    ``progress`` is kept true meanwhile, for a caller that shows it.
+    ``progress`` is kept current, for a caller that shows it.
 
-    It survives the loss of its connections, once it has streamed, and waits for a staging place
-    that fails. Where the source can't send what is next it tries ever more seldom, with ``until``
-    only a few times. Raises NotReady (at once, naming all that is wrong), SourceMismatch,
-    ReplicationProblem, PreflightError, CoordinationError, EnvironmentProblem, or
+    Once it has streamed, the run survives the loss of its connections, and waits for a staging
+    place that fails. If the source can't send what is next, it tries again at growing intervals,
+    with ``until`` only a few times. Raises NotReady (at once, naming all that is wrong),
+    SourceMismatch, ReplicationProblem, PreflightError, CoordinationError, EnvironmentProblem, or
     psycopg.OperationalError when a database can't be reached to begin with.
     """
     return _Flusher(config, until, stop or threading.Event(), progress or Progress()).run()
@@ -134,7 +134,7 @@ class _Flusher:
                 reraise=True,
             ):
                 with attempt:
-                    if not self._stop.is_set():  # told to stop while it was down: in order
+                    if not self._stop.is_set():  # a stop during the wait is an orderly end
                         self._once()
         except (CdcError, psycopg.Error) as error:
             self._progress.enter("stopped", error)
@@ -212,11 +212,11 @@ class _Flusher:
                 )
                 said = True
                 self._progress.enter("waiting")
-            self._streamed = True  # whatever happens now, waiting goes on
+            self._streamed = True  # from now on a passing error is waited out
             flushed = pipeline.store.flushed_lsn()
             if self._until is not None and flushed is not None and flushed >= self._until:
                 self._progress.flushed = flushed
-                return False  # the other one did it
+                return False  # the other flusher has done it
             if self._stop.wait(LOCK_SECONDS):
                 return False
         return True
@@ -239,7 +239,7 @@ class _Flusher:
         if isinstance(error, SlotInUse):
             return True
         if isinstance(error, Stuck) and self._until is not None:
-            return False  # somebody waits for it
+            return False  # a caller waits for this run
         if isinstance(error, SourceMismatch) and error.codes != ("in_recovery",):
             return False
         # A standby that is about to be promoted is read-only for a while.

@@ -1,14 +1,14 @@
-"""What keeps the source's own statements from failing because of us, for as long as we stream.
+"""Keeps the source's own statements from failing because of us while we stream.
 
 A published table can lose what identifies its rows at any moment: its key is dropped, its replica
 identity becomes nothing, a partition without one is attached. From then on Postgres refuses every
-UPDATE and DELETE there, until the table is out of the publication. So every GUARD_SECONDS all that
-is published is judged (``postgres.identity``): what Postgres refuses is parked by name and
-withdrawn, and so is what can't be followed any longer, with the way out.
+UPDATE and DELETE there until the table is out of the publication. So every GUARD_SECONDS each
+published table is checked (``postgres.identity``). A table whose changes Postgres refuses is
+parked and withdrawn; one that can't be streamed any longer is parked. The reason has the remedy.
 
-It is a thread with connections of its own: what else the flusher does may wait for minutes. It
-waits for nothing itself: the look reads catalogs alone, and a lock that is in the way of the
-withdrawal is tried again at the next look.
+The guard is a thread with connections of its own, because other work of the flusher may wait for
+minutes. It waits for nothing itself: a look reads catalogs only, and a withdrawal that a lock
+prevents is tried again at the next look.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ logger = logging.getLogger(__name__)
 
 # How long the source's statements may fail …
 GUARD_SECONDS = 2.0
-# … but a look takes no more than this share of the time: some 50 µs a heap, in two queries. What a
-# withdrawal waits for a lock doesn't count: it costs the source nothing.
+# … but looks take at most this share of the time; a look costs some 50 µs a heap, in two queries.
+# A withdrawal's wait for a lock doesn't count: it costs the source nothing.
 GUARD_SHARE = 0.05
 # After a failure; the databases may be down.
 _LATER_SECONDS = 10.0
-# A look that takes longer tells nothing new.
+# A look that takes longer is out of date.
 _TIMEOUT = "10s"
 # The end of the flusher doesn't wait for a database that doesn't answer.
 _JOIN_SECONDS = 3.0
 
 
 class Guard:
-    """Looks at once when it is started, and until it is closed."""
+    """Looks as soon as it is started, and from then on until it is closed."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
@@ -83,10 +83,10 @@ class Guard:
 def guard(
     pipeline: Pipeline, source: psycopg.Connection[Any], said: dict[TableId, str] | None = None
 ) -> float:
-    """One look: park and withdraw what Postgres refuses, park what can't be followed any longer.
+    """One look: park and withdraw what Postgres refuses, park what can't be streamed any longer.
 
-    ``said``: what was logged of each table before, so that it is logged once. Returns for how many
-    seconds the source was asked.
+    ``said``: the last text logged of each table, so that each is logged once. Returns how many
+    seconds the queries of the source took.
     """
     began = time.monotonic()
     publication = pipeline.config.publication
@@ -96,10 +96,10 @@ def guard(
     if not reasons:
         return took
     rows = {row.table: row for row in pipeline.store.tables()}
-    oids = {row.oid for row in rows.values()}  # one may be called otherwise by now
+    oids = {row.oid for row in rows.values()}  # a table may have been renamed
     for table, why in reasons.items():
         _park(pipeline, rows.get(table), why)
-    # What else is in a publication that somebody made is theirs to withdraw.
+    # Other tables of a user-made publication are for its owner to withdraw.
     ours = rows.keys() | heirs | {t for t, oid in published.items() if oid in oids}
     left = withdraw(source, publication, [table for table in refused if table in ours])
     for table, why in reasons.items():
@@ -114,7 +114,7 @@ def guard(
 def _judge(
     source: psycopg.Connection[Any], config: SourceConfig, published: Mapping[TableId, int]
 ) -> tuple[list[TableId], dict[TableId, str], set[TableId]]:
-    """Which tables Postgres refuses, why each can't be followed, and what inherits from any."""
+    """Tables whose changes Postgres refuses, the reason to park each, and all child tables."""
     wrong = unidentified(source, config.publication, [*published.values()])
     inherit = children(source, published.values())
     only = {table.id for table in config.tables if table.only}
@@ -139,6 +139,6 @@ def _judge(
 
 
 def _park(pipeline: Pipeline, row: TableRow | None, why: str) -> None:
-    """One that is parked already keeps its reason: it wants a re-sync in any case."""
+    """Park a table; one that is parked keeps its reason, as it needs a re-sync in any case."""
     if row is not None and row.state != "parked":
         pipeline.store.park(row.table, why, row.epoch)

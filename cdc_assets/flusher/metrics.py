@@ -114,7 +114,7 @@ class MetricsServer:
     """Serves the collector's numbers where ``config`` says; nothing if it has no port.
 
     A port that is taken (by a flusher that is just ending, or that waits for its turn) is logged
-    and tried again: nobody's WAL piles up for want of a graph.
+    and tried again: missing metrics must not make WAL pile up.
     """
 
     def __init__(self, config: MetricsConfig, collector: FlusherCollector) -> None:
@@ -124,7 +124,7 @@ class MetricsServer:
         self._serving = self._said = False
 
     def ensure(self) -> None:
-        """Begin to serve, unless it does, or can't."""
+        """Begin to serve, if not yet; a failure is logged once."""
         if self._serving or self._config.port is None:
             return
         registry = CollectorRegistry()

@@ -1,6 +1,6 @@
-"""What makes pins beside the stream, in a thread with connections of its own.
+"""Makes pins beside the stream, in a thread with connections of its own.
 
-It may never hold up the stream: a pin waits for every running transaction of the source.
+Pinning must not hold up the stream: a pin waits for every running transaction of the source.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.helper_thread import HelperThread, Note
 
-# A table that waits for its pin waits this long at most, if slot creation is quick.
+# A table waits at most this long for its pin, if slot creation is quick …
 PIN_SECONDS = 2.0
-# … and after failures this long.
+# … and after failures at most this long.
 PIN_LONGEST_SECONDS = 30.0
 
 
@@ -25,7 +25,7 @@ class PinKeeper:
     """Ticks :class:`Pins` for as long as the flusher lives, over all its sessions.
 
     A failure is noted and tried again: one table that can't be pinned doesn't stop those that
-    stream. What is wrong with the source does: ``on_mismatch`` is told.
+    stream. A mismatch of the source does: ``on_mismatch`` is called with it.
     """
 
     def __init__(self, pipeline: Pipeline, heart: Heart, note: Note) -> None:
@@ -53,7 +53,7 @@ class PinKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; lets go of the pins unless one is just being made (its sessions end with us)."""
+        """Stop, and release the pins unless one is being made now (its sessions end with us)."""
         self._thread.close()
 
     def _open(self) -> Pins:
@@ -63,7 +63,7 @@ class PinKeeper:
         return self._pins
 
     def _hang_up(self) -> None:
-        """Close the connections; what the server still has of them ends with our heartbeats."""
+        """Close the connections; sessions that the server still has end with our heartbeats."""
         pins, self._pins = self._pins, None
         if pins is not None:
             self._heart.give_up(self._session)
@@ -74,10 +74,10 @@ class PinKeeper:
         try:
             pins.tick()
         except SourceMismatch as error:
-            self.on_mismatch(error)  # the stream looks by itself before it begins again
+            self.on_mismatch(error)  # ends the session; the source is checked before the next one
             raise
         except psycopg.Error:
-            # The pins are held by connections of their own, which one table's trouble leaves alone.
+            # Connections of their own hold the pins; trouble with one table doesn't close those.
             if pins.store.connection.closed:
                 self._hang_up()
             raise

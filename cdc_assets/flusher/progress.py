@@ -1,8 +1,8 @@
-"""What a flusher says of itself: for its log, for ``status``, and for Prometheus.
+"""A flusher's report of itself: for its log, for ``status``, and for Prometheus.
 
-The session writes :class:`Progress` while it works; a :class:`Report` is what was true at one
-moment, together with what a probe of the source said. It goes as JSON into the coordination
-database, where any process can read it, with the server's time beside it.
+Sessions write :class:`Progress` while they work. A :class:`Report` is the progress at one moment
+together with the last probe of the source. It is stored as JSON in the coordination database,
+with the server's time beside it, where any process can read it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Durations:
         return sum(self.counts)
 
 
-# Positions of the source that are remembered: one for each probe, and seldom ones where the log is
-# behind for long.
+# Positions of the source kept at most, one a probe. If the log stays behind for long, every other
+# one is dropped.
 MOST_SEEN = 1000
 
 STATES = (
@@ -57,10 +57,10 @@ connection was lost. stuck: the source fails at the same place each time."""
 
 @dataclass(slots=True)
 class Progress:
-    """What was done so far, over all sessions of a run; written by sessions, read by anybody.
+    """Progress of a run over all its sessions; sessions write it, any thread may read it.
 
-    ``state`` says what is done or waited for now (STATES), ``since`` when it began. ``last_error``
-    stays when its state is over. ``changes`` counts by table and ``_op``.
+    ``state`` is one of STATES and began at ``since``. ``last_error`` stays when its state is over.
+    ``changes`` counts by table and ``_op``.
     """
 
     state: str = "starting"
@@ -72,7 +72,7 @@ class Progress:
     flushed: Lsn = Lsn.ZERO
     acknowledged: Lsn = Lsn.ZERO
     level: Lsn = Lsn.ZERO
-    """The log shows the source as of it: beyond ``flushed`` where nothing of ours is between."""
+    """The log shows the source as of this LSN; above ``flushed`` if nothing of ours is between."""
     rows: int = 0
     files: int = 0
     staged_bytes: int = 0
@@ -84,7 +84,7 @@ class Progress:
     changes: Counter[tuple[str, str]] = field(default_factory=Counter)
     bytes_by_table: Counter[str] = field(default_factory=Counter)
     troubles: dict[str, str] = field(default_factory=dict)
-    """What goes wrong beside the stream, by the thread whose work it is."""
+    """Problems beside the stream, by the thread that has them."""
     _stuck_at: Lsn | None = None
 
     @property
@@ -107,7 +107,7 @@ class Progress:
     def enter(self, state: str, error: BaseException | str | None = None) -> None:
         """Note a change of state, and what caused it.
 
-        Who is stuck streams again only when something got into the log.
+        A stuck flusher is streaming again only once something got into the log.
         """
         if state == "streaming" and self._stuck_at == self.flushed:
             return
@@ -125,16 +125,16 @@ class Progress:
             self.troubles[thread] = trouble
 
     def enter_stuck(self, error: BaseException) -> None:
-        """Note that nothing after ``flushed`` can be had, and why."""
+        """Note that the source can't send what follows ``flushed``, and why."""
         self.enter("stuck", error)
         self._stuck_at = self.flushed
 
 
 @dataclass(slots=True)
 class Probe:
-    """What the source said last, and so how long ago the log was level with it.
+    """The last look at the source, and how long ago the log was level with it.
 
-    Reports and scrapes ask it from threads of their own.
+    Reports and scrapes read it from threads of their own.
     """
 
     current: Lsn = Lsn.ZERO
@@ -144,7 +144,7 @@ class Probe:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def saw(self, now: float, current: Lsn) -> None:
-        """The source's WAL ended at ``current`` at ``now`` (monotonic seconds)."""
+        """Note that the source's WAL ended at ``current`` at ``now`` (monotonic seconds)."""
         with self._lock:
             self.current = current
             self._seen.append((now, Lsn(max(0, current.value - PAGE_HEADER_BYTES))))
@@ -165,9 +165,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One moment of a flusher. LSNs as Postgres prints them, bytes, seconds; counts of this life.
+    """A flusher at one moment: LSNs as Postgres prints them, sizes in bytes, times in seconds.
 
-    ``changes`` by table and operation; ``bytes`` staged, by table; ``troubles`` by thread.
+    Counts of the run. ``changes`` by table and operation; ``bytes`` staged, by table; ``troubles``
+    by thread.
     """
 
     process: str
@@ -191,12 +192,12 @@ class Report:
     troubles: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        # Not asdict: it copies what there is of each table, one by one.
+        # Not asdict: it would copy the entries of every table one by one.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def sentence(self) -> str:
-        """For a person: the same in words."""
+        """The same in words, for a person."""
         doing = self.state
         if self.state not in ("streaming", "stopped"):
             doing += f" since {self.since} ({self.last_error})"
@@ -214,7 +215,7 @@ class Report:
 
 
 def report(process: str, progress: Progress, probe: Probe, now: float) -> Report:
-    """What is true at ``now`` (monotonic seconds)."""
+    """The report as of ``now`` (monotonic seconds)."""
     durations, level = progress.durations, max(progress.level, progress.flushed)
     changes: dict[str, dict[str, int]] = {}
     for (table, operation), count in sorted(progress.changes.copy().items()):

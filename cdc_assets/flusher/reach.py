@@ -42,10 +42,10 @@ def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> 
 
 
 def _look_once_more(pipeline: Pipeline) -> None:
-    """Raise SourceMismatch if an LSN of this source says nothing of the log's: it is another one.
+    """Raise SourceMismatch if this is another source than the log's: its LSNs don't compare.
 
-    One that is being promoted is waited for. A table is parked of which something happened that the
-    log doesn't have.
+    A source that is being promoted is waited for. Tables with changes that the log doesn't have are
+    parked.
     """
     config = pipeline.config
     if config.snapshot.mode == "snapshot_only":
@@ -59,7 +59,7 @@ def _look_once_more(pipeline: Pipeline) -> None:
 
 
 def flush_target(pipeline: Pipeline, until: str) -> Lsn:
-    """What ``--until`` means: ``current`` or an LSN; ValueError for anything else."""
+    """The LSN that ``--until`` means: ``current`` or an LSN; ValueError for anything else."""
     if until != "current":
         return Lsn.parse(until)
     with pipeline.connect_source("flush") as source:

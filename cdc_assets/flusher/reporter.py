@@ -1,8 +1,8 @@
-"""What a flusher tells: a line in its log, a report in the coordination database, metrics.
+"""A flusher's reports: a line in its log, a row in the coordination database, metrics.
 
-It has a thread and connections of its own and lives as long as the flusher, over all its sessions:
-while the stream is down it is what says so. It never holds up the stream; a database that doesn't
-answer costs a report.
+The reporter has a thread and connections of its own and lives as long as the flusher, over all its
+sessions, so it can report that the stream is down. It never holds up the stream: a database that
+doesn't answer costs a report.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from cdc_assets.process.helper_thread import HelperThread
 
 logger = logging.getLogger(__name__)
 
-# How often the source is asked how far it is; also how exact the lag in seconds is.
+# Interval of probes of the source; also the precision of the lag in seconds.
 PROBE_SECONDS = 2.0
-# A line for a person who watches.
+# Interval of log lines for a person who watches.
 LINE_SECONDS = 10.0
-# Who ends while it waits leaves the report to who has the turn.
+# A flusher that ends while it waits leaves the report to the active one.
 _NEVER_ITS_TURN = ("waiting", "stopped")
-# A probe or a report that takes longer tells nothing new.
+# A probe or a report that takes longer is out of date.
 _TIMEOUT = "5s"
 
 _WRITE = """
@@ -43,7 +43,7 @@ insert into flusher_reports as r (source, report) values (%s, %s) on conflict (s
 
 
 class Health:
-    """Probes the source and tells about ``progress`` until it is closed."""
+    """Probes the source and reports ``progress`` until it is closed."""
 
     def __init__(self, config: SourceConfig, progress: Progress) -> None:
         self._config = config
@@ -65,7 +65,7 @@ class Health:
         self._thread.start()
 
     def close(self) -> None:
-        """Tell the end, if the databases answer."""
+        """Report the end, if the databases answer."""
         self._thread.close()
         self._metrics.close()
 
@@ -73,7 +73,7 @@ class Health:
         self._metrics.ensure()
         before, self._state = self._state, self._progress.state
         if self._state in ("starting", "waiting") or (before, self._state) == _NEVER_ITS_TURN:
-            return  # the source is another flusher's to tell about
+            return  # another flusher reports this source
         try:
             self._look()
         finally:

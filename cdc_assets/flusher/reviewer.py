@@ -1,6 +1,6 @@
-"""What holds the source against the log's memory of it while the stream goes on.
+"""Compares the source with the log's record of it while the stream goes on.
 
-A thread with connections of its own: who waits for a pin, or for a staging place, doesn't look.
+It is a thread with connections of its own: one that waits for a pin or a staging place can't look.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cdc_assets.readiness.admission import refuse_or_park
 from cdc_assets.readiness.source.now import followed
 from cdc_assets.readiness.source.record import SlotRestart
 
-# How long the log of a table that somebody drops, or takes out of the publication, looks whole.
+# After a table is dropped or taken out of the publication, its log looks complete for so long.
 REVIEW_SECONDS = 10.0
 
 
 class Reviewer:
-    """Reviews for as long as the flusher lives; ``on_mismatch`` is told of what stops it."""
+    """Reviews for as long as the flusher lives; ``on_mismatch`` gets what must end the stream."""
 
     def __init__(self, config: SourceConfig, heart: Heart, note: Note) -> None:
         self._config = config
@@ -45,10 +45,10 @@ class Reviewer:
         self._thread.close()
 
     def _review(self) -> None:
-        """Park the tables whose log has a gap now; remember where the slot begins.
+        """Park the tables whose log has a gap now; record the slot's restart LSN.
 
-        The slot's beginning is written down one look late: by then the server has it on its disk,
-        and never goes back behind it.
+        The restart LSN is recorded one review late: by then the server has it on disk and never
+        goes back behind it.
         """
         try:
             if self._pipeline is None:
@@ -59,7 +59,7 @@ class Reviewer:
                 found = refuse_or_park(self._pipeline, source)
                 look_at_heaps(source, store, followed(store))
         except SourceMismatch as error:
-            self.on_mismatch(error)  # the stream looks by itself before it begins again
+            self.on_mismatch(error)  # ends the session; the source is checked before the next one
             raise
         except psycopg.Error:
             self._hang_up()

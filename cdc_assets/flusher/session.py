@@ -1,7 +1,7 @@
 """One streaming session: frames to the decoder, files to the log, positions to the slot.
 
-Who may wait for what is the whole design (a bounded queue and an acknowledgement that wait for each
-other are a deadlock under a backlog):
+The design rules which thread may wait for what (a bounded queue and an acknowledgement that wait
+for each other are a deadlock under a backlog):
 
 - *This thread* waits for sockets only. It takes raw frames, collects them, answers keepalives. When
   too many bytes are under way it stops reading the stream, and goes on giving feedback.
@@ -11,12 +11,12 @@ other are a deadlock under a backlog):
 
 Invariant 1: the only value ever acknowledged is ``_flushed``, which the registrar sets after the
 transaction that moved ``flushed_lsn`` has committed. Invariant 2: a ``Flushed`` is registered in
-one transaction. The session that registers is the one that holds the flusher's lock: when that
-connection is lost, so is the lock, and nothing can be registered or acknowledged beyond what is
-registered.
+one transaction. The database session that registers also holds the flusher's lock: when its
+connection is lost, so is the lock, and nothing more can be registered, nor acknowledged beyond
+what is registered.
 
-A session is used once. Whatever goes wrong ends it; a new one begins at ``flushed_lsn`` with a new
-decoder, so nothing of the old one's memory can be wrong.
+A session is used once. Any error ends it; a new one begins at ``flushed_lsn`` with a new decoder,
+so no wrong state of the old one survives.
 """
 
 from __future__ import annotations
@@ -59,29 +59,30 @@ from cdc_assets.postgres.lsn import Lsn
 
 logger = logging.getLogger(__name__)
 
-# A batch is handed over at this size: 25,000 small changes, enough to make columns pay.
+# A batch is handed over at this size: 25,000 small changes, enough for decoding by columns to pay.
 BATCH_BYTES = 4 * 2**20
 # … or at this age, so that a quiet source isn't late.
 BATCH_SECONDS = 0.05
 # While frames flow, look at the socket this often: a busy server sends each change by itself, and
 # waking up for each costs more than all the rest (measured: 3.4 instead of 1.2 µs a change).
 GATHER_SECONDS = 0.002
-# Handed over and not yet taken in: what arrives during a flush of flush_bytes, and memory's bound.
+# Most bytes handed over and not yet consumed, a bound on memory: what arrives during a flush of
+# flush_bytes.
 IN_FLIGHT_BYTES = 32 * 2**20
-# An idle source: flushed_lsn moves when this much WAL of others went by (the promise is 8 MB) …
+# On an idle source flushed_lsn advances after this much WAL of others (the promise is 8 MB) …
 IDLE_STEP_BYTES = 2**20
-# … or when it moved at all and this much time passed, or somebody waits; not at every keepalive.
+# … or, if there is any, after this much time or when somebody waits; not at every keepalive.
 IDLE_STEP_SECONDS = 10.0
-# How often the registrar asks for new tables, and whether its session, and so the lock, exists.
+# How often the registrar looks for new tables, and whether its session (with the lock) exists.
 HEARTBEAT_SECONDS = 2.0
 # How often a run that ends at an LSN asks an idle server how far it has read.
 ASK_SECONDS = 0.25
-# How often the server hears of us while we don't read what it says: a quarter of the shortest
+# How often the server gets feedback while we don't read the stream: a quarter of the shortest
 # wal_sender_timeout that anybody sets.
 PAUSED_FEEDBACK_SECONDS = 0.25
-# How long a process whose pipe has ended takes to be gone.
+# How long the decoder takes to be gone after its pipe has ended.
 _LAST_SECONDS = 5.0
-# Of the 30 seconds an orderly stop may take, those for staging and registering what is complete.
+# Staging and registering what is complete may take so much of the 30 seconds of an orderly stop.
 FINISH_SECONDS = 12.0
 
 
@@ -94,7 +95,7 @@ class _Batch:
 
 
 def _died(returncode: int | None, flushed: Lsn) -> ReplicationProblem:
-    """The decoder ended and didn't say why."""
+    """The error of a decoder that ended without a report."""
     where = f"the decoder process ended without a word, reading what follows LSN {flushed}"
     if returncode is None or returncode >= 0:
         return ReplicationProblem(f"{where} (exit code {returncode}).", "Its log may say more.")
@@ -159,7 +160,7 @@ class Session:
             pipeline.staging_uri,
             Storage.of(config.s3),
             config.staging.flush_bytes,
-            # Somebody waits for a run that ends: it needn't gather for long.
+            # A caller waits for a run with an end: it needn't gather for long.
             min(config.staging.flush_interval_seconds, ASK_SECONDS)
             if until is not None
             else config.staging.flush_interval_seconds,
@@ -233,7 +234,7 @@ class Session:
                     batch += received.frames
                     batch_bytes += received.byte_size
                     self._progress.received_bytes += received.byte_size
-                    # Where the frame's record begins, or a keepalive stands.
+                    # The LSN where the frame's record begins; of a keepalive, the end of the WAL.
                     self._progress.received = Lsn(int.from_bytes(received.frames[-1][1:9]))
                     reply_wanted = received.reply_wanted
             full = batch_bytes >= BATCH_BYTES
@@ -241,12 +242,12 @@ class Session:
                 self._hand_over(batch)
                 batch, batch_bytes = [], 0
             silent = now - stream.feedback_at
-            # Not reading, we don't see the server ask; so tell it often.
+            # While paused we can't see the server ask, so feedback is frequent.
             patience = FEEDBACK_SECONDS if not paused else PAUSED_FEEDBACK_SECONDS
             ask = self._until is not None and silent >= ASK_SECONDS
             if reply_wanted or ask or told != self._flushed or silent >= patience:
                 told = self._flushed
-                # What answers ends a message that only seems to be on its way (stream).
+                # The reply ends a message that only seems to be on its way (``wire``).
                 overdue = not paused and stream.is_quiet and silent >= patience
                 self._acknowledge(stream, told, reply=ask or overdue)
             if flowing and not full:
@@ -260,7 +261,7 @@ class Session:
             self._hand_over(batch)
 
     def _hand_over(self, batch: list[memoryview]) -> None:
-        """Give a batch to the sender, joined: as an object, a small frame is thrice its size."""
+        """Give a batch to the sender, joined: a small frame as an object takes thrice its size."""
         alone = len(batch) > 1 and len(batch[-1]) >= BATCH_BYTES  # a huge value isn't copied
         for frames in (batch[:-1], batch[-1:]) if alone else (batch,):
             lengths = array.array("i", map(len, frames))
@@ -289,7 +290,7 @@ class Session:
         self._progress.acknowledged = flushed
 
     def _sleep(self, stream: Stream | None, seconds: float) -> None:
-        """Until there is something to read, the registrar has news, or the time is over."""
+        """Wait until there is something to read, the registrar has news, or the time is over."""
         sockets = [self._wake_reader] if stream is None else [self._wake_reader, stream.fileno()]
         readable, _, _ = select.select(sockets, [], [], seconds)
         if self._wake_reader in readable:
@@ -377,7 +378,7 @@ class Session:
                 file.sha256,
             )
             for file in flushed.files
-            if commit_time is not None  # it never is where there are files
+            if commit_time is not None  # it is never None if there are files
         ]
         if not files:
             self._progress.level = self._position
@@ -400,7 +401,7 @@ class Session:
         )
 
     def _advance(self) -> None:
-        """Move ``flushed_lsn`` alone, when it is worth a round trip: nothing of ours is below."""
+        """Advance ``flushed_lsn`` over WAL without changes of ours, if worth a round trip."""
         moved = self._position - self._flushed
         if moved <= 0:
             return
@@ -422,7 +423,7 @@ class Session:
         """Notice changes of the registered tables; fails when the session (the lock) is gone.
 
         A table is marked as followed once the decoder is sure to know it before it sees a change
-        that commits from now on; only then it is pinned (``pins.pins``).
+        that commits from now on; it is pinned only after that (``pins.pins``).
         """
         revision = self._store.revision()
         self._awaited = self._store.awaited_lsn()
@@ -444,7 +445,7 @@ class Session:
             self._store.mark_followed(filter(self._unfollowed, rows))
 
     def _unfollowed(self, row: TableRow) -> bool:
-        """Whether the stream brings the table's changes from now on, and that isn't said yet."""
+        """Whether the stream has the table's changes from now on, and it isn't marked so yet."""
         told = row.oid in self._specs and (not row.inserts_only or len(self._asked) > 1)
         return told and not row.followed
 
@@ -457,4 +458,4 @@ class Session:
         try:
             os.write(self._wake_writer, b"!")
         except BlockingIOError:
-            return  # it has enough to wake up from
+            return  # the pipe is full: that wakes it up

@@ -1,12 +1,12 @@
 """Streams that end at one place for one reason each time: the source can't send what is next.
 
-A connection that is lost is worth another try, and soon. A walsender that fails at a change (a row
-with more than 1 GB of text, an output function that raises an error) fails at it each time, after
-it has decoded all before it each time. It looks the same at first; what tells them apart is that
-nothing gets into the log between two failures with the same words.
+A lost connection is worth another try, and soon. A walsender that fails at a change (a row with
+more than 1 GB of text, an output function that raises an error) fails at it each time, after it
+has decoded everything before it again. Both look the same at first; in the second case nothing gets
+into the log between two failures with the same words.
 
 A message that doesn't end was damaged on the way, which a new connection mends; or the line is too
-slow for it, which only more time does: it is doubled where nothing got into the log in between.
+slow for it, which only more time mends: the time is doubled if nothing got into the log in between.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Standstill:
     def judged(self, flushed: Lsn, error: StreamLost, files: int) -> StreamLost:
         """``error``, which ended a session at ``flushed``; Stuck if it is always the same.
 
-        ``files``: how many were registered so far. ``flushed`` says nothing of a message that
-        doesn't end: keepalives before its transaction move it each time.
+        ``files``: how many were registered so far. For a message that doesn't end, ``flushed``
+        shows no standstill: keepalives before its transaction move it each time.
         """
         if isinstance(error, Endless):
             self.patience = 2 * self.patience if files == self._files else 1

@@ -1,9 +1,9 @@
 """The replication connection: START_REPLICATION, raw frames in, feedback out; nothing else.
 
 psycopg has no replication API, but libpq has all that is needed. Everything here is non-blocking
-except :meth:`Stream.wait`, so that feedback flows whatever else happens (a server that hears
-nothing for ``wal_sender_timeout`` hangs up). No query ever goes over this connection: it would
-hang the stream (probes have connections of their own).
+except :meth:`Stream.start` and :meth:`Stream.close`, so that feedback flows whatever else happens
+(a server that hears nothing for ``wal_sender_timeout`` hangs up). Once it streams, no query goes
+over this connection: it would hang the stream (probes have connections of their own).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 # Well below wal_sender_timeout's default of 60 s; a server that allows less asks for a reply.
 FEEDBACK_SECONDS: Final = 10.0
-# How long an orderly end waits for the server's.
+# How long an orderly end waits for the server's own end.
 CLOSE_SECONDS: Final = 5.0
-# A message that is still arriving after so long may never end: its length was damaged, and it
-# swallows whatever comes. The largest, 1 GB, takes a line of 5 Mbit/s as long; on a slower one it
-# is given more (see ``standstill``).
+# A message that is still arriving after so long may never end: with a damaged length it swallows
+# all that follows. The largest message, 1 GB, takes so long on a line of 5 Mbit/s; on a slower one
+# it is given more time (see ``standstill``).
 ENDLESS_SECONDS: Final = 1800.0
-# A stopped flusher's walsender would hold the slot for as long as the server's own setting says, or
-# for ever: it ends when a waiting flusher may have the turn (see ``log.sessions.heartbeat``).
+# With the server's own setting, the walsender of a stopped flusher may hold the slot for ever. With
+# this one it ends when a waiting flusher may take its turn (see ``log.sessions.heartbeat``).
 _HANG_UP: Final = (
     b"select pg_catalog.set_config(name, '30s', false) from pg_catalog.pg_settings"
     b" where name = 'wal_sender_timeout' and setting::int not between 1 and 30000"
@@ -52,7 +52,7 @@ class StreamLost(ReplicationLost):
 
 
 class Endless(StreamLost):
-    """A message went on arriving for ``seconds``."""
+    """A message was still arriving after ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
@@ -64,7 +64,7 @@ class Endless(StreamLost):
 
 
 class EndedByServer(StreamLost):
-    """The server ended the stream, and not because it or the connection ends; ``said`` is why."""
+    """The server ended the stream because of ``said``, not of a shutdown or a lost connection."""
 
     def __init__(self, said: str) -> None:
         self.said = said
@@ -88,7 +88,7 @@ class Stream:
     """An open logical replication stream of one slot."""
 
     def __init__(self, connection: PGconn, beside: Sequence[str] = (), patience: int = 1) -> None:
-        """``beside``: the publications that it goes on without where somebody drops one.
+        """``beside``: publications that the next session does without if somebody drops them.
 
         ``patience``: how many times ENDLESS_SECONDS a message may take.
         """
@@ -111,11 +111,10 @@ class Stream:
         at: Lsn,
         patience: int = 1,
     ) -> Stream:
-        """Stream what commits from ``at`` on, and is in one of ``publications``.
+        """Stream what commits from ``at`` on and is in one of ``publications``.
 
-        It can't be without the first of them. ``patience``: for how many times ENDLESS_SECONDS a
-        message may go on arriving.
-        Raises SlotInUse, StreamLost (worth another try) or ReplicationProblem (not).
+        The first publication is required. ``patience``: how many times ENDLESS_SECONDS a message
+        may take. Raises SlotInUse, StreamLost (worth another try) or ReplicationProblem (not).
         """
         try:
             connection = replication_connect(dsn, f"cdc_assets {source} flusher")
@@ -177,7 +176,7 @@ class Stream:
         return Received(frames, size, wanted)
 
     def _must_end(self) -> None:
-        """More of a message has arrived, and not its end."""
+        """Raise Endless if a message that is still arriving takes too long."""
         now = time.monotonic()
         if self._arriving_since is None:
             self._arriving_since = now
@@ -185,11 +184,11 @@ class Stream:
             raise Endless(longest)
 
     def acknowledge(self, flushed: Lsn, *, reply: bool = False) -> None:
-        """Tell the server that everything below ``flushed`` may be forgotten.
+        """Acknowledge ``flushed``: the server may forget everything below it.
 
         ``reply``: ask for a keepalive, which says how far the server has read.
-        The written position is the flushed one too: a server that believes us ahead of what is
-        flushed sends no keepalives, and an idle slot would stand still.
+        The written position equals the flushed one: a server that believes we wrote more than we
+        flushed sends no keepalives, and an idle slot would not advance.
         """
         now = time.time_ns() // 1000 - POSTGRES_EPOCH_MICROSECONDS
         lsn = int(flushed)
@@ -221,8 +220,8 @@ class Stream:
     def _drain(self) -> None:
         """Read on until the server has ended the stream too.
 
-        A socket closed with unread bytes is reset, and then the server never reads what it was sent
-        before: the acknowledgement. In the middle of a large transaction it only ends behind it.
+        A socket closed with unread bytes is reset, and then the server never reads the
+        acknowledgement sent before. In a large transaction the server only ends behind it.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
@@ -240,7 +239,7 @@ class Stream:
         state = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
         message = of_server(message, state.decode() if state is not None else None)
         if state == _UNDEFINED_OBJECT and any(name in message for name in self._beside):
-            # The next session asks without it; the tables that it had are parked.
+            # The next session doesn't ask for that publication; its tables are parked.
             return StreamLost(f"the stream is opened anew: {message}.")
         if state == _UNDEFINED_OBJECT and "publication" in message:
             # Before version 18 the server can't decode what was changed while there was none.

@@ -1,7 +1,7 @@
-"""What a look at a source finds: one thing that is wrong, or worth knowing, and the remedy.
+"""Findings about a source: one thing each that is wrong, or worth knowing, and its remedy.
 
-``check`` prints findings and the flusher refuses to stream because of them: the same codes in both,
-which stay the same for ever.
+``check`` prints findings, and the flusher refuses to stream because of them. Both use the same
+codes, which never change.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What other people's errors say, without the values that they quote.
+"""Messages of foreign errors, without the values that they quote.
 
 Postgres, Spark, pyarrow and Python name the value that they stumble over, and a value belongs in no
-message, log or trace. This is the one place where a foreign message becomes ours: :func:`said` is
-its sentence and :func:`trace` its stack. What tells where to look stays: the class of the error,
-names, types, places, addresses; what is quoted, and may be a row's, becomes an ellipsis.
+message, log or trace. This is the one place where a foreign message becomes ours: :func:`said`
+returns its sentence, and ``process.traces.trace`` its stack. Hints at the place stay: the class of
+the error, names, types, places, addresses. Quoted text, which may be a row's, becomes an ellipsis.
 
-Nothing but :mod:`re` is needed for it: it serves Spark's Python workers and the decoder, too.
+It needs only :mod:`re`: Spark's Python workers and the decoder use it, too.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from cdc_assets.messages.texts import bounded
 HIDDEN = "…"
 _LENGTH = 500
 
-# Where somebody's stack begins, in a message or in what is logged.
+# Where a stack trace begins, in a message or in a log.
 _STACK = re.compile(
     r"\n[^\S\n]*(at [\w.$/<>]+\(|JVM stacktrace|Driver stacktrace|Caused by: "
     r"|Traceback \(most recent)"
 )
 _GRPC_DETAILS = re.compile(r'\n[^\S\n]*details = "(.*)"')
-# From the first quotation mark to the last: what is quoted may have quotation marks itself. An
-# apostrophe within a word is none. Where it doesn't end, the rest is quoted.
+# From the first quotation mark to the last: quoted text may have quotation marks itself. An
+# apostrophe within a word is none. If no mark closes it, the rest is quoted.
 _QUOTED = re.compile(
     r"""(?:\b[bBrRuU])?(?P<single>(?:(?<!\w)|(?<=\b[bBrRuU]))')(?:.*'(?!\w)|.*)"""
     r"""|(?P<double>")(?:.*"|.*)|(?P<tick>`)(?:.*`|.*)""",
     re.DOTALL,
 )
-# An address has numbers that stay.
+# The numbers of an address stay.
 _NUMBER = re.compile(r"(?P<address>\b\w+://\S+)|(?<![\w.])[-+]?\d[\d.,:/eE+-]*(?!\w)")
 # How pyarrow says which file it can't read.
 _PARQUET = re.compile(r"\ACould not open Parquet input source '.*?': ")
@@ -40,18 +40,18 @@ _PARTITION = re.compile(r"(?<=/)([^/=\s]+=)[^/\s'\"]*")
 # An expression over a table's rows, as Iceberg prints it.
 _EXPRESSION = re.compile(r"\bref\(.*", re.DOTALL)
 
-# SQL states whose messages name objects of the catalog, and no values; a syntax error quotes some
-# of the statement.
+# SQL states whose messages name objects of the catalog, and no values. Not a syntax error, which
+# quotes some of the statement.
 _NAMING = re.compile("(?!42601)(?:0[8A]|2[3568BD]|3[4BDF]|4[02]|5[34578]|F0)")
-# States that are the server's own. Any other is a function's: it says what it likes. So does one
-# that raises what is the server's.
+# States that are the server's own. Any other is a function's, whose message may have anything, also
+# if it raises one of these.
 _SERVERS = re.compile("0[1-389ABFLPZ]|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|XX")
 _IN_FUNCTION = re.compile(r"\nCONTEXT: .*function")
-# ADBC's, of a session that isn't one yet: no row has been asked for.
+# ADBC's message before there is a session: no row has been asked for.
 _CONNECTING = re.compile(r"[A-Z]+: \[libpq\] Failed to connect: ")
 
-# Parameters of Spark's messages, with their conditions, that are types, names or places; any other
-# may be a value. An ``url`` may be: CANNOT_DECODE_URL quotes a row's.
+# Parameters of Spark's messages, with their conditions, that are types, names or places. Any other
+# may be a value, also an ``url``: CANNOT_DECODE_URL quotes a row's.
 _NAME = re.compile(
     r"(?!INVALID_VARIANT_GET_PATH |CANNOT_PARSE_JSON_FIELD )\S+ (?:"
     r"(?:source|target|required|actual|expected|input|data|stmt|src|conf|dataSource)Type"
@@ -60,11 +60,11 @@ _NAME = re.compile(
     r"|config|ansiConfig|sqlConf|configKey|path|paths|fileName|filePath|left|right|proposal"
     r"|precision|scale|operat.*)|CANNOT_MODIFY_(?:STATIC_)?CONFIG key"
 )
-# Before it, the class, where pyspark has none of that name.
+# The message's condition, after the error's class if pyspark has none of that name.
 _CONDITION = re.compile(r"\A\s*(?:\([\w.$]+\)\s*)?\[([A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]")
-# Theirs is about files and addresses: its numbers are sizes, ports, statuses.
+# Errors about files and addresses: their numbers are sizes, ports, statuses.
 _STORAGE = re.compile(r"org\.apache\.iceberg|software\.amazon\.awssdk")
-# What pyiceberg raises of a namespace or table that isn't there, or is there already.
+# pyiceberg's errors of a namespace or table that doesn't exist, or exists already.
 _CATALOGS = re.compile(r"NoSuch\w+|\w+AlreadyExists\w*")
 _FRAME = re.compile(r"\s+at [\w.$/<>]+\([\w.$ <>]*(?::-?\d+)?\)")
 _CAUSE = re.compile(r"Caused by: [\w.$]+(?:Exception|Error)(?![\w.$])")
@@ -93,7 +93,7 @@ def said(error: BaseException) -> str:
     packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
     text = str(error).strip()
     if (orig := getattr(error, "orig", None)) is not None and "sqlalchemy" in packages:
-        return said(orig)  # its own has the statement and its parameters
+        return said(orig)  # SQLAlchemy's text has the statement and its parameters
     if "psycopg" in packages:
         told = _of_postgres(error, text)
     elif "adbc_driver_manager" in packages:
@@ -139,7 +139,7 @@ def _of_postgres(error: BaseException, text: str) -> str:
     state = getattr(error, "sqlstate", None)
     diag = getattr(error, "diag", None)
     primary = getattr(diag, "message_primary", None)
-    if primary is None:  # libpq's, of the connection, or psycopg's own, of a value
+    if primary is None:  # libpq's, about the connection, or psycopg's own, about a value
         names = {cls.__name__ for cls in type(error).__mro__}
         if state is None and not names & {"OperationalError", "InterfaceError"}:
             return masked(text)

@@ -1,4 +1,4 @@
-"""Text of others, fit for where it is shown: names, comments, errors may hold anything.
+"""Makes foreign text fit for where it is shown: names, comments, errors may hold anything.
 
 One function a place: :func:`plain` and :func:`one_line` for terminals, logs and messages,
 :func:`markdown` for what Dagster's UI renders, :func:`header` for a mail's or a topic's subject;
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import re
 
-# Control characters but newline and tab; what turns the direction of writing; what ends a line
-# without being a newline; halves of characters, which nothing can encode.
+# Control characters but newline and tab; characters that turn the direction of writing; line ends
+# other than newlines; lone surrogates, which nothing can encode.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# What CommonMark and its tables give a meaning to, wherever in a line it stands.
+# Characters that have a meaning in CommonMark and its tables anywhere in a line.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
-# What is made a link of without any mark: an invisible character takes it apart.
+# Places where text becomes a link without any mark: an invisible character takes it apart.
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=[Ww]{3})(?=\.)|(?<=@)(?=\w)")
 _APART = "\u200b"
 # SNS takes fewer than 100 characters, and a mail's subject reads no better when it is longer.
 _SUBJECT = 99
-# Of a check's description, of a Markdown report, and of comments in an asset's metadata: as much as
-# a person reads. Each is an event in Dagster's storage for ever.
+# Limits of a check's description, of a Markdown report, and of comments in an asset's metadata: as
+# much as a person reads. Each is an event in Dagster's storage for ever.
 DESCRIPTION, REPORT, TABLE_COMMENT, COLUMN_COMMENT = 4_000, 100_000, 1_000, 300
 
 
@@ -32,7 +32,7 @@ def bounded(text: str, most: int) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` with what a terminal would obey, or no encoding has, written as Python does it."""
+    """``text`` with Python's escapes for characters that a terminal obeys or no encoding has."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
@@ -47,12 +47,12 @@ def markdown(text: str) -> str:
 
 
 def of_markdown(text: str) -> str:
-    """What :func:`markdown` was made from."""
+    """The text that :func:`markdown` was given, in one line."""
     return re.sub(r"\\([\\`*_{}\[\]<>#|!~&])", r"\1", text).replace(_APART, "")
 
 
 def header(text: str, end: str = "") -> str:
-    """``text`` as a subject: one short line, with ``end`` in any case."""
+    """``text`` as a subject: one short line that always ends with ``end``."""
     return bounded(one_line(text), _SUBJECT - len(end)) + end
 
 

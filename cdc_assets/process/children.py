@@ -7,8 +7,8 @@ order; after a grace period it exits at once. So there are no pid files to go st
 The pipe also carries one line of settings at the start, because an argument list and an
 environment can be read by others, and take 128 kB at most. A child is a session of its own: Ctrl-C
 in a terminal reaches the parent only, which decides. Running children are found again by name in
-this module's globals, because Dagster rebuilds resources at every tick. What a child does, and
-whether it should run, is decided elsewhere.
+this module's globals, because Dagster rebuilds resources at every tick. Decided elsewhere: what a
+child does, and whether it should run.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from cdc_assets.process.lifeline import GRACE_SECONDS
 
 _log = logging.getLogger(__name__)
 
-# After SIGTERM there is nothing left to be orderly about.
+# Short, because the time for an orderly stop is over at SIGTERM.
 _TERM_SECONDS = 3.0
 
 
 def process_name() -> str:
-    """This process, for people who look from elsewhere."""
+    """A name for this process, for people who look from elsewhere."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
@@ -128,14 +128,14 @@ class Child:
             return None
 
     def close_stdin(self) -> None:
-        """Ask it to stop, without waiting; it hears of it once it has read its settings."""
+        """Ask it to stop, without waiting; it notices once it has read its settings."""
         self._asked_to_stop = True
         if self._writing.acquire(blocking=False):
             self._pipe.close()
             self._writing.release()
 
     def let_go(self) -> None:
-        """In a forked copy of the parent: the pipe isn't this process's."""
+        """Close the pipe in a forked copy of the parent, which doesn't own it."""
         self._pipe.close()
 
     def stop(self, timeout_seconds: float = GRACE_SECONDS) -> int:
@@ -157,7 +157,7 @@ _children: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """In a forked copy of the parent, which would keep the children alive."""
+    """Close the pipes in a forked copy of the parent, which would keep the children alive."""
     for child in list(_children):
         child.let_go()
 
@@ -237,7 +237,7 @@ _registry_lock = threading.Lock()
 
 
 def supervise(name: str, spec: ChildSpec, backoff: Backoff | None = None) -> Status:
-    """Keep a child of that name running, as often as this is called; never waits for it to work.
+    """Keep a child of that name running: call it at every tick. Never waits for it to work.
 
     A changed ``spec`` stops the old child in order, then starts the new one.
     """
@@ -276,6 +276,3 @@ def stop_all(timeout_seconds: float = GRACE_SECONDS) -> None:
             supervised.child.close_stdin()
     for supervised in known:
         supervised.stop(timeout_seconds)
-
-
-# -- the child's side

@@ -1,8 +1,8 @@
-"""A thread beside the main work that goes on whatever happens, says what is wrong, and backs off.
+"""A thread beside the main work that goes on whatever happens, reports problems, and backs off.
 
-Who beats, pins or reports in the background is missed by nobody when its thread is gone: locks are
-lost, tables wait, a report grows old. So no error ends such a thread, not even a defect of ours:
-what it was doing is tried again, later and later. What is done is decided by its owner.
+Nobody notices when a thread that beats, pins or reports in the background is gone: locks are lost,
+tables wait, a report grows old. So no error ends such a thread, not even a defect of ours: its step
+is tried again, at growing intervals. Its owner decides what the step does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc_assets.process.traces import noted
 logger = logging.getLogger(__name__)
 
 Note = Callable[[str, str | None], None]
-"""Is told what a thread of that name can't do now, or None when it can again."""
+"""Called with a thread's name and what it can't do now, or None when it can again."""
 
 # The end of a process doesn't wait for a database that doesn't answer.
 _JOIN_SECONDS = 3.0
@@ -56,7 +56,7 @@ class HelperThread:
         self._thread.start()
 
     def close(self) -> bool:
-        """Ask it to end and wait a little; whether it has."""
+        """Ask it to end and wait a little; returns whether it has."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
@@ -94,5 +94,5 @@ class HelperThread:
             return
         self._trouble = trouble
         self._note(self.name, trouble)
-        # Of a defect the place is wanted, once.
+        # A defect's trace is kept, once.
         logger.warning("%s: %s", self.name, trouble if expected else noted(error))

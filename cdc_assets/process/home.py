@@ -1,9 +1,9 @@
 """The runtime home: folders and files that are their owner's alone.
 
 It has staged rows, lake tables, logs, and the addresses and tokens of our servers.
-What guards all of it is the mode of that one folder: nobody else gets through it, whatever the
-umask gave to what is below. So nothing sets a process's umask: it stays the user's, for the files
-that are written elsewhere (a ``file://`` warehouse, say).
+The mode of that one folder guards all of it: nobody else gets through it, whatever the umask
+allowed below. So nothing sets a process's umask: it stays the user's, for the files that are
+written elsewhere (a ``file://`` warehouse, say).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600 in one step: whoever reads it finds all of it, or what was."""
+    """Write a file of mode 0600 in one step: a reader finds all of it, or what was before."""
     half = path.with_suffix(".new")
     half.unlink(missing_ok=True)
     descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

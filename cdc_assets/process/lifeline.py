@@ -44,11 +44,11 @@ def read_settings() -> str:
 def die_with_parent(
     on_exit: Callable[[], None] | None = None, grace_seconds: float = GRACE_SECONDS
 ) -> threading.Event:
-    """Stop in order when stdin ends or SIGTERM or SIGINT comes: the event that says so.
+    """Return an event that is set when stdin ends or SIGTERM or SIGINT comes: stop in order then.
 
-    ``on_exit`` runs in a thread of its own, once. When the process still exists ``grace_seconds``
-    later it exits at once. Started by hand (stdin is no pipe) only the signals count.
-    Call it from the main thread.
+    ``on_exit`` then runs in a thread of its own, once. If the process still exists
+    ``grace_seconds`` later, it exits at once. If it was started by hand (stdin is no pipe), only
+    the signals count. Call it from the main thread.
     """
     stopping = threading.Event()
 
@@ -69,7 +69,7 @@ def end_within(
 ) -> None:
     """Return at once; if this process still exists ``grace_seconds`` later, it exits.
 
-    ``on_exit`` runs meanwhile. Whatever hangs, a database or a disk: it dies with the process.
+    ``on_exit`` runs meanwhile. A call that hangs, to a database or a disk, ends with the process.
     """
     threading.Thread(target=_last_seconds, args=(on_exit, grace_seconds), daemon=True).start()
 

@@ -108,7 +108,7 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check what is asked for; 0, or 1 after one sentence on stderr."""
+    """Check what is asked for; returns 0, or 1 after one sentence on stderr."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
     parser.add_argument("--port", type=int, help="a port that has to be free, too")
     options = parser.parse_args(arguments)

@@ -1,9 +1,8 @@
-"""Where traces are kept, and what of an error is logged instead.
+"""Keeps the traces of errors in a file, and logs a line of each instead.
 
-A trace is for whoever mends the program: it is in a file of its own in the runtime home, without
-the values that errors quote (``messages.foreign_words``). A log is given no ``exc_info``: whose
-handler prints it isn't known, and Dagster's prints every word of it. :func:`noted` says it in a
-line.
+A trace is for developers: it is in a file of its own in the runtime home, without the values that
+errors quote (``messages.foreign_words``). A log is given no ``exc_info``: the handler that prints
+it isn't known, and Dagster's prints every word of it. :func:`noted` returns the line for a log.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.messages.foreign_words import _CAUSE, _FRAME, _WORKERS_FRAME, _chain, without_stack
 from cdc_assets.messages.texts import bounded, one_line, plain
 
-# The newest are enough.
+# The newest traces are enough.
 _TRACES_BYTES = 4 * 2**20
 _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -55,7 +54,7 @@ def noted(error: BaseException) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """For a person: no control characters, and unless ``stacks``, nobody's stack."""
+    """For a person: no control characters and, unless ``stacks``, no stack traces."""
 
     def __init__(self, form: str = _FORM, *, stacks: bool = False) -> None:
         super().__init__(form)
@@ -72,7 +71,7 @@ class PlainFormatter(logging.Formatter):
 
 
 def log_level() -> str:
-    """What ``CDC_ASSETS_LOG_LEVEL`` says; raises ConfigurationError if that is no level."""
+    """The level in ``CDC_ASSETS_LOG_LEVEL``; raises ConfigurationError if that is no level."""
     level = os.environ.get("CDC_ASSETS_LOG_LEVEL", "INFO")
     if level.upper() not in logging.getLevelNamesMapping():
         raise ConfigurationError(
@@ -83,7 +82,7 @@ def log_level() -> str:
 
 
 def log_to_stderr(level: int | str, *, stacks: bool = False) -> None:
-    """Have this process log there, as :class:`PlainFormatter` does it."""
+    """Make this process log to stderr, in the form of :class:`PlainFormatter`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlainFormatter(stacks=stacks))
     logging.basicConfig(level=level, handlers=[handler])

@@ -1,9 +1,10 @@
 """Which attribute numbers the columns of a relation have.
 
-A Relation message names columns without their attribute numbers, which alone a rename keeps; the
-catalog has them, but may be ahead of the stream. So a relation is held against what was known of
-the table and against the catalog: if it equals either, that one's numbers apply. If it is neither,
-any reading that the rules allow counts: numbers rise, a live column was sent if a later one was.
+A Relation message names columns without their attribute numbers, but only the numbers survive a
+rename. The catalog has them, but may be ahead of the stream. So a relation is compared with what
+was known of the table and with the catalog. If it equals either, that one's numbers apply. If it
+equals neither, every reading that the rules allow counts: numbers rise, and a live column was sent
+if a later one was.
 
 Pure functions. ``decoder.process`` asks the catalog.
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.postgres.pgoutput import Relation
 
-if TYPE_CHECKING:  # it takes psycopg along, which few decoders need
+if TYPE_CHECKING:  # it imports psycopg, which few decoders need
     from cdc_assets.postgres.catalog import Attribute
 
 
@@ -26,7 +27,7 @@ def possible(
     """The numbers that each column of ``relation`` may have; empty sets: none fits.
 
     ``now`` is the catalog of the table, empty if there is no such table any more. ``listed``:
-    whether the publication lists its columns, so that it may leave out what is excluded.
+    whether the publication has a column list for the table, which may leave out excluded columns.
     """
     sent = _columns(relation)
     unsent = spec.excluded_numbers - {number for number, *_ in spec.columns} if listed else set()
@@ -49,9 +50,9 @@ def is_as_known(spec: DecodeSpec, relation: Relation) -> bool:
 def key_of(
     spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
 ) -> tuple[tuple[str, ...], str]:
-    """What the spec's key columns are called in ``relation``, and why that can't be told.
+    """Names of the spec's key columns in ``relation``, and why they can't be determined, or "".
 
-    Without a name if a column of the key was dropped: then the table has no key any more.
+    There are none if a column of the key was dropped: then the table has no key any more.
     """
     number_of = {name: number for number, name, *_ in spec.columns}
     key = [number_of.get(name, 0) for name in spec.key_columns]
@@ -70,7 +71,7 @@ def _columns(relation: Relation) -> list[tuple[str, int, int]]:
 
 
 def _sent(now: Sequence[Attribute]) -> list[list[tuple[int, str, int, int]]]:
-    """The columns that are sent as of now, without generated ones and with stored ones."""
+    """The columns sent as of now: first without generated ones, then with stored ones."""
     return [
         [(a.number, a.name, a.type_oid, a.modifier) for a in now if not a.dropped and ok(a)]
         for ok in (lambda a: not a.generated, lambda a: a.generated != "v")
@@ -78,14 +79,14 @@ def _sent(now: Sequence[Attribute]) -> list[list[tuple[int, str, int, int]]]:
 
 
 def _allowed(count: int, now: Sequence[Attribute], withheld: Sequence[Attribute]) -> list[set[int]]:
-    """The attribute numbers that the rules allow for each of so many columns."""
-    # before[i]: whether i columns may be among the attributes so far. What isn't among them though
-    # it comes before one that is, was dropped since, or isn't sent.
+    """The attribute numbers that the rules allow for each of ``count`` columns."""
+    # before[place]: how many columns may be among the attributes before that place. An attribute
+    # that wasn't sent although a later one was, was dropped since or is never sent.
     may_skip = [a.dropped or bool(a.generated) or a in withheld for a in now]
     before = [{0}]
     for skip in may_skip:
         before.append({i + 1 for i in before[-1]} | (before[-1] if skip else set()))
-    after = [{count}]  # whatever follows the last one was added later
+    after = [{count}]  # attributes after the last column were added later
     for skip in reversed(may_skip):
         after.append({i - 1 for i in after[-1]} | (after[-1] if skip else set()) | {count})
     after.reverse()

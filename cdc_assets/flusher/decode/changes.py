@@ -1,7 +1,7 @@
-"""Undecoded changes: columns of what surrounds them over one buffer of their messages.
+"""Undecoded changes: one buffer of their messages, with columns of what surrounds them.
 
-They are cut and joined here, never read: cutting copies no message, joining copies each once. What
-is in a message is ``rows``' to know; which transaction is open, ``decoder``'s.
+They are cut and joined here, never read: cutting copies no message, joining copies each once.
+Elsewhere: what is in a message (``rows``), which transaction is open (``decoder``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cdc_assets.flusher.decode.json_text import binary_array, parts_of
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.pgoutput import PADDING, Bytes, Ints
 
-# So many column values are decoded at a time: the positions of one take about 100 bytes meanwhile.
+# Column values decoded at a time: the positions of each take about 100 bytes meanwhile.
 CELLS_PER_BATCH = 100_000
-# And so many bytes: a few times this much is copied; one row larger than it makes a batch alone.
+# Bytes decoded at a time: a few times as much is copied; a larger row is a batch alone.
 BYTES_PER_BATCH = 16 * 2**20
 
 _PADDING = pgoutput.bytes_of(PADDING)
@@ -68,7 +68,7 @@ class Changes:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the messages; what surrounds one is as much as a small one has."""
+        """The bytes of the messages; what surrounds a message takes as much as a small one."""
         return len(self.message)
 
     def part(self, low: int, high: int) -> Changes:
@@ -91,7 +91,7 @@ class Changes:
 def by_relation(mixed: Sequence[Changes]) -> Iterator[tuple[int, Changes]]:
     """The changes of each relation, with its oid; those of one stay in order.
 
-    They are parts of one copy of all: a copy for each of many would cost more than what is in it.
+    They are parts of one copy of all: a copy for each of many relations would cost more.
     """
     if not mixed:
         return
@@ -113,7 +113,7 @@ def batches(
 ) -> Iterator[list[tuple[int, Changes]]]:
     """``parts``, all with so many columns, in order, as batches of bounded size to be decoded.
 
-    The number beside each goes with every piece of it.
+    Each piece of a part keeps the part's number.
     """
     most = max(1, CELLS_PER_BATCH // max(1, columns))
     batch: list[tuple[int, Changes]] = []

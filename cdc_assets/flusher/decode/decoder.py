@@ -1,17 +1,17 @@
-"""The stream's memory: which transaction is open, what each relation looks like, which rows wait.
+"""The stream's state: the open transaction, the known relations, and the waiting changes.
 
 :class:`Decoder` is fed batches of raw frames. It looks at each batch once, by columns, and keeps
 the changes *undecoded* until they are taken; it divides them by table only when many have gathered.
-So what has a fixed cost, however few the changes of a table, is paid a flush or so and not a batch,
-and what waits is as small as it came.
+So the fixed cost of a table, however few its changes, is paid about once a flush and not once a
+batch, and waiting changes stay as small as they came.
 
 Keeps invariant 3: changes are kept in the order of the frames, and those of the transaction that is
 still open apart from the committed ones. ``position`` is the LSN below which every commit of ours
-is among the committed changes (or was taken before): it moves with commits, and with keepalives
-while no transaction is open; registering what was taken and then acknowledging ``position`` loses
+is among the committed changes (or was taken before). It moves with commits, and with keepalives
+while no transaction is open. Registering what was taken and then acknowledging ``position`` loses
 nothing.
 
-What does not belong: files (``stage.staging``), when to flush (``decoder.process``).
+Elsewhere: files (``stage.staging``), when to flush (``decoder.process``).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ logger = logging.getLogger(__name__)
 
 # What a waiting change costs beyond its message: six numbers of 8 bytes, roughly.
 _CHANGE_BYTES = 48
-# Changes of many tables are kept as they arrive, and given to the tables when there is so much of
-# them: each time costs some 10 µs a table, however few are its changes.
+# Changes of many tables are kept as they arrive, and divided by table once there are this many
+# bytes: dividing costs some 10 µs a table, however few its changes.
 DIVIDED_BYTES = 16 * 2**20
 
 
 @dataclass(slots=True)
 class _Shelf:
-    """What waits, of the tables with the oids ``tables``, in so many ``bytes``.
+    """Waiting changes of the tables with the oids ``tables``, in so many ``bytes``.
 
-    ``pending``: by table, in the order of first appearance; ``mixed``: what arrived after that, not
-    divided yet, with messages of ``mixed_bytes``.
+    ``pending``: by table, in the order of first appearance. ``mixed``: later ones, not divided yet,
+    whose messages have ``mixed_bytes``.
     """
 
     pending: dict[int, list[Pending]] = field(default_factory=dict)
@@ -57,16 +57,16 @@ class _Shelf:
     bytes: int = 0
 
     def run(self, spec: DecodeSpec, relation: Relation) -> Pending:
-        """Where the next change of ``relation`` goes: a new one where the relation has changed."""
+        """The Pending for ``relation``'s next change; a new one if relation or spec changed."""
         runs = self.pending.setdefault(relation.oid, [])
         if not runs or runs[-1].relation is not relation or runs[-1].spec != spec:
             runs.append(Pending(spec, relation))
         return runs[-1]
 
     def append(self, other: _Shelf) -> None:
-        """Put everything of ``other`` behind what is here, and empty it.
+        """Append everything of ``other``, and empty it.
 
-        Nothing may be ``mixed`` here where there is something by table in the other.
+        Nothing may be ``mixed`` here if ``other`` has anything by table.
         """
         for oid, runs in other.pending.items():
             mine = self.pending.setdefault(oid, [])
@@ -93,9 +93,9 @@ class _Shelf:
 class Decoder:
     """Frames in, waiting changes out.
 
-    ``spec_of`` says how a relation is staged; None: not ours. ``as_sent`` says it with the names
-    that the columns have in this relation. It is called for each Relation message whose names may
-    be those of other columns than the spec means. ``position``: where the stream begins.
+    ``spec_of`` returns how a relation is staged; None: not ours. ``as_sent`` returns a spec with
+    the names that the columns have in a relation; it is called for each Relation message in which
+    the spec's names may be other columns. ``position``: where the stream begins.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class Decoder:
         return self._uncommitted.bytes
 
     def take_committed(self) -> list[Pending]:
-        """Everything that committed and wasn't taken; of one table in commit order."""
+        """Take everything that committed; each table's changes are in commit order."""
         return self._take(self._committed)
 
     def take_open(self) -> list[Pending]:
-        """What arrived of the open transaction; worthless if its commit never arrives."""
+        """Take what arrived of the open transaction; worthless if its commit never arrives."""
         return self._take(self._uncommitted)
 
     def _take(self, shelf: _Shelf) -> list[Pending]:
@@ -210,9 +210,9 @@ class Decoder:
         shelf.bytes += changes.nbytes + _CHANGE_BYTES * len(frames)
 
     def _must_be_told(self, oid: int, batch: Batch, frame: int) -> None:
-        """Raise ReplicationProblem if no Relation message said what the relation looks like.
+        """Raise ReplicationProblem if no Relation message described the relation.
 
-        It may be one that nobody follows, or a damaged oid: its changes would be skipped.
+        A damaged oid would else look like a table that isn't staged, and its changes be skipped.
         """
         if oid not in self._relations:
             what = f"a change of relation {oid}, of which nothing was told,"
@@ -223,11 +223,11 @@ class Decoder:
         spec = self.spec_of(oid)
         if spec is None:
             return False
-        self._resolved(spec, self._relations[oid])  # the catalog is as little ahead as can be
+        self._resolved(spec, self._relations[oid])  # now: later the catalog is further ahead
         return True
 
     def divide(self) -> None:
-        """Divide what waits by table, as relations and specs are now: they are about to change."""
+        """Divide the waiting changes by table, before relations or specs change."""
         self._divide(self._committed)
         self._divide(self._uncommitted)
 
@@ -238,18 +238,18 @@ class Decoder:
                 shelf.run(self._resolved(spec, relation), relation).parts.append(changes)
 
     def _is_first(self, relation: Relation) -> bool:
-        """Whether nothing was told of it before, so that it can't have changes before."""
+        """Whether it is the relation's first message: no change of it came before."""
         return relation.oid not in self._relations
 
     def _is_news(self, relation: Relation) -> bool:
-        """Whether what waits of it may be staged otherwise than what comes now."""
+        """Whether its waiting changes may be staged otherwise than those that come now."""
         known, spec = self._relations.get(relation.oid), self.spec_of(relation.oid)
         return known is not None and (
             relation != known or (spec is not None and _names_may_differ(spec, relation))
         )
 
     def _learn(self, relation: Relation) -> None:
-        # Told again, it may look the same and be another one.
+        # A repeated message may look the same and mean other columns.
         self._staged_as.pop(relation.oid, None)
         if relation != self._relations.get(relation.oid):
             self._relations[relation.oid] = relation
@@ -259,7 +259,7 @@ class Decoder:
             logger.info("changes of %s are skipped: it is not followed", one_line(str(name)))
 
     def _empty_tables(self, batch: Batch, frame: int, shelf: _Shelf) -> None:
-        """Put a Truncate behind what its tables have on the shelf."""
+        """Append a Truncate to the changes of each of its tables on the shelf."""
         for oid in pgoutput.truncated_relations(batch.scan.message(frame)):
             self._must_be_told(oid, batch, frame)
             spec = self.spec_of(oid)
@@ -270,7 +270,7 @@ class Decoder:
                 shelf.bytes += _CHANGE_BYTES
 
     def _resolved(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
-        """How changes of this relation are staged: with the names that its columns have in it."""
+        """The spec with the names that the columns have in this relation."""
         known = self._staged_as.get(relation.oid)
         if known is None or known[0] != spec:
             sent = self._as_sent(spec, relation) if _names_may_differ(spec, relation) else spec
@@ -280,9 +280,9 @@ class Decoder:
 
 
 def _names_may_differ(spec: DecodeSpec, relation: Relation) -> bool:
-    """Whether the spec's names may be those of other columns in this relation.
+    """Whether the spec's names may be other columns in this relation.
 
-    Under FULL a relation doesn't say which columns are the key, so that they are found by name.
+    Under FULL a relation doesn't say which columns are the key, so they are found by name.
     """
     if spec.excluded:
         return True

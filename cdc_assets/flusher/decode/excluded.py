@@ -1,10 +1,10 @@
-"""Which columns of a relation stay in the source: the excluded ones, whatever they are called now.
+"""Columns of a relation that stay in the source: the excluded ones, under any name.
 
 They are known by their attribute numbers (see ``attribute_numbers``). A column that may be an
-excluded one is hidden in any case; if it may be another one as well, values are missing that the
-lake wants, and the table has to be set aside.
+excluded one is hidden in any case. If it may also be another one, values that the lake wants are
+missing, and the table has to be parked.
 
-Pure functions. Who asks the catalog is ``decoder.process``, who parks the table ``session``.
+Pure functions. ``decoder.process`` asks the catalog, ``session`` parks the table.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from cdc_assets.flusher.decode.attribute_numbers import possible
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.postgres.pgoutput import Relation
 
-if TYPE_CHECKING:  # it takes psycopg along, which few decoders need
+if TYPE_CHECKING:  # it imports psycopg, which few decoders need
     from cdc_assets.postgres.catalog import Attribute
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What of a relation isn't staged.
+    """Columns of a relation that aren't staged.
 
-    ``names``: in this relation. ``numbers``: all that are known of excluded columns. ``doubtful``:
-    those of ``names`` that may be a column that is wanted.
+    ``names``: in this relation. ``numbers``: all known attribute numbers of excluded columns.
+    ``doubtful``: those of ``names`` that may be wanted columns.
     """
 
     names: frozenset[str]
@@ -37,7 +37,7 @@ class Hidden:
 def hidden(
     spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
 ) -> Hidden:
-    """What to leave out of ``relation``, with the catalog as it is now (empty: no such table).
+    """The columns to leave out of ``relation``; ``now``: the catalog (empty: no such table).
 
     ``listed``: whether the publication lists the table's columns.
     """

@@ -1,9 +1,9 @@
 """JSON objects of strings, assembled for many rows at once.
 
 A row's object is a sequence of pieces: constants such as ``","name":"`` and escaped values. All
-pieces of all rows are picked by *one* ``take`` from a pool of both; what it copies together is the
-text of the objects, back to back, and every k-th offset of the result is where a row begins. No
-value becomes a Python object. What does not belong: where values come from (``rows``).
+pieces of all rows are picked by *one* ``take`` from a pool of both. Its result is the text of the
+objects, back to back; every k-th offset is where a row begins. No value becomes a Python object.
+Elsewhere: where values come from (``rows``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from cdc_assets.postgres.pgoutput import Bytes, Ints
 
-# What a member of an object is: left out, a string, or null.
+# A member of an object is left out, a string, or null.
 ABSENT, TEXT, NULL = 0, 1, 2
 
 _ESCAPES = [json.dumps(chr(code))[1:-1].encode() for code in range(32)] + [rb"\"", rb"\\"]
 _ESCAPE_OF = np.zeros(256, np.int64)
 _ESCAPE_OF[:32], _ESCAPE_OF[ord('"')], _ESCAPE_OF[ord("\\")] = np.arange(32), 32, 33
-# A mask is as large as what it is of, and there are three.
+# Bytes scanned at a time; each of three masks is as large.
 _PIECE_BYTES = 2**19
 _GROWTH = np.array([len(escape) - 1 for escape in _ESCAPES], np.int64)
 
@@ -84,7 +84,7 @@ def escape(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
 
 
 def _special(data: Bytes) -> Ints:
-    """Where the characters are that have to be escaped; by pieces that fit the caches."""
+    """Positions of the characters to be escaped; found by pieces that fit the CPU's caches."""
     found = [np.empty(0, np.int64)]
     for low in range(0, len(data), _PIECE_BYTES):
         piece = data[low : low + _PIECE_BYTES]
@@ -97,10 +97,10 @@ def _special(data: Bytes) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of every object: its name, what it is in each row, and which value it has.
+    """One member of every object: its name, and its state and value in each row.
 
-    ``state`` is one of ABSENT, TEXT, NULL, for all rows or for each; ``value`` is the number of the
-    value in the pool, for each row; it is looked at where the state is TEXT.
+    ``state`` is one of ABSENT, TEXT, NULL, for all rows or for each. ``value`` is the number of the
+    value in the pool, for each row; it counts where the state is TEXT.
     """
 
     name: str
@@ -110,11 +110,10 @@ class Member:
 
 @lru_cache(maxsize=256)
 def _constants(names: tuple[str, ...]) -> tuple[pa.LargeBinaryArray, int]:
-    """For each name, what stands between the member before it and its own value.
+    """The text between the previous member and each name's value; and the empty text's number.
 
-    Nine a name, by 3 * (state of the last member present, ABSENT when it is the first) + its own
-    state; then three that end the object, by the state of the last member. The empty constant is
-    number 0 (the first name's ABSENT after ABSENT), or the one at the end if there is no name.
+    Nine a name, at 3 * (state of the last member present, ABSENT when it is the first) + its own
+    state; then three that end the object, by the state of the last member; last the empty text.
     """
     before = {ABSENT: "{", TEXT: '",', NULL: ","}
     inside = {TEXT: '"', NULL: "null"}

@@ -1,18 +1,17 @@
-"""Changes of one relation, as they came, to rows of the staged schema: pure functions.
+"""Turns changes of one relation, as they came, into rows of the staged schema: pure functions.
 
-The staged file (design 5) is fixed for every table: ``_op _lsn _commit_lsn _ts _xid _unchanged_cols
-_data``. What is decided here, and why nothing is invented (invariant 8):
+Staged files have the same columns for every table (design 5): ``_op _lsn _commit_lsn _ts _xid
+_unchanged_cols _data``. Decisions made here, so that nothing is invented (invariant 8):
 
 - An update that changes the key becomes two rows, ``D`` with the old key and ``U`` with the new
-  row: who applies them one after the other by key is right. If that ``U`` still has unchanged
-  columns, their values live under the *old* key, so its object carries it in a member whose name
-  is empty (no Postgres identifier is): a JSON string that holds the object of the old key's
-  columns.
-- REPLICA IDENTITY FULL doesn't remove unchanged markers: the value is in the OLD tuple, filled
-  here.
-- A table without a key has no row to update: ``D`` with all old columns, ``I`` with all new ones.
-- A row is found by its key, or without one by all of its old columns. Where the stream doesn't send
-  those (a partition has another replica identity than its root, say) nothing of the table is
+  row: applying them one after the other by key is right. If that ``U`` still has unchanged
+  columns, their values are under the *old* key, so its object carries the old key in a member with
+  an empty name (no Postgres identifier is empty): a JSON string of the object of its columns.
+- REPLICA IDENTITY FULL doesn't remove unchanged markers: their values are filled here from the OLD
+  tuple.
+- An update of a table without a key becomes ``D`` with all old columns, ``I`` with all new ones.
+- A row is found by its key, or without one by all of its old columns. If the stream doesn't send
+  those (a partition has another replica identity than its root, say), nothing of the table is
   staged: :class:`Unusable` says why.
 
 Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.decode.json_text`` for
@@ -63,8 +62,8 @@ _CODE[[INSERT, UPDATE, DELETE, TRUNCATE]] = [0, 1, 2, 3]
 class Unusable(Exception):
     """A change can't be staged because of what its table is like at the source.
 
-    ``lsn`` is the change's. What is decoded with it isn't staged either: ``commit_lsn`` is of the
-    last transaction of that.
+    ``lsn`` is the change's. Changes decoded with it aren't staged either; ``commit_lsn`` is that of
+    the last transaction among them.
     """
 
     def __init__(self, why: str, lsn: int, commit_lsn: int) -> None:
@@ -75,7 +74,7 @@ class Unusable(Exception):
 
 
 def truncated(lsn: int, commit_lsn: int, commit_time: int, xid: int) -> pa.Table:
-    """The one row that says: the table was emptied here."""
+    """The one row that records that the table was emptied here."""
     return _table(
         _CODE[[TRUNCATE]],
         np.array([lsn]),
@@ -103,8 +102,8 @@ class Plan:
         self.names = names = [column.name for column in relation.columns]
         self.kept = [i for i, name in enumerate(names) if name not in spec.excluded]
         self.doubt = spec.doubt
-        # Old tuples have the columns of the replica identity, whatever the key was before. With
-        # FULL they have all of them, and the key is what the catalog said.
+        # Old tuples have the columns of the replica identity, whatever the key was before. Under
+        # FULL they have all columns, and the key is the catalog's.
         self.key = [i for i, c in enumerate(relation.columns) if c.is_key]
         if relation.replica_identity == "f":
             self.key = [names.index(name) for name in spec.key_columns if name in names]
@@ -115,8 +114,8 @@ class Plan:
     def rows(self, batch: Changes) -> tuple[pa.Table, Ints]:
         """One padded batch: read the tuples, pick the rows to be staged, write them.
 
-        Beside the rows: where those of each change end. Raises ReplicationProblem if a message
-        isn't what the relation says, and Unusable for a change whose row can't be told.
+        Also returns where the rows of each change end. Raises ReplicationProblem if a message
+        doesn't match the relation, and Unusable for a change whose row can't be identified.
         """
         buffer = batch.message
         start = np.concatenate((np.zeros(1, np.int64), batch.stop[:-1]))
@@ -124,14 +123,14 @@ class Plan:
         marker = buffer[start]
         width = len(self.names)
         raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
-        # Of a large value there are copies enough.
+        # A large value has copies enough.
         del buffer
         batch = replace(batch, message=np.empty(0, np.uint8))
         filled = _fill(tuples, new, old)
         self._check_rows(batch, marker, tuples, new, old)
         op = _CODE[batch.op]
         split = self._splits(raw, width, op, new, old, tuples, filled)
-        # A change that splits is staged twice: first what goes, then what comes.
+        # A change that splits is staged twice: first the old row, then the new one.
         row = (
             np.arange(len(start))
             if not split.any()
@@ -163,9 +162,9 @@ class Plan:
         return rows, np.cumsum(1 + split)
 
     def _tuples(self, batch: Changes, start: Ints) -> tuple[Tuples, Ints, Ints]:
-        """All tuples in the order they came; of each change the new (or only) one and the old one.
+        """All tuples in order; and numbers of each change's new (or only) tuple and its old one.
 
-        Without an old tuple ``old`` is -1. A delete's only tuple is both.
+        The old one is -1 if there is none. A delete's only tuple is both.
         """
         buffer, stop, width = batch.message, batch.stop, len(self.names)
         marker = buffer[start]
@@ -220,7 +219,7 @@ class Plan:
     def _check_rows(
         self, batch: Changes, marker: Bytes, tuples: Tuples, new: Ints, old: Ints
     ) -> None:
-        """Raise Unusable for the first change that doesn't say which row it is of."""
+        """Raise Unusable for the first change that doesn't identify its row."""
         if self.key:
             known = (tuples.kind[self.key] == pgoutput.TEXT).all(axis=0)
             odd = ~known[new] | ((old >= 0) & ~known[np.maximum(old, 0)])
@@ -230,7 +229,7 @@ class Plan:
             odd = (batch.op != INSERT) & (marker != OLD_ROW)
             why = "doesn't say all of the old row, and the table has no key"
         if not bool(odd.any()):
-            # Only the new row of an update has values that are somewhere else.
+            # Only an update's new row may leave out values: they exist elsewhere.
             left_out = (tuples.kind == pgoutput.UNCHANGED).any(axis=0)
             odd = ((batch.op == INSERT) & left_out[new]) | ((old >= 0) & left_out[old])
             why = "leaves a value out that is nowhere else"
@@ -250,7 +249,7 @@ class Plan:
         tuples: Tuples,
         filled: Mask | None,
     ) -> Mask:
-        """Which changes are staged as two rows: updates of the key, all updates without one."""
+        """Which changes are staged as two rows: updates of the key; without a key, all updates."""
         split: Mask = (op == _CODE[UPDATE]) & (old >= 0) & (old != new)
         if not self.key or not split.any():
             return split
@@ -343,7 +342,7 @@ def _by_tuple(positions: Ints) -> Ints:
 def _fill(tuples: Tuples, new: Ints, old: Ints) -> Mask | None:
     """Take unchanged values of new tuples from their old ones, where those have them.
 
-    Marks them as text in ``tuples`` and returns which they are: their text stands in the tuple
+    Marks these values as text in ``tuples`` and returns a mask of them: their text is in the tuple
     just before. None if there are none.
     """
     which = np.flatnonzero((old >= 0) & (old != new))
@@ -363,7 +362,7 @@ def _fill(tuples: Tuples, new: Ints, old: Ints) -> Mask | None:
 
 @cache
 def _ops() -> pa.StringArray:
-    """Not made at import: it has pyarrow import pandas, which the receiver needs no 35 MB of."""
+    """Not made at import: pyarrow then imports pandas, 35 MB that the receiver doesn't need."""
     return pa.array(["I", "U", "D", "T"], pa.string())
 
 

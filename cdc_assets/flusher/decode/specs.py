@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # the decoder process has no use for what the log takes: 20 M
 def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
     """How each registered table is staged, by oid.
 
-    Not those that are parked, perhaps for weeks: only a copy ends that, and it has the changes. All
-    that are registered, not those of this process's configuration: another process may have
-    added one, and pinned it.
+    Parked tables (perhaps for weeks) are left out: only a copy ends that, and it has the changes.
+    Tables outside this process's configuration are included: another process may have added and
+    pinned one.
     """
     return {
         row.oid: DecodeSpec(
@@ -36,11 +36,11 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
 class DecodeSpec:
     """How a table is staged: its name, the columns that find a row, those that are left out.
 
-    Names are those of ``columns``, which is what was known of the table once: number, name, type's
-    oid and modifier. ``excluded_numbers``: of the excluded ones, as far as they are known.
+    Names are those of ``columns``, which were the table's once: number, name, type's oid and
+    modifier. ``excluded_numbers``: attribute numbers of excluded columns, as far as known.
 
-    ``hidden.as_sent`` says it with a relation's own names; ``doubt`` is then why its key can't be
-    told, or empty.
+    ``decoder.process`` replaces the names by a relation's own; ``doubt`` is then why its key can't
+    be determined, or empty.
     """
 
     table: TableId

@@ -1,10 +1,10 @@
-"""A batch of frames with its transactions found, and held against what pgoutput promises of them.
+"""Finds the transactions in a batch of frames, and checks what pgoutput promises of them.
 
 Transactions come whole, one after the other, in the order of their commit records: so each commits
 where its Begin said, and none below a position that was reported as safe before. A stream that
-breaks this was damaged on the way; what it says can't be trusted, and is refused with the LSN.
+breaks this was damaged on the way: it can't be trusted, and is refused with the LSN.
 
-What does not belong: what the columns of a change are (``rows``), what waits (``decoder``).
+Elsewhere: the columns of a change (``rows``), the changes that wait (``decoder``).
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from cdc_assets.postgres.pgoutput import (
     Scan,
 )
 
-# Where fields stand in a frame, behind the XLogData header and the kind of the message.
+# Offsets of fields in a frame, after the XLogData header and the kind of the message.
 _BODY = XLOG_HEADER_BYTES + 1
 _CHANGE = _BODY + 4  # behind the relation's oid
 _ORIGIN_NAME = _BODY + 8  # behind the commit's LSN at the origin
-# In the XLogData header: the LSN of the record that a frame comes from; of a Commit, where it ends.
-# Of a keepalive, the end of the WAL.
+# In the XLogData header: the LSN of the record that a frame comes from, of a Commit the LSN of its
+# end. In a keepalive: the end of the WAL.
 _LSN = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """An open transaction, from its Begin: its commit record's LSN, microseconds since 2000."""
+    """An open transaction as in its Begin: commit record's LSN, microseconds since 2000, xid."""
 
     commit_lsn: int
     commit_time: int
@@ -59,10 +59,10 @@ class Transaction:
 class Batch:
     """A scanned batch with its transactions found.
 
-    ``changes``: frames that are I, U or D; ``events``: those that are R or T. ``transaction``: for
-    each frame, which one it is in, where 0 is the one that was open before the batch.
-    ``commit_end`` and ``last_commit_time``: of the last commit, 0 without one. ``position``: every
-    transaction that is still to come commits from there on.
+    ``changes``: frames that are I, U or D; ``events``: those that are R or T. ``transaction``: the
+    number of each frame's transaction, where 0 is the one that was open before the batch.
+    ``commit_end`` and ``last_commit_time``: of the last commit, 0 without one. ``position``: all
+    transactions still to come commit from there on.
     """
 
     scan: Scan
@@ -81,7 +81,7 @@ class Batch:
 
     @classmethod
     def read(cls, scan: Scan, opened: Transaction | None, position: int) -> Batch:
-        """``position``: of what came before. Raises ReplicationProblem if the stream is broken."""
+        """``position``: of the batch before. Raises ReplicationProblem if the stream is broken."""
         begins, commits = scan.of(BEGIN), scan.of(COMMIT)
         borders = scan.of(BEGIN, COMMIT)
         expected = np.resize([BEGIN, COMMIT] if opened is None else [COMMIT, BEGIN], len(borders))
@@ -103,7 +103,7 @@ class Batch:
         _check(scan, commits, as_begun, "a Commit that isn't its transaction's")
         keepalives = scan.of(KEEPALIVE)
         idle = ~inside[keepalives]
-        # By frame, what is safe behind it.
+        # The position that is safe after each frame.
         safe = np.zeros(len(scan.kind), np.int64)
         safe[commits] = ends
         safe[keepalives] = np.where(idle, scan.lsn(keepalives, _LSN), 0)
@@ -117,7 +117,7 @@ class Batch:
         recorded = scan.of(INSERT, UPDATE, DELETE, TRUNCATE)
         in_time = scan.lsn(recorded, _LSN) <= commit_lsn[transaction[recorded]]
         _check(scan, recorded, in_time, "a change behind its transaction's commit")
-        # A source that subscribes elsewhere sends one for each transaction of there.
+        # A source that is itself a subscriber sends an Origin for each transaction it applied.
         named = ranges(scan.buffer, scan.start[origins] + _ORIGIN_NAME, scan.stop[origins])
         ends_once = pc.find_substring(named, b"\0").to_numpy() == (
             scan.stop[origins] - scan.start[origins] - _ORIGIN_NAME - 1
@@ -144,7 +144,7 @@ class Batch:
         )
 
     def copied(self, frames: Ints, oids: Ints) -> Changes:
-        """The changes of these frames, which are in order, of these relations."""
+        """A copy of the changes in these frames, which are in order, of these relations."""
         messages = ranges(
             self.scan.buffer, self.scan.start[frames] + _CHANGE, self.scan.stop[frames]
         )

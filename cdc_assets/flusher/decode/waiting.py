@@ -1,9 +1,9 @@
-"""What waits to be staged, and its decoding: tables that look the same are decoded together.
+"""Changes that wait to be staged, and their decoding: tables of one layout are decoded together.
 
 A columnar decode has a fixed cost of about a millisecond, which a few hundred changes of one table
 don't pay for. Tables of one layout (partitions, a schema for each customer) are read as if they
-were one, and what comes out is cut where one ends and the next one begins. What does not belong:
-how a change is read (``rows``), and where its rows go (``stage.staging``).
+were one, and the result is cut where one ends and the next one begins. Elsewhere: how a change is
+read (``rows``), and where its rows go (``stage.staging``).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Pending:
 
 
 def decoded(pendings: Sequence[Pending]) -> Iterator[tuple[int, pa.Table]]:
-    """Staged rows in tables of bounded size, each with the number of the pending it is of.
+    """Staged rows in tables of bounded size, each with the number of its pending.
 
-    Those of one stand together, in commit order; which one comes first is left open. Nothing holds
-    on to a table that was taken. A batch of one with a change that can't be staged is left out, and
-    the pending says why. Raises ReplicationProblem if a message isn't what its relation says.
+    Tables of one pending come together, in commit order; the order of pendings is undefined. No
+    reference to a taken table is kept. A pending's batch with a change that can't be staged is left
+    out; ``unusable`` is why. Raises ReplicationProblem if a message doesn't match its relation.
     """
     plans = [Plan(pending.spec, pending.relation) for pending in pendings]
     alike: dict[object, list[int]] = {}
@@ -67,7 +67,7 @@ def _rows(
     width: int,
     parts: Iterable[tuple[int, Changes]],
 ) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of changes whose plans, which the numbers say, have one layout."""
+    """The rows of changes, each with the number of its plan; the plans have one layout."""
     for batch in batches(parts, width):
         owners = [
             (owner, [piece for _, piece in pieces])
@@ -97,7 +97,7 @@ def _alone(plan: Plan, pending: Pending, pieces: Sequence[Changes]) -> list[pa.T
 def _together(
     plan: Plan, owners: Sequence[tuple[int, Sequence[Changes]]]
 ) -> list[tuple[int, pa.Table]] | None:
-    """The rows of each owner; None if there is something odd, whose owner has to be found."""
+    """The rows of each owner; None if something is odd, so that its owner has to be found."""
     try:
         rows, ends = plan.rows(joined([piece for _, pieces in owners for piece in pieces]))
     except (ReplicationProblem, Unusable):

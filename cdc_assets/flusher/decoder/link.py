@@ -1,4 +1,4 @@
-"""The decoder process as the flusher has it: what they say to each other."""
+"""The decoder process as the flusher sees it, and the messages between them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cdc_assets.log.staged.storage import Storage
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.traces import log_level
 
-# What batches were made of goes back as a whole, so the peaks of NumPy and of Arrow don't add up:
-# 40 MB less. Any smaller threshold has the kernel clear pages all the time, at twice the CPU.
+# A batch's memory is given back as a whole, so the peaks of NumPy and of Arrow don't add up: 40 MB
+# less. Any smaller threshold makes the kernel clear pages all the time, at twice the CPU.
 _ALLOCATION = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_MMAP_THRESHOLD_": str(3 * 2**20),
@@ -27,7 +27,7 @@ _ALLOCATION = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the decoder needs to know for its whole life; ``begin``: the LSN it is streamed from."""
+    """Settings for the decoder's whole life; ``begin``: the LSN that the stream begins at."""
 
     source: str
     source_dsn: str = field(repr=False)
@@ -68,7 +68,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Staged files in commit order. ``position``: what is safe once they are registered.
+    """Staged files in commit order. ``position``: safe to acknowledge once they are registered.
 
     ``commit_end`` and ``commit_time``: of the last transaction in them.
     """
@@ -83,7 +83,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """A staged file couldn't be stored for ``reason``. Any other answer says that it now is."""
+    """A staged file couldn't be stored, for ``reason``. Any other reply means that it now is."""
 
     reason: str
 
@@ -98,7 +98,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Excluded columns have these attribute numbers; those of ``doubtful`` may be other ones."""
+    """Attribute numbers of excluded columns; columns in ``doubtful`` may be wanted ones."""
 
     table: TableId
     numbers: frozenset[int]
@@ -109,7 +109,7 @@ class Excluded:
 class Refused:
     """Changes of a table aren't staged, for ``reason``; only a new copy makes its log whole again.
 
-    ``commit_lsn``: of the last one's transaction.
+    ``commit_lsn``: of the last such change's transaction.
     """
 
     table: TableId
@@ -123,7 +123,7 @@ Reply = Consumed | Flushed | Retrying | Failed | Excluded | Refused
 class DecoderProcess:
     """The receiver's end: starts the process, ends it for sure.
 
-    Raises ConfigurationError where its log would have no level.
+    Raises ConfigurationError if ``CDC_ASSETS_LOG_LEVEL`` is no level.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -145,9 +145,9 @@ class DecoderProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it at once unless it has ended: the pipe then says so, and stays open until close.
+        """End the process at once; the pipe then reports its end, and stays open until close.
 
-        What it was storing is an orphan, as after any crash.
+        A file it was storing is an orphan, as after any crash.
         """
         self._process.kill()
         self._process.wait()

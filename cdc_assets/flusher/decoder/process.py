@@ -7,15 +7,15 @@ The conversation, over one duplex pipe: the receiver sends :class:`Frames` (each
 joined bytes), :class:`Specs`, :class:`Finish`; this process answers :class:`Consumed` after each
 batch, :class:`Flushed` in the order of the log, :class:`Excluded` and :class:`Refused` before what
 they are about, :class:`Retrying` whenever a file can't be stored and will be tried again, or
-:class:`Failed` once, and then it ends. It never decides what is safe: ``Flushed`` says "these files
-exist, and once they are registered everything below ``position`` is"; registering and
-acknowledging is the receiver's (invariants 1 and 2).
+:class:`Failed` once, and then it ends. It never decides what is safe: ``Flushed`` means "these
+files exist, and once they are registered everything below ``position`` is safe"; the receiver
+registers and acknowledges (invariants 1 and 2).
 
 Invariant 3: rows of an open transaction that outgrow ``flush_bytes`` are staged in parts as they
 arrive. Everything committed is reported before the first part is staged, so the parts stand in
 commit order; they are reported at the commit, or never.
 
-It ends when the pipe does, whatever it waits for: it can't outlive the receiver.
+The process ends when the pipe does, whatever it waits for: it can't outlive the receiver.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ logger = logging.getLogger(__name__)
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
-# A flush costs some 60 µs for every table that has changes, however few they are. So that this is
-# little by the change, changes gather between flushes: until each of the tables has so much …
+# A flush costs some 60 µs for every table that has changes, however few. To make that little per
+# change, changes gather between flushes: until the tables with changes have this much each …
 WORTH_A_TURN_BYTES = 256 * 2**10
-# … or so many times flush_bytes wait;
+# … or this many times flush_bytes wait;
 MOST_GATHERED = 1.5
-# and if so much doesn't come: for at least twice as long as the last flush took …
+# if fewer changes come: for at least this many times the duration of the last flush …
 REST = 2.0
-# … and never for longer than this.
+# … but never for longer than this.
 LONGEST_REST_SECONDS = 10.0
 
 
@@ -146,7 +146,7 @@ class _Worker:
     def is_due(self) -> bool:
         if self.due is None or (late := time.monotonic() - self.due) < 0:
             return False
-        # While more waits to be taken in, a flush makes nothing fresh.
+        # While more frames wait, a flush doesn't make the log current.
         return late >= LONGEST_REST_SECONDS or not self.pipe.poll(0)
 
     def take_in(self, command: Frames) -> None:
@@ -154,7 +154,7 @@ class _Worker:
         commits = self.decoder.commit_end
         self.decoder.feed(blob, np.frombuffer(command.lengths, np.int32))
         size = len(blob)
-        del blob  # what is flushed was copied, and of a large value there are copies enough
+        del blob  # waiting changes are copies, and a large value has copies enough
         self.say_consumed(size)
         committed = self.decoder.commit_end != commits
         if self.is_full() or (committed and self.parts):
@@ -169,7 +169,7 @@ class _Worker:
             self.say_consumed(0)
 
     def is_full(self) -> bool:
-        """Whether what is committed is worth a flush, or all that may wait is waiting."""
+        """Whether the committed changes are worth a flush, or no more may wait."""
         decoder, least = self.decoder, self.settings.flush_bytes
         worth = decoder.committed_tables * WORTH_A_TURN_BYTES
         waiting = decoder.committed_bytes + decoder.open_bytes
@@ -182,7 +182,7 @@ class _Worker:
         self.pipe.send(Consumed(byte_size, waiting))
 
     def stage(self, taken: Sequence[Pending]) -> list[WrittenFile]:
-        """Write the rows of each; those of a table that can't be told apart are refused."""
+        """Write the rows of each; a table whose rows can't be identified is refused."""
         files = self.staging.write(taken)
         for pending in taken:
             if (unusable := pending.unusable) is not None:
@@ -202,8 +202,8 @@ class _Worker:
         decoder = self.decoder
         files: list[WrittenFile] = []
         if decoder.position > self.reported:
-            # The position stands still while a transaction is open, and all before it was reported
-            # when its first part was staged: so whatever parts there are, they are committed.
+            # The position stays while a transaction is open, and all before it was reported when
+            # its first part was staged: so any parts there are now are committed.
             files = self.parts + self.stage(decoder.take_committed())
             self.parts = []
         self.due = None
@@ -254,7 +254,7 @@ def _commit_time(microseconds: int | None) -> datetime | None:
 
 
 def serve(pipe: Connection) -> int:
-    """The process's life; the exit code. Errors are reported to the receiver, never swallowed."""
+    """Serve to the end; returns the exit code. Errors are reported to the receiver."""
     settings: Settings = pipe.recv()
     staging = Staging(
         settings.staging_uri,

@@ -1,8 +1,8 @@
 """Staged rows as Parquet: a file of one table, or one that small tables share.
 
 A file costs a fraction of a millisecond and an upload, however little is in it, and a flush of a
-thousand tables would have a thousand. So tables with little to be written share files. Which rows
-are whose is said by the log (``first_row`` of an entry), what their columns are by the file.
+thousand tables would write a thousand files. So tables with little to write share files. The log
+records which rows are a table's (``first_row`` of an entry), the file records their columns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PARQUET: Mapping[str, Any] = {
 
 
 def encode(pending: Pending, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, Counter[str]]:
-    """A file of its own in memory, and how many rows it has of each ``_op``.
+    """Encode one table's file in memory; returns it, and its rows counted by ``_op``.
 
     Row groups are the decoder's batches, so no reader meets a huge one.
     """
@@ -55,9 +55,9 @@ def encode(pending: Pending, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, Cou
 def encode_shared(
     pieces: Sequence[tuple[Pending, Sequence[pa.Table]]],
 ) -> tuple[pa.Buffer, list[tuple[int, Counter[str]]]]:
-    """The pieces, one behind the other, as one file in memory.
+    """Encode the pieces, one after the other, as one file in memory.
 
-    Of each piece: its first row in the file, and how many rows it has of each ``_op``.
+    Also returns for each piece its first row in the file, and its rows counted by ``_op``.
     """
     found: list[tuple[int, Counter[str]]] = []
     relations: dict[bytes, bytes] = {}
@@ -77,7 +77,7 @@ def encode_shared(
 
 
 def _operations(pending: Pending, table: pa.Table) -> Counter[str]:
-    """How many rows there are of each ``_op``; says what had to be mended in their text."""
+    """The rows counted by ``_op``; logs how many had text that was repaired."""
     if invalid := invalid_text(table):
         logger.warning(
             "%s: %d rows held bytes that are no UTF-8 text; each became U+FFFD",

@@ -1,17 +1,17 @@
 """Staged files: waiting changes written as Parquet where every consumer can read them.
 
 A file that is reported here exists, whole and durable: the acknowledgement to the source follows
-(invariant 1), and what is acknowledged is never sent again. So a local file is synced, and its
-folder; an object store shows an object only when its upload is complete. Names are random: a
-restart can't meet a name again (a counter would overwrite live files). A file that was written, or
-half of it, but never registered is an orphan, which maintenance removes: whatever stands below
-``<uri>/<source>/`` and isn't in ``log_index``.
+(invariant 1), and what is acknowledged is never sent again. So a local file and its folder are
+synced; an object store shows an object only when its upload is complete. Names are random, so a
+restart can't meet a name again (a counter would overwrite live files). A file that was written,
+perhaps half, but never registered is an orphan: anything below ``<uri>/<source>/`` that isn't in
+``log_index``. Maintenance removes orphans.
 
-Nothing that was received is given up because it can't be stored: storing is tried again until it
-works, and every failure is told (``on_trouble``), so that a person sees what is waited for. Only
-before anything was received a place that waiting won't mend is refused (:func:`check_place`).
+Received changes are never given up because they can't be stored: storing is tried again until it
+works, and every failure is reported (``on_trouble``), so that a person sees the cause. A place that
+waiting won't mend is refused only before anything was received (:func:`check_place`).
 
-What does not belong: when to write (``decoder.process``), registration (``session``).
+Elsewhere: when to write (``decoder.process``), registration (``session``).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 LONGEST_WAIT_SECONDS = 15.0
 # Files stored at a time: storing waits for disks and networks, not for the processor.
 PARALLEL_WRITES = 8
-# What has less than this to be written shares a file with others …
+# A table with less than this to write shares a file with others …
 SMALL_BYTES = 256 * 2**10
-# … until this is in it: large enough to be worth a file, small enough to be read for one table.
+# … until the file has this: large enough to be worth a file, small enough to read for one table.
 SHARED_FILE_BYTES = 4 * 2**20
 
 
@@ -60,9 +60,8 @@ SHARED_FILE_BYTES = 4 * 2**20
 class WrittenFile:
     """Rows of a table in a durable staged file that isn't registered yet; ``path`` is a URI.
 
-    ``byte_size``: of the file, or the rows' share of a shared one. ``operations``: how many rows
-    there are of each ``_op``. ``first_row``: of a shared file, the number of the first one.
-    ``sha256``: of the file.
+    ``byte_size``: of the file, or the rows' share of a shared one. ``operations``: the rows counted
+    by ``_op``. ``first_row``: number of the first row in a shared file. ``sha256``: of the file.
     """
 
     table: TableId
@@ -91,7 +90,7 @@ class _Files:
         self._storing: list[Future[None]] = []
 
     def add(self, number: int, tables: Iterable[pa.Table]) -> None:
-        """A file of its own with the rows of the pending with this number."""
+        """Write the rows of the pending with this number to a file of their own."""
         table = self._pendings[number].spec.table
         data, operations = encode(self._pendings[number], tables)
         path = self._store(folder_name(table), data)
@@ -99,7 +98,7 @@ class _Files:
         self._written[number] = WrittenFile(table, path, data.size, operations, sha256=digest)
 
     def add_shared(self, pieces: Mapping[int, Sequence[pa.Table]]) -> None:
-        """One file with the rows of these pendings."""
+        """Write the rows of these pendings to one file."""
         data, found = encode_shared([(self._pendings[n], tables) for n, tables in pieces.items()])
         path = self._store(SHARED_FOLDER, data)
         digest = hashlib.sha256(data).digest()
@@ -120,7 +119,7 @@ class _Files:
         return path
 
     def stored(self) -> list[WrittenFile]:
-        """In the order of the pendings, once all are durable."""
+        """The files in the order of the pendings, once all are durable."""
         for storing in self._storing:
             storing.result()
         return [self._written[number] for number in sorted(self._written)]
@@ -129,8 +128,8 @@ class _Files:
 class Staging:
     """Writes staged files of one source below ``uri`` (``file:///…`` or ``s3://bucket/prefix``).
 
-    ``on_trouble`` is called, by one thread at a time, with each failure to store a file, before it
-    is waited for; what it raises ends the try.
+    ``on_trouble`` is called, by one thread at a time, with each failure to store a file, before the
+    wait for the next try; an exception of it ends the tries.
     """
 
     def __init__(
@@ -148,12 +147,12 @@ class Staging:
         self._writers = ThreadPoolExecutor(PARALLEL_WRITES, "staging")
 
     def write(self, pendings: Iterable[Pending]) -> list[WrittenFile]:
-        """The rows of each, those of one table in their order; all are durable when this returns.
+        """Write the rows of each, a table's in their order; all are durable when this returns.
 
-        However long that takes. Raises ReplicationProblem when a message can't be decoded.
+        It waits however long that takes. Raises ReplicationProblem if a message can't be decoded.
         """
-        # Always by the same order, so that the same tables share files: a file lives until the last
-        # of them is past it.
+        # A fixed order, so that the same tables share files: a file lives until all of its tables
+        # are past it.
         pendings = sorted(pendings, key=lambda pending: pending.relation.oid)
         files = _Files(pendings, self._submit)
         small = {i for i, pending in enumerate(pendings) if pending.byte_size < SMALL_BYTES}
@@ -174,7 +173,7 @@ class Staging:
         return files.stored()
 
     def _submit(self, folder: str, data: pa.Buffer) -> tuple[str, Future[None]]:
-        """Have a file stored, under a new name, which is returned."""
+        """Start to store a file under a new name; returns name and future."""
         today = datetime.now(UTC).date().isoformat()
         path = f"{self._base}/{folder}/{today}/{uuid.uuid4().hex}.parquet"
         return path, self._writers.submit(self._store, path, data)
