@@ -1,8 +1,8 @@
-"""A session of the coordination schema: its connection, and what is remembered by key.
+"""A session of the coordination schema: its connection, and facts stored by key.
 
-One connection in autocommit mode, used by one thread at a time. What it commits survives a crash of
-the server: the source forgets what is registered here. Its locks (``log.locks``) are lost with the
-connection. What is in the tables is ``log.tables``'s and ``log.store``'s to know.
+One connection in autocommit mode, used by one thread at a time. Its commits survive a crash of the
+server, because the source forgets what is registered here. Its locks (``log.locks``) are lost with
+the connection. ``log.tables`` and ``log.store`` handle the contents of the tables.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cdc_assets.log.schema.ownership import refuse_foreign
 from cdc_assets.log.schema.versions import migrate, newest, search_path, version
 from cdc_assets.postgres.session.connect import connect
 
-# Where the server would say "committed" before it is so, we wait. Whatever else it is set to is on
-# disk by then, here or on standbys too, and stays. Who waits for a row goes on with what it has
-# become.
+# synchronous_commit: "off" is replaced, because it reports a commit that isn't on disk yet. Every
+# other setting waits for a disk, here or on standbys too, and stays. Read committed: a statement
+# that waited for a row goes on with the row's new version.
 _ENTER = """
 select pg_catalog.set_config('search_path', %s, false),
        pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
@@ -65,7 +65,8 @@ class LogSession(SessionLocks):
     @classmethod
     def open(cls, dsn: str, source: str, schema: str) -> Self:
         """Connect, bring the schema up to date, and return the store."""
-        # Not by the name of a session that may have locks: those of before are ended by it.
+        # Not the name of a session that may have locks: migrations end earlier sessions by that
+        # name.
         connection = connect(dsn, application_name=f"cdc_assets: opening {source}")
         try:
             migrate(connection, schema, dsn)
@@ -103,7 +104,7 @@ class LogSession(SessionLocks):
 
 
 def connect_log(config: SourceConfig, purpose: str) -> psycopg.Connection[Any]:
-    """A connection of its own to the coordination schema, for what isn't a :class:`LogStore`'s.
+    """A separate connection to the coordination schema, for work outside a :class:`LogStore`.
 
     Neither creates nor migrates the schema.
     """
