@@ -23,7 +23,7 @@ from cdc_assets.lake.tables import LakeTable, listed, ticked
 
 
 def is_arranged(lake: LakeTable, loaded: Table) -> bool:
-    """Whether the layout applied last is as configured; unrecorded and unpartitioned is none."""
+    """Whether the layout applied last is as configured. No record and no partitions: no layout."""
     wanted = described(lake.table.partition_by, lake.table.sort_by)
     known = loaded.properties.get(PROPERTY)
     if known is None and loaded.spec().is_unpartitioned():

@@ -5,7 +5,7 @@ SQL catalog, where the coordination role may write by default, is believed only 
 location that we give to that table. A REST or Glue catalog, where that role has no say, chooses
 locations by itself, with names of its own: there a table is used wherever it is. Its files are
 deleted only below the warehouse, if its metadata says that we made it from this very table, and no
-other table's metadata is in its folder. ``lake.catalog.locations`` adds further right locations.
+other table's metadata is in its folder. ``lake.catalog.locations`` lists further valid ones.
 
 These checks run before each use. Spark queries the catalog once more by itself, so an entry that
 changes in between isn't noticed before the next use.
