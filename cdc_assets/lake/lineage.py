@@ -45,7 +45,7 @@ _CHANGES = (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position in the log that a lake table's history names.
+    """The position in the log, by a table's history.
 
     ``epoch`` is None where an older version named the cursor. ``foreign`` describes the first
     commit of somebody else that changed rows. ``sequence`` is the number of the snapshot that names

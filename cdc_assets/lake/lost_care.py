@@ -40,7 +40,7 @@ _FORGET = (
 
 @contextmanager
 def surviving(store: LogStore, table: TableId, what: str) -> Iterator[None]:
-    """Run the care ``what`` of a table, as in "its compaction", and count the servers it ends.
+    """Around the care ``what`` of a table ("its compaction"): counts the servers it ends.
 
     Raises TableProblem, having tried nothing, if that care ended two servers within a day.
     """

@@ -10,8 +10,8 @@ snapshot only one can publish. That is the fence behind the lock (invariants 6, 
 A writer that was taken for dead may still go on, or wake up later. The next writer drops its
 branch; but a commit to a branch that was dropped since the statement began makes the branch anew,
 off ``main`` as it is then: without the rows written to it before, or on top of what the next writer
-has published. So a writer marks its branch when making it, by a setting that a branch made anew
-like this lacks, and only a marked branch is published.
+has published. So a writer marks the branch that it makes, by a setting that a branch made anew
+lacks, and only a marked branch is published.
 """
 
 from __future__ import annotations

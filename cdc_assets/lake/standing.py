@@ -100,8 +100,8 @@ def standing(
     """The table's state and its cursor.
 
     Parks the table and raises TableProblem if it has no cursor of this copy, or if somebody else
-    changed its rows. ``whatever_others_wrote`` allows such changes, so that a comparison finds the
-    rows that differ; the change stays known.
+    changed its rows. ``whatever_others_wrote`` allows that, for a comparison to find the rows that
+    differ; the change stays known.
     """
     state = lake.state()
     if state.cursor is None:

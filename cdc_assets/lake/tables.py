@@ -72,7 +72,7 @@ class LakeTable:
         rules, is_key = self.table.columns, column.name in self.row.key_columns
         as_text = column.number in self.row.text_numbers
         found = mapping(column.type, "string" if as_text else rules.types.get(column.name))
-        # Two keys with one and the same value in the lake would be duplicate rows.
+        # Two keys with one value in the lake would be duplicate rows.
         policy = "fail" if is_key and found.fits is not None else rules.unrepresentable
         return LakeColumn(lake_column(column.name), column, found, policy, is_key)
 

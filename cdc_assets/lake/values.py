@@ -44,7 +44,7 @@ def as_lake(
     """The members of ``struct``, cast from text to the lake's types; ``keep`` columns come along.
 
     ``read_later``: the values were read at the source, see :func:`of_later`. The columns are named
-    c0, c1, … until :func:`named`, because their own names may clash with those of helpers.
+    c0, c1, … until :func:`named`, because their own names may clash with helpers.
     """
     value = of_later if read_later else typed
     flat = frame.select(

@@ -136,7 +136,7 @@ def _selected(
 
 
 def facts(batch: Iterable[Outline], window: Window, key: Sequence[str]) -> Facts:
-    """The facts of those rows of the batch that count; ``key``: the names of the key's columns."""
+    """The facts of the batch's rows that count; ``key``: the names of the key's columns."""
     rows, truncate, first, end, commit = 0, None, None, window.offset, None
     unchanged: set[str] = set()
     relinked: set[NamedKey] = set()

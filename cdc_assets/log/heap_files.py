@@ -1,4 +1,4 @@
-"""Stored records of the followed tables' heaps; ``log.heap_record`` explains their use."""
+"""Records of the followed tables' heaps; ``log.heap_record`` explains their use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEEN = "heaps_seen"
 
 
 def known_heaps(store: LogSession) -> dict[TableId, tuple[int, KnownHeaps]]:
-    """The recorded heaps of each table, with the epoch that they belong to."""
+    """The recorded heaps of each table, with their epoch."""
     horizon, _, lsn = (store.meta(_SEEN) or "0 0/0").partition(" ")
     last = Moment(int(horizon), Lsn.parse(lsn))
     rows = store.connection.execute(

@@ -4,7 +4,7 @@ Some changes of a table are in no stream: TRUNCATE of a single partition, ATTACH
 one, and all writes while a table is unlogged. Each leaves a trace in the catalog: a new heap, a
 missing heap, or another file (``relfilenode``) under a heap. Many harmless changes do, too. They
 are distinguished as follows, given a moment at which the heaps were as recorded, and its *horizon*:
-the transaction ID below which all transactions were over by then.
+the transaction ID below which all were over by then.
 
 - A file that holds a row of a transaction below the horizon was never emptied since: no transaction
   that was over by then can have written to a file made later, so the row was copied into it. VACUUM

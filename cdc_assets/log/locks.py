@@ -23,11 +23,10 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.pq import TransactionStatus
 
-# Poll interval of a waiting session: first _LOOK_SECONDS, then this share of its wait so far, but
-# never longer than _LOOK_AT_LEAST_SECONDS.
+# Poll interval of a waiting session: at first, as a share of its wait so far, and at most.
 _LOOK_SECONDS, _LOOK_SHARE, _LOOK_AT_LEAST_SECONDS = 0.05, 0.05, 0.5
-# Interval at which a waiting session renews its wish, and looks into the server's list of locks,
-# which costs more, whether the holder lives.
+# How often a waiting session renews its wish, and checks in the server's list of locks, which costs
+# more, whether the holder lives.
 _WISH_SECONDS = 1.0
 # A wish reserves the lock for this long after it was last renewed.
 _WISHED_SECONDS = 3.0

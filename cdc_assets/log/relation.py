@@ -86,7 +86,7 @@ def altered(
 ) -> frozenset[TableId]:
     """The streaming tables that have other columns at the source than in the lake.
 
-    One query for all; a table that is gone isn't among them.
+    One query for all; tables that are gone are left out.
     """
     streaming = [row for row in rows if row.state == "streaming"]
     sent, oids = sent_columns(source, publication), [row.oid for row in streaming]

@@ -19,9 +19,8 @@ from cdc_assets.log.schema.ownership import refuse_foreign
 from cdc_assets.log.schema.versions import migrate, newest, search_path, version
 from cdc_assets.postgres.session.connect import connect
 
-# synchronous_commit: "off" is replaced, because it reports a commit that isn't on disk yet. Every
-# other setting waits for a disk, here or on standbys too, and stays. Read committed: a statement
-# that waited for a row goes on with the row's new version.
+# synchronous_commit "off" is replaced: it reports commits that aren't on disk yet. Others wait for a
+# disk, here or on standbys too, and stay. A statement that waited for a row sees its new version.
 _ENTER = """
 select pg_catalog.set_config('search_path', %s, false),
        pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
@@ -65,8 +64,7 @@ class LogSession(SessionLocks):
     @classmethod
     def open(cls, dsn: str, source: str, schema: str) -> Self:
         """Connect, bring the schema up to date, and return the store."""
-        # Not the name of a session that may have locks: migrations end earlier sessions by that
-        # name.
+        # Not the name of sessions that may have locks: a migration ends sessions by that name.
         connection = connect(dsn, application_name=f"cdc_assets: opening {source}")
         try:
             migrate(connection, schema, dsn)

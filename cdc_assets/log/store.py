@@ -1,4 +1,4 @@
-"""The leaderless log in Postgres: what was staged, how far it is safe, how far it was applied.
+"""The leaderless log in Postgres: staged files, how far they are safe, how far they are applied.
 
 Keeps invariants 1 to 3: one transaction registers files, takes their offsets and moves
 ``flushed_lsn``; offsets of a table rise in the order of registration, which is commit order. There
@@ -74,7 +74,7 @@ class LogEntry:
 
     @property
     def rows(self) -> StagedRows:
-        """The location of the entry's rows."""
+        """The entry's rows in its file."""
         return StagedRows(
             self.path, self.end_offset - self.start_offset, self.first_row, self.sha256
         )
@@ -146,8 +146,8 @@ class LogStore(TableRegistry):
     def await_flushed(self, lsn: Lsn) -> None:
         """Report to the flusher that a caller waits for ``flushed_lsn`` to be ``lsn``.
 
-        Only the nearest LSN is kept; a caller that waits for another one repeats the call. An LSN
-        beyond the end of the WAL hides no other.
+        The nearest LSN is kept; a caller that waits for another repeats the call. An LSN beyond the
+        end of the WAL hides none.
         """
         self.connection.execute(
             "update flushed_lsn set awaited = %(lsn)s where source = %(source)s"
@@ -300,7 +300,7 @@ class LogStore(TableRegistry):
         return Cursor(row[0], _must(row[1]), row[2]) if row else None
 
     def set_cursor(self, table: TableId, cursor: Cursor, claim: Claim | None = None) -> None:
-        """Remember what the Iceberg table says; the table is the truth, this is its cache.
+        """Remember the Iceberg table's cursor; the table is the truth, this is its cache.
 
         Raises Fenced, having changed nothing, if ``claim`` is another worker's by now.
         """

@@ -279,9 +279,8 @@ class TableRegistry(LogSession):
     def park_log(self, table: TableId, reason: str, committed: Lsn) -> bool:
         """Park a table whose log lacks a transaction that committed at ``committed``.
 
-        False if the table is parked already, or its copy has the transaction. A table that still
-        waits for a pin gets a new epoch, and so a pin that is made only from now on, which has the
-        transaction.
+        False if the table is parked already, or its copy has the transaction. A table that waits
+        for a pin gets a new epoch, and so a pin made from now on, which has the transaction.
         """
         waits = self.connection.execute(
             "update tables set epoch = epoch + 1, updated_at = now()"

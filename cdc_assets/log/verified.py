@@ -19,8 +19,7 @@ class Compared:
     ``next_share``: where the next part begins, from 0 to 1. ``missed_since``: since when nothing
     was compared, None if the last attempt succeeded; ``compared_at``: the time of the last
     comparison. ``round_ended``: when the last part of a whole round was compared. ``differed_at``:
-    when rows of the copy ``differed_epoch`` differed; None again once the whole table was found
-    equal.
+    when rows of the copy ``differed_epoch`` differed, until all of it was found equal since.
     """
 
     next_share: float = 0.0

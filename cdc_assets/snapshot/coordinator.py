@@ -41,7 +41,7 @@ def copy_table(
 ) -> list[ChunkProgress]:
     """Land the outstanding chunks of ``table`` (``only``: of these keys) and return the whole plan.
 
-    Raises what :func:`copy_tables` returns.
+    Raises the error that :func:`copy_tables` returns for it.
     """
     failed = copy_tables(pipeline, session, [table], only=only, on_progress=on_progress)
     if table in failed:
@@ -153,7 +153,7 @@ class _Coordinator:
                 self._copies.remove(copy)
 
     def _tasks(self) -> list[CopyTask]:
-        """The tasks for a job that starts now; their pins are held while this coordinator runs."""
+        """The tasks for a job now; their pins are held while this coordinator runs."""
         tasks: list[CopyTask] = []
 
         def prepare(copy: TableCopy) -> bool:

@@ -7,9 +7,9 @@ place in one atomic step when it is complete: until then readers see the old row
 
 Keeps invariant 6. A commit names the chunks that it adds, and is refused by the catalog if the
 table moved since its chunks were last looked at: of two coordinators, however late one of them
-wakes up, one lands a chunk. The commits are pyiceberg's: one takes 50 ms instead of a second
-through Spark, and has the very condition that is needed. pyiceberg doesn't write format version 3
-yet, so a target is made as version 2; the first merge upgrades it, which changes metadata only.
+wakes up, one lands a chunk. pyiceberg commits, in 50 ms instead of a second through Spark, and on
+the very condition that is needed. It doesn't write format version 3 yet, so a target is made as
+version 2; the first merge upgrades it, which changes metadata only.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Landing:
     def land(self, written: Sequence[ChunkProgress]) -> None:
         """Commit the files of ``written`` chunks, and mark these landed.
 
-        Raises Fenced when somebody else moved the table meanwhile; nothing is lost by that.
+        Raises Fenced if another writer moved the table meanwhile; nothing is lost by that.
         """
         loaded = self._loaded()
         landed = self._landed(loaded)
@@ -267,7 +267,7 @@ class Landing:
         return files, keys
 
     def _data_file(self, loaded: Table, file: str) -> DataFile | None:
-        """The file with its statistics; None if it isn't whole, or not in the table's data folder.
+        """The file with its statistics; None if it isn't whole, or isn't in the data folder.
 
         Raises TableProblem if it can't be reached from here, or if too many files are like that.
         """

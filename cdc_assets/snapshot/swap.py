@@ -1,8 +1,7 @@
 """A complete copy takes the lake table's place, in one step for its readers.
 
 A coordinator may be taken for dead while its statement goes on in the server. The statement may end
-long after another coordinator has done the same and merges have followed. Its rows must not win
-then:
+long after another coordinator did the same and merges followed. Its rows must not win then:
 
 - A table that doesn't exist yet is created with its rows. The catalog refuses a second creation.
 - A table that has the copy's columns gets its rows on a branch, which is published like a merge

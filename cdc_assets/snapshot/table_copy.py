@@ -175,7 +175,7 @@ class TableCopy:
         return False
 
     def task(self, snapshot_name: str, worker: str) -> CopyTask:
-        """The task of a job for this table, under the snapshot ``snapshot_name``."""
+        """This table's task of a job."""
         config, row = self._pipeline.config, self._row
         listed = sql.SQL(", ").join(
             select_expression(c.source, c.mapping, c.policy, is_key=c.is_key)
@@ -213,7 +213,7 @@ class TableCopy:
     # --- parts ---
 
     def _unfit(self, name: str) -> NoReturn:
-        """Raise for a value of column ``name`` that has no form in the lake, with policy fail."""
+        """Raise: a value of column ``name`` has no form in the lake, and its policy is fail."""
         column = next(c for c in self._landing.lake.columns if name in (c.name, c.source.name))
         what = f"column {name} has a value that the lake's {column.mapping.lake} can't hold"
         if not column.is_key:
@@ -269,7 +269,7 @@ class TableCopy:
         return pin is not None
 
     def _over(self) -> bool:
-        """Whether somebody else finished the copy. Raises Fenced if it is another one now."""
+        """Whether another coordinator finished the copy. Raises Fenced if it began anew."""
         now = self._store.copy_state(self.table)
         if now is None or now.epoch != self._row.epoch:
             raise Fenced(f"{self.table}: its copy was started anew elsewhere; this run stops.")

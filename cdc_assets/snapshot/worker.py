@@ -182,8 +182,8 @@ def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: _LakeF
 def _check(run: Read, heaps: Mapping[int, TableId], chunks: Sequence[Claimed]) -> None:
     """Raise _Rewritten if a heap isn't the one that was planned; our lock keeps it as it is.
 
-    The functions here see the present, not the snapshot. A snapshot doesn't protect from TRUNCATE,
-    and ctids don't outlive VACUUM FULL.
+    The functions see the present, not the snapshot, which doesn't protect from TRUNCATE; and ctids
+    don't outlive VACUUM FULL.
     """
     for oid, filenode in {(c.oid, c.filenode) for c in chunks}:
         name = sql.Literal(heaps[oid].identifier.as_string(None))

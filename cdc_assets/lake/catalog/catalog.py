@@ -176,7 +176,7 @@ def _bare(address: str) -> str:
 
 
 def shown(config: SourceConfig) -> dict[str, Any]:
-    """How to open the catalog, without secrets: what ``status --json`` prints."""
+    """The catalog's address and settings without secrets, for ``status --json``."""
     kind = config.lake.catalog.type
     uri = config.lake.catalog.uri
     address = _bare(uri.get_secret_value()) if uri is not None else None

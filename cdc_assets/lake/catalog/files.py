@@ -19,7 +19,7 @@ PLACES = "cdc.places"
 class PlacedFileIO(PyArrowFileIO):
     """pyiceberg's FileIO, limited to files below the places of its property PLACES, a JSON list.
 
-    Raises ForeignPath for any other file.
+    Raises ForeignPath for others.
     """
 
     def __init__(self, properties: Properties) -> None:

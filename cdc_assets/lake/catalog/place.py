@@ -36,7 +36,7 @@ TABLES = ("iceberg_tables", "iceberg_namespace_properties")
 def catalog_schema(config: SourceConfig) -> str | None:
     """The schema of the default SQL catalog, there or not; None where another one is configured.
 
-    Looked up once a process. Raises psycopg.OperationalError if it can't be asked.
+    Looked up once a process. Raises psycopg.OperationalError without a connection.
     """
     if config.lake.catalog.type != "sql" or config.lake.catalog.uri is not None:
         return None

@@ -101,7 +101,7 @@ def cache_folder() -> Path:
 
 
 def _home() -> Path | None:
-    """The home folder; None for a user that the system doesn't know, as in containers."""
+    """The home folder; None for a user unknown to the system, as in containers."""
     with suppress(RuntimeError):
         return Path.home()
     return None
@@ -134,8 +134,8 @@ def provide(
 ) -> list[Path]:
     """The verified jars in ``folder``, fetched if need be.
 
-    A file with another SHA-256 is reported and thrown away. Raises EnvironmentProblem if a jar
-    can't be had, or kept.
+    A file with another SHA-256 is reported and thrown away. Raises EnvironmentProblem if one can't
+    be had, or kept.
     """
     try:
         _make_private(folder)

@@ -16,7 +16,7 @@ TOKEN = "spark.connect.authenticate.token"  # noqa: S105 - the setting's name
 
 @dataclass(frozen=True, slots=True)
 class SparkServerSettings:
-    """What makes one server different from another."""
+    """The settings that distinguish one server from another."""
 
     cores: int = 2
     memory: str = "3g"

@@ -165,7 +165,7 @@ def _answers(port: int) -> bool:
 # -- the child's side
 
 
-# Variables about another Spark, which this environment may have.
+# Variables that may point to another Spark.
 _OTHERS = (
     "SPARK_REMOTE",
     "SPARK_CONNECT_MODE_ENABLED",

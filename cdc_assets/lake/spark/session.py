@@ -146,7 +146,7 @@ def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
 def another_session(session: SparkSession, config: SourceConfig) -> SparkSession:
     """A session beside ``session``, on its server; the caller stops it.
 
-    Not within :func:`summary`: the new session would have that statement's settings, too. Raises
+    Not within :func:`summary`: it would have the statement's settings, too. Raises
     PySparkException where the server is too old for it.
     """
     clone: SparkSession = session.cloneSession()  # type: ignore[attr-defined]

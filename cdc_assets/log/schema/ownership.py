@@ -20,7 +20,7 @@ from cdc_assets.messages.findings import Finding
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Objects that a message lists, for a person to read.
+# Objects listed in one message.
 _LISTED = 5
 
 # Roles whose objects may run with our rights: ``select oid from trusted``.
@@ -57,8 +57,8 @@ select pg_catalog.pg_get_userbyid(nspowner)::text, nspowner in (select oid from 
        current_user::text
   from space
 """
-# Objects of other roles: every owner is in pg_shdepend except the superuser that made the cluster.
-# For tables of the schema's owner, also the statement that gives them to our role.
+# Objects of other roles; pg_shdepend has all owners but the superuser that made the cluster. For
+# tables of the schema's owner, also the statement that gives them to our role.
 _FOREIGN: LiteralString = f"""
 with {_OURS}
 select pg_catalog.pg_describe_object(o.classid, o.objid, 0) || ' of '
@@ -140,7 +140,7 @@ select privilege in ('CREATE', 'TRIGGER'), coalesce(r.rolname, 'PUBLIC')::text,
 def ownership_findings(connection: Connection, schema: str) -> Iterator[Finding]:
     """Findings on what in ``schema`` isn't ours alone; none without a schema. A few milliseconds.
 
-    Errors: objects that may run as our role or be taken for ours, and rights to add such.
+    Errors: objects that may run as our role or pass for ours, and rights to add such.
     """
     which = {"schema": schema}
     row = connection.execute(_OWNER, which).fetchone()

@@ -85,7 +85,7 @@ class Watch:
     def beat(self, now: datetime) -> datetime | None:
         """Note a heartbeat; processes silent since the returned time are dead. None: undecidable.
 
-        A gap of more than half of STALE_SECONDS, or a clock that went back, is a break.
+        A gap of over half of STALE_SECONDS, or a clock that went back, is a break.
         """
         stale = timedelta(seconds=STALE_SECONDS)
         if self.last is None or not timedelta() <= now - self.last <= stale / 2:
@@ -97,8 +97,7 @@ class Watch:
 class Heart:
     """Beats for this process in a thread and a session of its own; ends the sessions of the dead.
 
-    Errors are logged and the beat is tried again: if the database is down, no other process gets
-    the turn.
+    Its errors are logged, and it tries again: without the database no other process takes over.
     """
 
     def __init__(self, config: SourceConfig, note: Note = lambda _name, _trouble: None) -> None:
@@ -129,7 +128,7 @@ class Heart:
         return int(pid)
 
     def give_up(self, pid: int) -> None:
-        """Mark the session as closed or lost: if the server still has it, it may be ended."""
+        """Give up a closed or lost session: the heart ends it if the server still has it."""
         with self._lock:
             if (start := self._mine.pop(pid, None)) is not None:
                 self._given_up.add((pid, start))
