@@ -19,8 +19,8 @@ from cdc_assets.log.schema.ownership import refuse_foreign
 from cdc_assets.log.schema.versions import migrate, newest, search_path, version
 from cdc_assets.postgres.session.connect import connect
 
-# synchronous_commit "off" is replaced: it reports commits that aren't on disk yet. Others wait for a
-# disk, here or on standbys too, and stay. A statement that waited for a row sees its new version.
+# synchronous_commit "off" is replaced: it reports commits that aren't on disk yet. Others wait for
+# a disk, here or on standbys too, and stay. A statement that waited for a row sees its new version.
 _ENTER = """
 select pg_catalog.set_config('search_path', %s, false),
        pg_catalog.set_config('default_transaction_isolation', 'read committed', false),

@@ -29,6 +29,6 @@ if __name__ == "__main__":
 
     import cdc_assets.snapshot.worker  # noqa: F401
 
-    # A worker collects garbage after each task: without imported objects that saves another 0.15 s.
+    # A worker collects garbage after each task: skipping what was imported saves another 0.15 s.
     gc.freeze()
     daemon.manager()  # type: ignore[no-untyped-call]
