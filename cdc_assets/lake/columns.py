@@ -1,9 +1,9 @@
-"""What a lake table itself says of its columns: which column of the source is which of its fields.
+"""A lake table's own record of its columns: the field that holds each column of the source.
 
 The table is the truth, as for its cursor; the coordination schema only has a copy. A field is known
-by its Iceberg id, which a rename keeps, and a column by its attribute number, which a rename keeps
-too. So whoever finds a table that a dead writer has altered half-way sees what is left to be done,
-and what somebody else has renamed or dropped.
+by its Iceberg id, a column by its attribute number, and a rename keeps both. So a writer that finds
+a table altered half-way by a dead one sees the changes left to make, and the columns that somebody
+else has renamed or dropped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class TableColumns:
     """The source's columns and key as the lake table has them.
 
     ``fields``: the field id of every column that there ever was, by attribute number; empty while
-    all go by their names. ``fill``: columns that were added and whose value in older rows is still
-    to be written: a text, or None where it has to be read from the source. ``altering``: a writer
-    has begun to change them. ``since``: the sequence number of the snapshot that named the cursor
-    when they were changed last; the rows of an older one aren't theirs. ``exclude`` and ``types``
-    are the configuration that the table was made with, None where an older version made it.
-    ``unknown``: columns of a table without a key that were added and, before it was asked what
-    older rows show in them, dropped again.
+    columns are matched by name. ``fill``: added columns whose value in older rows is still to be
+    written: a text, or None where it has to be read from the source. ``altering``: a writer has
+    begun to change the columns. ``since``: the sequence number of the snapshot that named the
+    cursor when the columns were changed last; the rows of an older one don't match them.
+    ``exclude`` and ``types`` are the configuration that the table was made with, None where an
+    older version made it. ``unknown``: columns of a table without a key that were added, and
+    dropped again before their values in older rows were read.
     """
 
     columns: tuple[Column, ...]

@@ -1,7 +1,7 @@
-"""The source's comments as the lake table's own: a property of it, and docs of its columns.
+"""The source's comments as the lake table's own: a table property, and docs of its columns.
 
 So every reader of the catalog finds them, the UI included. They change metadata only, without a
-snapshot; whoever sets them holds the table's writer lock (invariant 9).
+snapshot; the caller of ``annotate`` holds the table's writer lock (invariant 9).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROPERTY = "comment"
 
 
 def annotate(session: SparkSession, lake: LakeTable, told: Comments) -> bool:
-    """Make the lake table say what the source says; whether there was anything to change."""
+    """Copy the source's comments to the lake table; returns whether anything had to change."""
     loaded = lake.load()
     if loaded is None:
         return False
@@ -35,7 +35,7 @@ def statements(
     columns: Sequence[LakeColumn],
     told: Comments,
 ) -> list[str]:
-    """What is left to be said, after ``alter table t``; one commit a statement."""
+    """The clauses still needed, to follow ``alter table t``; one commit a statement."""
     docs = {field.name: field.doc or "" for field in schema.fields}
     changed = [
         f"{ticked(column.name)} comment {quoted(said)}"

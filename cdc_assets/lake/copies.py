@@ -13,9 +13,9 @@ SUFFIX = "__copy_"
 
 
 def drop_copy(copy: LakeTable, loaded: Table) -> tuple[int, int]:
-    """Drop a table that a copy landed in, with all that is in its folder: files and bytes.
+    """Drop a table that a copy landed in, with its folder; returns the deleted files and bytes.
 
-    The catalog forgets it first. What it and its metadata name elsewhere is left alone.
+    The catalog forgets the table first. Files elsewhere that its metadata names are left alone.
     """
     place = deletable(copy, loaded)
     open_catalog(copy.config).drop_table(copy.identifier)

@@ -1,9 +1,9 @@
-"""How a lake table's rows are laid out: its partitions and its order, as the configuration says.
+"""The layout of a lake table's rows: its partitions and its order, as configured.
 
 Both may be changed for a table that exists: Iceberg keeps files of several partition specs side by
-side, so that is a change of metadata; compaction moves the older files over. What was applied last
-is a property of the table, so that nothing is compared with a column's former name, and a change
-that somebody made by hand stays until the configuration changes.
+side, so that is a change of metadata; compaction moves the older files over. The layout applied
+last is a property of the table, so that nothing is compared with a column's former name, and a
+change made by hand stays until the configuration changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdc_assets.lake.tables import LakeTable, listed, ticked
 
 
 def is_arranged(lake: LakeTable, loaded: Table) -> bool:
-    """Whether the table is laid out as configured, or as it was made where nothing is."""
+    """Whether the layout applied last is as configured. No record and no partitions: no layout."""
     wanted = described(lake.table.partition_by, lake.table.sort_by)
     known = loaded.properties.get(PROPERTY)
     if known is None and loaded.spec().is_unpartitioned():
@@ -34,8 +34,8 @@ def is_arranged(lake: LakeTable, loaded: Table) -> bool:
 def arrange(session: SparkSession, lake: LakeTable, loaded: Table | None) -> None:
     """Give the table, as it was ``loaded``, the partitions and the order that are configured.
 
-    The caller holds the table's writer lock. Each statement is a commit of its own; what a dead
-    writer left is ended by the next. Raises TableProblem, having changed nothing, if a column isn't
+    The caller holds the table's writer lock. Each statement is a commit of its own; the next writer
+    finishes what a dead one left. Raises TableProblem, having changed nothing, if a column isn't
     there or Iceberg refuses its transform.
     """
     if loaded is None or is_arranged(lake, loaded):
@@ -77,13 +77,13 @@ def arrange(session: SparkSession, lake: LakeTable, loaded: Table | None) -> Non
 
 
 def partition_changes(spec: PartitionSpec, schema: Schema, wanted: Sequence[Part]) -> list[str]:
-    """What turns ``spec`` into ``wanted``, after ``alter table t``."""
+    """The clauses that turn ``spec`` into ``wanted``, to follow ``alter table t``."""
     has: dict[Part, str] = {}
     for field in spec.fields:
         if not isinstance(field.transform, VoidTransform):
             column = schema.find_column_name(field.source_id)
             has[Part(column or "", str(field.transform))] = field.name
-    # What goes goes first: a day beside an hour of the same column would be refused.
+    # Drops come first: a day beside an hour of the same column would be refused.
     return [
         *(
             f"drop partition field {ticked(name)}"
@@ -95,7 +95,7 @@ def partition_changes(spec: PartitionSpec, schema: Schema, wanted: Sequence[Part
 
 
 def order_changes(wanted: Sequence[Order], *, partitioned: bool) -> list[str]:
-    """What makes rows ordered so within a file; a merge doesn't shuffle its rows for it."""
+    """The clauses that order rows within a file; a merge doesn't shuffle its rows for that."""
     if not wanted:
         return ["write unordered", "unset tblproperties if exists ('write.distribution-mode')"]
     order = "locally ordered by " + ", ".join(part.sql for part in wanted)

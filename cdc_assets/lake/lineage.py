@@ -1,14 +1,14 @@
 """How far a lake table's log is applied, by the history of its own commits (invariant 7).
 
-The current snapshot is followed to its ancestors until one names a cursor; there is no other place
-for it. The commits after that one are somebody else's. A rewrite (operation ``replace``) leaves
-every row what it is, and so does a commit of no rows; any other commit changed rows, so that they
-aren't those of the cursor any more.
+The current snapshot's ancestors are followed until one names a cursor; there is no other place for
+it. The commits after that one are somebody else's. A rewrite (operation ``replace``) and a commit
+of no rows change no row; any other commit does, so that the rows aren't those of the cursor any
+more.
 
-An expiry that isn't ours removes ancestors too early, but a table's older metadata files, which the
-newest one lists, still describe them. They are read only where the history breaks off before it has
-named a cursor. A cursor in a property of the table would cost each merge another commit, and would
-not say whether rows were changed between it and the oldest snapshot that is left.
+An expiry that isn't ours removes ancestors too early, but the table's older metadata files, which
+the newest one lists, still describe them. They are read only where the history breaks off before it
+has named a cursor. A cursor in a table property would cost each merge another commit, and wouldn't
+show whether rows were changed between it and the oldest snapshot that is left.
 
 Pure, but for reading metadata.
 """
@@ -30,7 +30,7 @@ from cdc_assets.postgres.lsn import Lsn
 OFFSET, APPLIED, COMMITTED = "cdc.offset", "cdc.applied-lsn", "cdc.commit-time"
 # Which copy of the table the cursor belongs to.
 EPOCH = "cdc.epoch"
-# What somebody else changed before; carried on by our commits that follow.
+# The first change of rows by somebody else; our later commits carry it on.
 FOREIGN = "cdc.foreign"
 
 # A commit without any of these changed no row.
@@ -45,7 +45,7 @@ _CHANGES = (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What the history says of the log.
+    """The position in the log, by a table's history.
 
     ``epoch`` is None where an older version named the cursor. ``foreign`` describes the first
     commit of somebody else that changed rows. ``sequence`` is the number of the snapshot that names
@@ -60,7 +60,7 @@ class Position:
 
 
 def position(table: Table) -> Position | None:
-    """How far the log is applied; None if no commit that is known says it."""
+    """The table's position; None if no known commit names a cursor."""
     foreign, at_head = None, True
     for snapshot in _ancestors(table):
         summary = said(snapshot)
@@ -91,7 +91,7 @@ def foreign_change(table: Table, ours: str) -> str | None:
 def cursor_properties(
     cursor: Cursor, epoch: int | None = None, foreign: str | None = None
 ) -> dict[str, str]:
-    """The summary properties of a commit that leads to ``cursor``, and of no other before it."""
+    """The summary properties of the commit that reaches ``cursor``; earlier commits lack them."""
     properties = {OFFSET: str(cursor.offset), APPLIED: str(cursor.applied_lsn)}
     if cursor.commit_time is not None:
         properties[COMMITTED] = cursor.commit_time.isoformat()
@@ -136,7 +136,7 @@ def _ancestors(table: Table) -> Iterator[Snapshot]:
         snapshot = known[at]
         yield snapshot
         at = snapshot.parent_snapshot_id
-        while at is None:  # the first one, or pyiceberg's expiry has removed what led to the next
+        while at is None:  # the first one, or pyiceberg's expiry removed the parent's id
             if (found := next(older, None)) is None:
                 return
             known = found | known

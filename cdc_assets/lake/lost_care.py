@@ -1,8 +1,8 @@
 """Care of a table that ends the Spark server is tried twice, and then left alone for a day.
 
-Its schedule would try it again and again, each time with a new server, and while one starts no
-table's log is applied. Nobody waits for care, so the table flows on without. A merge that ends
-servers is counted in ``materializer.lethal``. Costs one look each time.
+The schedule would try it again and again, each time with a new server, and no table's log is
+applied while a server starts. Nobody waits for care, so the table streams on without it.
+``materializer.lethal`` counts merges that end servers. Costs one query each time.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _FORGET = (
 
 @contextmanager
 def surviving(store: LogStore, table: TableId, what: str) -> Iterator[None]:
-    """Around the care ``what`` of a table, as in "its compaction".
+    """Around the care ``what`` of a table ("its compaction"): counts the servers it ends.
 
-    Raises TableProblem, having tried nothing, where that ended two servers within a day.
+    Raises TableProblem, having tried nothing, if that care ended two servers within a day.
     """
     which = {"source": store.source, "table": str(table), "what": what}
     row = store.connection.execute(_ENDED, which).fetchone()

@@ -1,14 +1,14 @@
-"""Where a lake table's files are, by the configuration: what the catalog says is held against it.
+"""Where a lake table's files are, by the configuration, which the catalog is checked against.
 
-Whoever may write in the catalog can lead a table to any metadata, and metadata names any file. A
+Anyone who may write in the catalog can lead a table to any metadata, and metadata names any file. A
 SQL catalog, where the coordination role may write by default, is believed only as far as it has the
 location that we give to that table. A REST or Glue catalog, where that role has no say, chooses
 locations by itself, with names of its own: there a table is used wherever it is. Its files are
 deleted only below the warehouse, if its metadata says that we made it from this very table, and no
-other table's metadata is in its folder. ``lake.catalog.locations`` says what is right beside these.
+other table's metadata is in its folder. ``lake.catalog.locations`` lists further valid ones.
 
-What is checked here is checked before each use. Spark asks the catalog once more by itself, so
-whoever changes an entry in between isn't seen before the next use.
+These checks run before each use. Spark queries the catalog once more by itself, so an entry that
+changes in between isn't noticed before the next use.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class NotListed(TableProblem):
-    """The table's files are in a store that isn't looked into here: what is left over stays."""
+    """The table's files are in a store that can't be listed here: leftover files stay."""
 
 
 def check(lake: LakeTable, loaded: Table) -> None:
-    """Raises TableProblem where a SQL catalog leads to another place than the table's."""
+    """Raise TableProblem if a SQL catalog leads to another place than the table's."""
     if lake.config.lake.catalog.type != "sql":
         return
     refuse_misled(lake, loaded)
@@ -45,7 +45,7 @@ def check(lake: LakeTable, loaded: Table) -> None:
 
 
 def misled(lake: LakeTable, found: str) -> TableProblem:
-    """The catalog leads to ``found``, which isn't the table's."""
+    """The problem of a catalog that leads to ``found``, which isn't the table's."""
     from cdc_assets.lake.catalog.catalog import forgetting
 
     expected = lake.location or f"its folder below {lake.config.warehouse}"
@@ -94,7 +94,7 @@ def below(folders: list[str], uri: str) -> bool:
         try:
             if Place(folder, Storage(), literal=True).holds(uri):
                 return True
-        except ForeignPath:  # of another kind of storage: its own words, without dots
+        except ForeignPath:  # of another kind of storage: compared as text, without dots
             inside = uri.startswith(f"{folder.rstrip('/')}/") and "/../" not in uri
             if "://" in folder and not folder.startswith(("file:", "s3:")) and inside:
                 return True
@@ -102,10 +102,10 @@ def below(folders: list[str], uri: str) -> bool:
 
 
 def deletable(lake: LakeTable, loaded: Table | None = None) -> Place:
-    """Where the files of a lake table may be deleted, or of one that the catalog has no more.
+    """The place below which a lake table's files may be deleted, also of one gone from the catalog.
 
-    Raises TableProblem if there is no such place: the table is elsewhere, or its folder can't be
-    told from the flusher's files, or has those of another table, or can't be listed (NotListed).
+    Raises TableProblem if there is no such place: the table is elsewhere, or its folder overlaps
+    the flusher's files, or has those of another table, or can't be listed (NotListed).
     """
     if loaded is not None:
         refuse_misled(lake, loaded)
@@ -144,10 +144,10 @@ def deletable(lake: LakeTable, loaded: Table | None = None) -> Place:
 
 
 def _nested(lake: LakeTable, place: Place, loaded: Table) -> str | None:
-    """The metadata of another table that is in a table's folder, if there is any.
+    """A metadata file of another table in a table's folder, if there is any.
 
-    In the folder ``metadata`` itself, that of an earlier table of the same name doesn't count,
-    unless the catalog chose the folder: then it may be anybody's.
+    In the subfolder ``metadata``, a file of an earlier table of the same name doesn't count, unless
+    the catalog chose the folder: then the file may be anybody's.
     """
     chosen = lake.config.lake.catalog.type != "sql"
     log = [
@@ -166,7 +166,7 @@ def _nested(lake: LakeTable, place: Place, loaded: Table) -> str | None:
 
 
 def _is_of(place: Place, path: str, loaded: Table) -> bool:
-    """Whether a metadata file is the table's: of a commit that failed, or that is long past."""
+    """Whether a metadata file is the table's own: of a failed commit, or of an old one."""
     with place.filesystem.open_input_stream(path) as stream, suppress(ValueError, KeyError):
         return bool(json.loads(stream.read())["table-uuid"] == str(loaded.metadata.table_uuid))
     return False

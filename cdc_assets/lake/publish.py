@@ -7,11 +7,11 @@ its last statement. A dead writer's rows end on a branch that nobody publishes; 
 to move ``main`` to a branch that it isn't an ancestor of, so of two writers that started from one
 snapshot only one can publish. That is the fence behind the lock (invariants 6, 7 and 9).
 
-A writer that was taken for dead may still go on, or wake up later. The next one drops its branch;
-but a commit to a branch that was dropped since the statement began makes it anew, off ``main`` as
-it is then: without what was written to it before, or on top of what the next writer has published.
-So a branch is marked when it is made, by a setting that one that came into being so doesn't have,
-and only a marked one is published.
+A writer that was taken for dead may still go on, or wake up later. The next writer drops its
+branch; but a commit to a branch that was dropped since the statement began makes the branch anew,
+off ``main`` as it is then: without the rows written to it before, or on top of what the next writer
+has published. So a writer marks the branch that it makes, by a setting that a branch made anew
+lacks, and only a marked branch is published.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "cdc_"
 _OURS = re.compile(PREFIX + "[0-9a-f]{32}")
-# The mark: how long the branch may be kept. Long enough for any merge; it is of no other use.
+# The mark: the branch's retention. Long enough for any merge; it is of no other use.
 _MARK_DAYS = 3_650
-# What Iceberg says if somebody else's commit came first.
+# Iceberg's error if somebody else's commit came first.
 _BESIDE = "CommitFailedException"
 _TRIES, _PAUSE_SECONDS = 5, 0.3
 
 
 @contextmanager
 def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Iterator[str]:
-    """Yield a branch of ``state``'s snapshot, as Spark SQL names it; at the end it is ``main``.
+    """Yield a branch of ``state``'s snapshot, as Spark SQL names it; at the end, publish it.
 
     The caller holds the table's writer lock. If the block raises, readers see nothing of it. Raises
     Fenced when somebody else moved ``main`` meanwhile.
@@ -92,8 +92,8 @@ def append(
 ) -> None:
     """Append the last rows of a change to ``branch``, by the one commit that names the cursor.
 
-    A branch's commits before it don't: if somebody sets ``main`` back to one of them, the table
-    isn't as of any cursor. Without ``rows`` the commit adds none.
+    The branch's earlier commits don't name it: if somebody sets ``main`` back to one of them, the
+    table isn't as of any cursor. Without ``rows`` the commit adds none.
     """
     new = rows if rows is not None else session.table(lake.sql_name).limit(0)
     said = lake.reached(cursor, state.foreign) if cursor is not None else {}
@@ -104,17 +104,17 @@ def append(
 def name_cursor(session: SparkSession, lake: LakeTable, state: LakeState, cursor: Cursor) -> None:
     """Publish a commit of no rows, so that the newest snapshot names the cursor (invariant 7).
 
-    Never on ``main``: coming late, of a run that was killed, it would take the cursor back.
+    Never on ``main``: a late commit of a killed run would take the cursor back.
     """
     with published(session, lake, state) as branch:
         append(session, lake, state, branch, cursor)
 
 
 def patiently(session: SparkSession, statement: str) -> None:
-    """Carry out a statement on a branch or a tag, which fails if anybody commits at that moment.
+    """Run a statement on a branch or a tag, which fails if another commit comes at that moment.
 
-    Expiry may, and whoever sets a property, whatever lock is held. Iceberg tries all other changes
-    of a table again by itself; this one changed nothing.
+    Expiry and changes of properties commit whatever lock is held. Iceberg retries all other changes
+    of a table by itself; a failed statement on a branch or a tag changed nothing.
     """
     for left in reversed(range(_TRIES)):
         try:
@@ -134,7 +134,7 @@ def _fenced(lake: LakeTable) -> Fenced:
 def drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
     """Remove the branches of writers that died.
 
-    The caller holds the table's writer lock, which says that none of them is alive.
+    The caller holds the table's writer lock, so none of them is alive.
     """
     loaded = lake.load()
     if loaded is None:

@@ -1,8 +1,8 @@
-"""Where a table stands: from which offset its log is applied, or why it can't be.
+"""The offset from which a table's log is applied, or the reason why it can't be.
 
-Keeps invariant 7. A cursor is what the lake table's history names, never a guess, and the log has
-to go on exactly there. Whatever else is found parks the table with the reason: applying the log
-then would double rows or leave some out.
+Keeps invariant 7. A cursor is one that the lake table's history names, never a guess, and the log
+has to go on exactly there. Anything else parks the table with the reason: applying the log then
+would double rows or leave some out.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.store import Cursor, LogEntry, LogStore
 from cdc_assets.log.tables import TableRow
 
-# The copy that a table began with which had nothing to be copied.
+# The copy that a table with nothing to be copied began with.
 BEGUN = "cdc.begun"
 _BEGINNING = " beginning"
 
 
 def park(store: LogStore, lake: LakeTable, what: str) -> NoReturn:
-    """Set the table aside until it is copied anew."""
+    """Park the table until it is copied anew."""
     table = lake.row.table
     problem = TableProblem(table, what, f"Copy it anew: cdc-assets resync {table}.")
     store.park(table, str(problem), lake.row.epoch)
@@ -55,23 +55,23 @@ def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
         return True
     if loaded is None:
         return False
-    older = state.cursor is not None and state.epoch is None  # an older version's
+    older = state.cursor is not None and state.epoch is None  # made by an older version
     return older or loaded.properties.get(BEGUN) == str(row.epoch)
 
 
 def _was_applied(store: LogStore, row: TableRow) -> bool:
-    """Whether the log was applied to this copy before, by what is remembered of it.
+    """Whether the log was applied to this copy before, by the cursor that the log remembers.
 
-    What was applied is removed from the log: without the table it can't be begun once more.
+    Applied entries are removed from the log, so a table that is gone can't begin once more.
     """
     known, since = store.cursor(row.table), row.snapshot_lsn
     return known is not None and since is not None and known.applied_lsn >= since
 
 
 def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
-    """Make a table of which there is nothing to copy, and name its first cursor, once.
+    """Make a table that has nothing to copy, and name its first cursor, once.
 
-    In mode ``never`` it keeps the rows that it has; a table without a heap is empty.
+    In mode ``never`` the table keeps the rows that it has; a table without a heap is empty.
     """
     loaded, begun = lake.load(), str(lake.row.epoch)
     marked = loaded is not None and loaded.properties.get(BEGUN) == begun + _BEGINNING
@@ -86,7 +86,7 @@ def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
                 session.sql(f"delete from {branch}")
             append(session, lake, state, branch, store.first_cursor(lake.row))
     if marked:
-        # From here on a cursor that isn't there was lost: it isn't named a second time.
+        # From here on a missing cursor was lost: it isn't named a second time.
         _mark(session, lake, begun)
 
 
@@ -99,9 +99,9 @@ def standing(
 ) -> tuple[LakeState, Cursor]:
     """The table's state and its cursor.
 
-    Parks the table and raises TableProblem if it has none of this copy, or if somebody else changed
-    its rows. ``whatever_others_wrote`` lets a comparison find the rows that differ; the change
-    stays known.
+    Parks the table and raises TableProblem if it has no cursor of this copy, or if somebody else
+    changed its rows. ``whatever_others_wrote`` allows that, for a comparison to find the rows that
+    differ; the change stays known.
     """
     state = lake.state()
     if state.cursor is None:

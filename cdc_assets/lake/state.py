@@ -1,4 +1,4 @@
-"""What a lake table's snapshots say of its copy and its cursor."""
+"""The state of a lake table's copy and its cursor, by its snapshots."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ COPY, CHUNKS = "cdc.copy", "cdc.chunks"
 
 @dataclass(frozen=True, slots=True)
 class LakeState:
-    """What the table's own snapshots say; ``cursor`` is None where none names it.
+    """A lake table's state by its own snapshots; ``cursor`` is None where none names it.
 
-    ``copy`` is the newest copy (:attr:`LakeTable.copy_id`) that has landed anything; ``whole`` says
-    that the history goes back to the table's first commit. ``epoch`` is the copy that the cursor
-    belongs to, ``sequence`` the number of the snapshot that names it, and ``at_head`` that this is
-    the current one. ``foreign`` describes what somebody else changed. ``total_rows`` is what the
-    current snapshot says, which may be wrong where somebody else wrote: :meth:`LakeTable.has_rows`.
+    ``copy``: the newest copy (:attr:`LakeTable.copy_id`) that has landed anything; ``whole``: the
+    history goes back to the table's first commit. ``epoch``: the copy that the cursor belongs to;
+    ``sequence``: the number of the snapshot that names the cursor; ``at_head``: that snapshot is
+    the current one. ``foreign``: a description of somebody else's change. ``total_rows``: the
+    current snapshot's count, which may be wrong where somebody else wrote: see
+    :meth:`LakeTable.has_rows`.
     """
 
     snapshot_id: int | None
@@ -36,9 +37,9 @@ class LakeState:
 
 
 def lake_state(table: Table | None, *, copying: bool = False) -> LakeState:
-    """See :meth:`LakeTable.state`; a table that doesn't exist is at the beginning of everything.
+    """See :meth:`LakeTable.state`; a table that doesn't exist is in the initial state.
 
-    ``copying``: it is asked for what has landed, and its cursor isn't looked for.
+    ``copying``: only the landed chunks are needed; the cursor isn't looked for.
     """
     current = table.current_snapshot() if table is not None else None
     if table is None or current is None:
@@ -53,7 +54,7 @@ def lake_state(table: Table | None, *, copying: bool = False) -> LakeState:
         if snapshot.parent_snapshot_id is None:
             break
         at = snapshot.parent_snapshot_id
-    # pyiceberg's expiry makes the oldest that is left look like the first one.
+    # pyiceberg's expiry makes the oldest snapshot that is left look like the first one.
     whole = snapshot is not None and snapshot.sequence_number == 1
     totals = said(current)
     rows = count(totals, "total-records") - count(totals, "total-position-deletes")

@@ -1,7 +1,7 @@
-"""A table of the lake: its definition, and what its snapshots say of the copy and the cursor.
+"""A table of the lake: its definition, and the copy and the cursor that its snapshots record.
 
-Keeps invariants 6 and 7: what landed is written in the summary of the very commit that made it
-land, and read back from there. So is the cursor (``lineage``).
+Keeps invariants 6 and 7: the summary of a commit names the chunks that it lands, and they are read
+back from there. So is the cursor (``lineage``).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.names import lake_column, safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 
-# A column of a batch has to fit into one of Arrow's vectors, which grow by doubling to less than
-# 2 GB: values of 10 MB do. A scan of narrow rows costs no more than by Iceberg's 5,000.
+# A batch's column has to fit into one Arrow vector, which grows by doubling to less than 2 GB:
+# values of 10 MB do. A scan of narrow rows costs no more than with Iceberg's 5,000.
 READING = {"read.parquet.vectorization.batch-size": "100"}
-# Table properties: whose table it is, and, until it is complete, which copy of it is under way.
+# Table properties: the source, its table and, until the copy is complete, the copy under way.
 SOURCE, TABLE, COPYING = "cdc.source", "cdc.table", "cdc.copying"
 
 
@@ -72,7 +72,7 @@ class LakeTable:
         rules, is_key = self.table.columns, column.name in self.row.key_columns
         as_text = column.number in self.row.text_numbers
         found = mapping(column.type, "string" if as_text else rules.types.get(column.name))
-        # Keys that the lake can't tell apart would be rows too many.
+        # Two keys with one value in the lake would be duplicate rows.
         policy = "fail" if is_key and found.fits is not None else rules.unrepresentable
         return LakeColumn(lake_column(column.name), column, found, policy, is_key)
 
@@ -98,7 +98,7 @@ class LakeTable:
 
     @property
     def location(self) -> str | None:
-        """Where a new table's files go; None where the catalog knows by itself."""
+        """The location of a new table's files; None where the catalog chooses it."""
         if self.config.lake.catalog.type != "sql":
             return None
         return f"{self.config.warehouse}/{self.config.namespace}/{safe_folder(self.name)}"
@@ -122,27 +122,27 @@ class LakeTable:
     def create(self, session: SparkSession) -> None:
         """Create namespace and table where they don't exist yet, with a first, empty snapshot.
 
-        It names no cursor: on ``main``, and late, it would take the cursor back.
+        The snapshot names no cursor: a late one on ``main`` would take the cursor back.
         """
         self._create(session, self.table.partition_by, self.creation_properties())
         if self.state().snapshot_id is None:
-            # Writers branch off a snapshot (spark.publish); an empty one does.
+            # Writers branch off a snapshot (lake.publish); an empty one will do.
             session.table(self.sql_name).limit(0).writeTo(self.sql_name).append()
 
     def reached(self, cursor: Cursor, foreign: str | None = None) -> dict[str, str]:
-        """The summary properties of the last commit of what leads to ``cursor`` (invariant 7)."""
+        """The summary properties of the last commit of a change up to ``cursor`` (invariant 7)."""
         return cursor_properties(cursor, self.row.epoch, foreign)
 
     @property
     def copy_id(self) -> str:
-        """Which copy it is: of which table, and when; the same in no life of the coordination."""
+        """The copy's id, which no other copy has, even in a coordination schema made anew."""
         return f"{self.row.table}@{self.row.epoch}:{self.row.snapshot_lsn}"
 
     def create_for_copy(self) -> Table:
-        """Create it, unless it is there, for files that a copy adds.
+        """Create the table, unless it exists, for files that a copy adds.
 
-        Of format version 2, unpartitioned, without a snapshot:
-        pyiceberg, which adds them, doesn't write version 3 yet; the first merge upgrades it.
+        Of format version 2, unpartitioned, without a snapshot: pyiceberg, which adds the files,
+        doesn't write version 3 yet; the first merge upgrades the table.
         """
         properties = {
             **self.creation_properties(),
@@ -181,7 +181,7 @@ class LakeTable:
     def _create(
         self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
     ) -> None:
-        open_catalog(self.config)  # which makes a SQL catalog's own tables
+        open_catalog(self.config)  # makes a SQL catalog's own tables
         types = {c.name: c.mapping.lake for c in self.columns} | dict(self.extra)
         columns = ", ".join(f"{ticked(name)} {lake}" for name, lake in types.items())
         session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
@@ -191,7 +191,7 @@ class LakeTable:
         )
 
     def clauses(self, partition_by: Sequence[str], properties: Mapping[str, str]) -> str:
-        """What follows the columns in CREATE TABLE."""
+        """The clauses that follow the columns in CREATE TABLE."""
         fields = ", ".join(layout.parse_part(text).sql for text in partition_by)
         parts = f" partitioned by ({fields})" if fields else ""
         place = f" location {quoted(self.location)}" if self.location is not None else ""
@@ -224,7 +224,7 @@ class LakeTable:
         }
 
     def described(self, schema: Schema | None = None) -> TableColumns:
-        """What a table that is made now says of its columns, with the field ids of ``schema``."""
+        """The column record of a table that is made now, with the field ids of ``schema``."""
         rules = self.table.columns
         ids = {f.name: f.field_id for f in schema.fields} if schema is not None else {}
         return TableColumns(
@@ -236,24 +236,24 @@ class LakeTable:
         )
 
     def telling(self) -> list[LakeColumn]:
-        """The columns that tell its rows apart where they have no key.
+        """The columns that distinguish rows of a table without a key.
 
-        What older rows show in one that is ``unknown``, the lake can't say; the source has no more
-        such column, so rows that differ in it alone are the same there.
+        The lake doesn't know the values of ``unknown`` columns in older rows. The source has
+        dropped those columns, so rows that differ in them alone are the same there.
         """
         loaded = self.load()
         unknown = self.recorded(loaded).unknown if loaded is not None else ()
         return [c for c in self.columns if c.source.number not in unknown]
 
     def recorded(self, loaded: Table) -> TableColumns:
-        """What the table itself says of its columns; an older version's says nothing."""
+        """The table's own record of its columns; for an older version's table, the log's."""
         text = loaded.properties.get(PROPERTY)
         if text is None:
             return TableColumns(self.row.columns, self.row.key_columns)
         return TableColumns.parse(text)
 
     def is_made_by_us(self, loaded: Table) -> bool:
-        """Whether it says that this source made it, from this very table."""
+        """Whether its properties say that this source made it, from this very table."""
         said = loaded.properties.get(SOURCE), loaded.properties.get(TABLE)
         return said == (self.config.name, str(self.row.table))
 

@@ -1,7 +1,7 @@
-"""From staged text to the lake's values: what every mode's merge does with rows.
+"""From staged text to the lake's values: casting rows, for every mode's merge.
 
-Where a column's policy is ``fail``, as a key's is if its values may not fit, a value that doesn't
-fit fails the statement, which has changed nothing then; :func:`naming_refusals` says which it was.
+If a column's policy is ``fail``, as a key's is if its values may not fit, a value that doesn't fit
+fails the statement, which then changes nothing; :func:`naming_refusals` names the column.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.types import counted_from_one
 
-# What Spark is made to raise: the column's attribute number, and nothing of its value.
+# The error that Spark raises: the column's attribute number, and nothing of its value.
 _REFUSED = "cdc_assets: a value of column {} has no form in the lake"
 _REFUSAL = re.compile(_REFUSED.format(r"(\d+)"))
 
@@ -30,7 +30,7 @@ def names_of(lake: LakeTable) -> list[str]:
 
 
 def texts_of(lake: LakeTable) -> list[str]:
-    """The same columns as the staged rows call them: as the source does."""
+    """The same columns by their names at the source, which staged rows use."""
     return [c.source.name for c in lake.columns]
 
 
@@ -43,8 +43,8 @@ def as_lake(
 ) -> DataFrame:
     """The members of ``struct``, cast from text to the lake's types; ``keep`` columns come along.
 
-    ``read_later``: the source was read for them, see :func:`of_later`. They are c0, c1, … until
-    :func:`named`: beside helpers, any name of theirs could be a helper's.
+    ``read_later``: the values were read at the source, see :func:`of_later`. The columns are named
+    c0, c1, … until :func:`named`, because their own names may clash with helpers.
     """
     value = of_later if read_later else typed
     flat = frame.select(
@@ -67,7 +67,7 @@ def typed(column: LakeColumn, text: str) -> str:
     value, fits = column.mapping.cast(text, column.policy), column.mapping.fits
     if column.policy != "fail" or fits is None:
         return value
-    # An array's bounds are lost without a policy's say, but never a key's.
+    # An array's bounds are lost whatever the policy, but never a key's.
     loose = column.mapping.lake.startswith("array<") and not column.is_key
     return (
         f"case when {text} is null or {fits(counted_from_one(text) if loose else text)}"
@@ -79,7 +79,7 @@ def typed(column: LakeColumn, text: str) -> str:
 def of_later(column: LakeColumn, text: str) -> str:
     """:func:`typed` of a value that was read at the source, which may be ahead of the log.
 
-    A number that only a wider type holds, which the column has by then, is NULL: the change that
+    A number that fits only the wider type that the column has there by now is NULL: the change that
     wrote it is still to come.
     """
     lake, value, fits = column.mapping.lake, typed(column, text), column.mapping.fits
@@ -90,9 +90,9 @@ def of_later(column: LakeColumn, text: str) -> str:
 
 
 def same_in_lake(column: LakeColumn, value: str) -> str:
-    """What is equal where two of the column's values are the same; NULL only for NULL.
+    """An expression that is equal where two of the column's values are; NULL only for NULL.
 
-    Spark takes -0.0 for 0.0, and what it groups by loses the sign; Postgres prints it.
+    Spark takes -0.0 for 0.0, and drops the sign of a value that it groups by; Postgres prints it.
     """
     if column.mapping.lake in ("float", "double"):
         return f"cast({value} as string)"
@@ -121,7 +121,7 @@ def naming_refusals(store: LogStore, lake: LakeTable) -> Iterator[None]:
 
 
 def refused(store: LogStore, lake: LakeTable, column: LakeColumn) -> TableProblem:
-    """What it means that a column got a value that it can't hold; parks the table for a key's."""
+    """The problem of a column that got a value it can't hold; parks the table for a key's."""
     table, name = lake.row.table, column.name
     what = f"column {name} got a value that the lake's {column.mapping.lake} can't hold"
     if not column.is_key:

@@ -1,12 +1,12 @@
-"""A batch of the log: which entries it takes, and what decides how it is folded.
+"""A batch of the log: its entries, and the facts that decide how it is folded.
 
-A batch is bounded by bytes, so that a backlog of any size is drained in steps of one size. What
-decides how it is folded (the relation, is there a truncate, are there unchanged columns) is read
-from its files beforehand, as their outlines; Spark tasks read the rows (``materializer.events``).
+A batch is bounded by bytes, so that a backlog of any size is drained in steps of one size. The
+facts that decide how it is folded (the relation, truncates, unchanged columns) are read from its
+files beforehand, as their outlines; Spark tasks read the rows (``materializer.events``).
 
-A file is read twice for a merge, as small tables share large ones: once for its outline, once by
-Spark. Each time it is verified whole; what is decided by the outline is never read again, so a file
-that changes in between isn't trusted: the task that meets it fails the merge.
+A merge reads a file twice, as small tables share large ones: once for its outline, once by Spark.
+Each read verifies the whole file. Facts of the outline are never read again, so a file that changes
+in between isn't trusted: the task that meets it fails the merge.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry
 from cdc_assets.postgres.lsn import Lsn
 
-# Rows a merge, where they compress well: a change doesn't get cheaper beyond, only older.
+# Rows of a merge, where they compress well: with more, a change gets no cheaper, only older.
 BATCH_ROWS = 500_000
 # Files read at a time: reading one waits for a disk or an object store.
 _PARALLEL = 8
-# A raw quote can't stand inside a JSON string.
+# Unambiguous, because a JSON string contains no raw quote.
 _WITH_OLD_KEY = f',"{OLD_KEY}":"'
 NamedKey = frozenset[tuple[str, str | None]]
-"""A key as (column, text) pairs: the stream tells its columns in another order than the key has."""
+"""A key as (column, text) pairs: the stream's column order differs from the key's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """The rows of the log that count: offsets from ``offset`` on, committed in [above, below).
 
-    ``above`` is the table's snapshot LSN: what committed before it is in the copy (invariant 4).
-    ``below`` is None, or where a comparison wants the log to be cut; ``until`` the first offset
-    that doesn't count, or None.
+    ``above``: the table's snapshot LSN; the copy has what committed before it (invariant 4).
+    ``below``: None, or where a comparison cuts the log. ``until``: the first offset that doesn't
+    count, or None.
     """
 
     offset: int
@@ -53,7 +53,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What decides how a batch is folded. Offsets count from the table's first change.
+    """The facts that decide how a batch is folded. Offsets count from the table's first change.
 
     ``end_offset``: the first offset that the batch doesn't hold. ``truncate``: that of the last
     truncate, ``first_truncate`` of the first one, or None. ``unchanged``: the columns that some
@@ -72,11 +72,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a merge has to know of an entry before Spark reads it.
+    """The facts that a merge needs of an entry before Spark reads it.
 
-    ``relation``: what the file tells of the table, as JSON says it. ``rows``: their _op,
-    _commit_lsn and _unchanged_cols, and their _data where that has an old key, if there are
-    unchanged columns.
+    ``relation``: the relation in the file's metadata, as parsed JSON. ``rows``: their _op,
+    _commit_lsn and _unchanged_cols, and, if there are unchanged columns, _data where that has an
+    old key.
     """
 
     entry: LogEntry
@@ -85,7 +85,7 @@ class Outline:
 
 
 def outline(entry: LogEntry, storage: Storage) -> Outline:
-    """Read it, once. Raises FileNotFoundError if the file is gone, StagedFileChanged."""
+    """Read an entry once. Raises FileNotFoundError if the file is gone, StagedFileChanged."""
     opened = entry.rows.opened(storage)
     rows = opened.read(["_op", "_commit_lsn", "_unchanged_cols"])
     data = pa.nulls(len(rows), pa.large_string())
@@ -94,12 +94,12 @@ def outline(entry: LogEntry, storage: Storage) -> Outline:
         data = pc.if_else(pc.match_substring(text, _WITH_OLD_KEY), text, None)
     rows = rows.append_column("_data", data)
     if entry.first_row is not None:
-        rows = rows.take(np.arange(len(rows)))  # a slice would keep those of all tables
+        rows = rows.take(np.arange(len(rows)))  # a slice would keep all tables' rows
     return Outline(entry, opened.relation(), rows)
 
 
 def outlines(entries: Sequence[LogEntry], storage: Storage) -> list[Outline]:
-    """Those of all, in order. Raises like :func:`outline`."""
+    """The outlines of all entries, in order. Raises like :func:`outline`."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         return list(pool.map(lambda entry: outline(entry, storage), entries))
 
@@ -136,7 +136,7 @@ def _selected(
 
 
 def facts(batch: Iterable[Outline], window: Window, key: Sequence[str]) -> Facts:
-    """What of the batch's rows counts; ``key``: the names of the key's columns."""
+    """The facts of the batch's rows that count; ``key``: the names of the key's columns."""
     rows, truncate, first, end, commit = 0, None, None, window.offset, None
     unchanged: set[str] = set()
     relinked: set[NamedKey] = set()
@@ -158,7 +158,7 @@ def facts(batch: Iterable[Outline], window: Window, key: Sequence[str]) -> Facts
         if window.below is None:
             end = entry.end_offset
         else:
-            # Commit order: what lies below the cut is a prefix of the file.
+            # Commit order: the rows below the cut are a prefix of the file.
             below = pc.sum(pc.less(table["_commit_lsn"], int(window.below))).as_py()
             end = max(end, entry.start_offset + int(below or 0))
     if window.until is not None:
@@ -167,7 +167,7 @@ def facts(batch: Iterable[Outline], window: Window, key: Sequence[str]) -> Facts
 
 
 def _relinked(data: pa.ChunkedArray, key: Sequence[str]) -> set[NamedKey]:
-    """Both keys of the rows, which carry an old key."""
+    """Both keys of rows that carry an old key."""
     found: set[NamedKey] = set()
     for text in data.to_pylist():
         row = json.loads(text)

@@ -1,4 +1,4 @@
-"""What is remembered of the followed tables' heaps; ``log.heap_record`` says what for."""
+"""Records of the followed tables' heaps; ``log.heap_record`` explains their use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
-# Of pipeline_meta: the moment of the last look, for all tables that have none of their own.
+# Key in pipeline_meta: the moment of the last look, for all tables without one of their own.
 _SEEN = "heaps_seen"
 
 
 def known_heaps(store: LogSession) -> dict[TableId, tuple[int, KnownHeaps]]:
-    """What is remembered, with the epoch that it is of."""
+    """The recorded heaps of each table, with their epoch."""
     horizon, _, lsn = (store.meta(_SEEN) or "0 0/0").partition(" ")
     last = Moment(int(horizon), Lsn.parse(lsn))
     rows = store.connection.execute(
@@ -73,12 +73,12 @@ def remember_heaps(
 
 
 def remember_moment(store: LogSession, moment: Moment) -> None:
-    """The tables that have no moment of their own are as remembered at this one, too."""
+    """Record that tables without a moment of their own were unchanged at this one, too."""
     store.set_meta(_SEEN, f"{moment.horizon} {moment.lsn}")
 
 
 def mark_truncated(store: LogSession, tables: Iterable[TableId], lsn: Lsn) -> None:
-    """The log has a TRUNCATE of these tables, at ``lsn`` or just before."""
+    """Record that the log has a TRUNCATE of these tables, at ``lsn`` or just before."""
     store.connection.execute(
         "update heap_files set truncated = %s where source = %s and table_name = any(%s)",
         (str(lsn), store.source, [str(table) for table in tables]),

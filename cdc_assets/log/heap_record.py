@@ -1,30 +1,31 @@
-"""The heaps of a followed table, held against those it had: what came, left, or has another file.
+"""Comparing a followed table's heaps with the recorded ones: added, removed, or another file.
 
-Some of what happens to a table is in no stream: TRUNCATE of a partition alone, ATTACH, DETACH and
-DROP of one, and everything that is written while a table is unlogged. Each leaves a trace in the
-catalog: a heap that wasn't there, one that is gone, or another file (``relfilenode``) under a heap.
-Much that is harmless does, too. They are told apart like this, given a moment at which the heaps
-were as remembered, and its *horizon*: the transaction ID below which all were over then.
+Some changes of a table are in no stream: TRUNCATE of a single partition, ATTACH, DETACH and DROP of
+one, and all writes while a table is unlogged. Each leaves a trace in the catalog: a new heap, a
+missing heap, or another file (``relfilenode``) under a heap. Many harmless changes do, too. They
+are distinguished as follows, given a moment at which the heaps were as recorded, and its *horizon*:
+the transaction ID below which all were over by then.
 
-- A file that holds a row of a transaction below the horizon was never emptied since: nobody who was
-  over by then can have written to a file made later, so the row was copied into it. VACUUM FULL,
-  CLUSTER and a move to another tablespace do that, and keep the writer's ID in each row.
-- A rewriting ALTER TABLE doesn't keep it, but has changed a column in the same transaction, and
-  rewrites all heaps of the table. One that doesn't rewrite changes columns, too, and no file.
-- A TRUNCATE of the whole table is in the log. It empties all heaps in one transaction; so it
-  explains no file that somebody made later. The log has to be as far as the look, to be asked.
-- A heap that came is empty as a rule. What was loaded into it before it was attached was written
-  by a transaction before the one that attached it, or by a command before that one's.
-- A heap that left took rows along. In mode ``append`` they stay: the lake is a history there. One
-  that left and came again between two looks has the file that it had, and was attached by another
-  transaction; what happened to its rows meanwhile is told as little.
+- A file that holds a row of a transaction below the horizon was never emptied since: no transaction
+  that was over by then can have written to a file made later, so the row was copied into it. VACUUM
+  FULL, CLUSTER and a move to another tablespace do that, and keep the writer's ID in each row.
+- A rewriting ALTER TABLE doesn't keep that ID, but changes a column in the same transaction, and
+  rewrites all heaps of the table. One that doesn't rewrite changes columns, too, but no file.
+- A TRUNCATE of the whole table is in the log. It empties all heaps in one transaction, so it
+  doesn't explain a file made later by another one. The log is consulted only once it has reached
+  the look.
+- An added heap is usually empty. Rows loaded into it before it was attached were written by a
+  transaction before the attaching one, or by an earlier command of that one.
+- A removed heap took its rows along. In mode ``append`` the lake keeps them, as history. A heap
+  that left and came again between two looks has its former file, but was attached by another
+  transaction; changes of its rows meanwhile aren't in the stream either.
 
-Not told apart: a TRUNCATE of one partition beside a rewriting ALTER TABLE, between two looks; rows
-loaded by somebody whose transaction began after that which attaches, and ended before it does; a
+Not distinguished: a TRUNCATE of one partition beside a rewriting ALTER TABLE, between two looks;
+rows loaded by a transaction that began after the attaching one, and ended before the attaching; a
 TRUNCATE of one partition, if one of the whole table follows before the next look. An empty heap
 whose file was copied counts as truncated, and so does one that pg_repack has written.
 
-Pure; ``pins.heap_facts`` asks the source, and acts.
+Pure; ``pins.heap_facts`` queries the source, and acts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from cdc_assets.postgres.names import TableId
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When heaps were looked at, or before: what was over then is below ``horizon`` and ``lsn``.
+    """A moment of a look at heaps, or before it; ``horizon`` and ``lsn`` bound what was over then.
 
     ``horizon``: a transaction ID below which none was under way. ``lsn``: the end of WAL.
     """
@@ -50,10 +51,10 @@ class Moment:
 
 
 class HeapFile(NamedTuple):
-    """A heap's file, and how the heap is reached.
+    """A heap's file, and how the heap is attached to the table.
 
-    ``link``: the transactions that attached it, and what it is a part of, up to the table; None
-    where that wasn't remembered.
+    ``link``: the transactions that attached it, and its parents, up to the table; None if not
+    recorded.
     """
 
     filenode: int
@@ -62,11 +63,10 @@ class HeapFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownHeaps:
-    """What is remembered: the file of each heap, by oid, and when it was so for the last time.
+    """The recorded file of each heap, by oid, and the last moment at which the files were those.
 
-    ``own``: that was another moment than the last look at the source. ``pending``: what the log has
-    to reach before it can tell whether a change is a TRUNCATE's. ``truncated``: where it last has
-    one.
+    ``own``: that moment isn't the last look at the source. ``pending``: the LSN that the log has to
+    reach before it shows whether a change is a TRUNCATE's. ``truncated``: the LSN of its last one.
     """
 
     files: Mapping[int, HeapFile]
@@ -80,7 +80,7 @@ class KnownHeaps:
 class Difference:
     """The oids of heaps that have another file, that came, and that left.
 
-    What left and came again is in both of these.
+    A heap that left and came again is in both ``came`` and ``left``.
     """
 
     replaced: frozenset[int]
@@ -103,11 +103,11 @@ def difference(known: Mapping[int, HeapFile], now: Mapping[int, HeapFile]) -> Di
 
 @dataclass(frozen=True, slots=True)
 class HeapTrace:
-    """What the source says of a heap that has another file, or that came.
+    """The source's evidence on a heap that has another file, or that came.
 
     ``kept``: it has rows from before the horizon. ``altered``: its columns were changed together
     with its file. ``loaded``: it has rows from before it came. ``changed_by``: the transaction that
-    changed its entry in the catalog last. ``empty``: no row was found.
+    last changed its catalog entry. ``empty``: no row was found.
     """
 
     name: str
@@ -119,7 +119,7 @@ class HeapTrace:
 
 
 Verdict = Literal["harmless", "undecided", "empty"] | TableProblem
-"""``empty``: the whole table is, so that a new copy of it costs nothing."""
+"""``empty``: the whole table is empty, so a new copy of it costs nothing."""
 
 
 def judge(
@@ -131,7 +131,7 @@ def judge(
     keeps_history: bool,
     flushed: Lsn | None,
 ) -> Verdict:
-    """What a difference means for the table; ``traces``: of the heaps that are there."""
+    """The meaning of a difference for the table; ``traces``: those of the heaps that are there."""
     if found.left and not keeps_history:
         several = "a partition" if len(found.left) == 1 else f"{len(found.left)} partitions"
         what = f"{several} of it left it, detached or dropped: rows that went along are never told"

@@ -1,15 +1,15 @@
-"""Locks of a session: rows of the coordination schema that mean something while the session lives.
+"""Session locks: rows of the coordination schema that are valid while their session lives.
 
-Anybody who may connect to a database can take any advisory lock there, so none of those decides
-here. A lock is a row, which takes rights in the schema, and belongs to a *life*: an advisory lock
-with a random key, of which each session has one. The server lets go of a life with its session,
-however that ends, after whatever the session had under way; nobody has to tidy up, and nothing is
+Any role that may connect to a database can take any advisory lock there, so advisory locks don't
+decide here. A lock is a row, which takes rights in the schema, and belongs to a *life*: an advisory
+lock with a random key, one for each session. The server releases a life with its session, however
+that ends, after everything that the session had under way; no clean-up is needed, and nothing is
 held open at the database meanwhile.
 
-Why no two sessions have a lock (invariant 9): a row changes hands by compare-and-swap, from the
-life that was seen in it; and that one was over by then, which it stays for ever: with the key go
-the process and its role, and no other session has all three. A stranger who takes such a key has
-another process; if that number comes again for him, another role.
+Two sessions never have one lock (invariant 9): a row changes hands by compare-and-swap, from the
+life that was seen in it, once that life is over. An ended life never returns: its process and role
+go with the key, and no other session has all three. A stranger that takes such a key has another
+process ID; a stranger that later gets that ID has another role.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.pq import TransactionStatus
 
-# Who waits looks whether the lock is free: at first so often, later by what it has waited already.
+# Poll interval of a waiting session: at first, as a share of its wait so far, and at most.
 _LOOK_SECONDS, _LOOK_SHARE, _LOOK_AT_LEAST_SECONDS = 0.05, 0.05, 0.5
-# So often it says that it waits, and asks the server's list of locks, which costs more, whether the
-# holder lives.
+# How often a waiting session renews its wish, and checks in the server's list of locks, which costs
+# more, whether the holder lives.
 _WISH_SECONDS = 1.0
-# Others leave the lock to who waits for so long after it last said so.
+# A wish reserves the lock for this long after it was last renewed.
 _WISHED_SECONDS = 3.0
 
 _BEGIN = """
@@ -48,10 +48,10 @@ select life, case when life is null then false when not %s then true
                     and p.classid::bigint << 32 | p.objid::bigint = l.life) end, pid
   from locks l where source = %s and name = %s
 """
-# What a crash of the server would lose is void then: nobody waits for the disk.
+# A server crash ends all sessions, so the locks it loses are void: no commit waits for the disk.
 _LAX: LiteralString = "(select pg_catalog.set_config('synchronous_commit', 'off', true)) lax"
-# Nobody has said in time that he waits. A wish for a later time than anybody says is of before the
-# server's clock was set back, or forged.
+# No session has a valid wish. A wish further ahead than any session sets is forged, or from before
+# the server's clock was set back.
 _UNWANTED: LiteralString = """
 (wanted_by is null or wanted_until is null
  or wanted_until not between clock_timestamp() and clock_timestamp() + interval '1 minute')
@@ -109,7 +109,7 @@ select l.name, w.name, h.name from wanted l join who w on w.life = l.wanted_by
 
 @dataclass(frozen=True, slots=True)
 class LockWait:
-    """Who waits for one of our locks now, the first in turn, and who holds it."""
+    """The session that is first in turn for one of our locks, and the lock's holder."""
 
     lock: str
     session: str
@@ -124,7 +124,7 @@ class LockWait:
 class SessionLocks:
     """The locks of one session on ``connection``, which is in autocommit mode, for one source.
 
-    A session may take a lock that it has once more, and gives it back as often.
+    Locks are re-entrant: a session gives a lock back as often as it took it.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], source: str) -> None:
@@ -154,7 +154,7 @@ class SessionLocks:
                 self._outside()
                 self.connection.execute(_GIVE, self._me(name))
             except BaseException:
-                self.connection.close()  # a session that lives on would keep it, and not know
+                self.connection.close()  # a surviving session would keep the lock unawares
                 raise
 
     def lock_holder(self, name: str) -> int | None:
@@ -167,12 +167,12 @@ class SessionLocks:
         return self.lock_holder(name) is not None
 
     def lock_waits(self) -> tuple[LockWait, ...]:
-        """Who waits for which lock of the source, and who holds it."""
+        """The sessions that wait for locks of the source, with each lock's holder."""
         found = self.connection.execute(_WAITS, (self.source,)).fetchall()
         return tuple(LockWait(*row) for row in found)
 
     def forget_locks(self) -> None:
-        """Remove what sessions that are over have left of their locks."""
+        """Remove the lock rows of ended sessions."""
         self.connection.execute(_FORGET, {"source": self.source})
 
     def _look(self, name: str, *, judge: bool) -> tuple[Any, ...] | None:
@@ -187,7 +187,7 @@ class SessionLocks:
         return {**self._life, "name": name}
 
     def _outside(self) -> None:
-        # A transaction around it could undo it, has others wait, and would reach the disk late.
+        # A surrounding transaction could undo this, would block others, and reach the disk late.
         status = self.connection.info.transaction_status
         assert status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
@@ -200,7 +200,7 @@ class SessionLocks:
         if found is not None and found[1]:
             if found[0] != self._life.get("life"):
                 return False
-            self._held[name] = 1  # who took it was interrupted before it was told
+            self._held[name] = 1  # an earlier call took it, but was interrupted
             return True
         me = self._me(name)
         if found is None:

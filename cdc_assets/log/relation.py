@@ -1,8 +1,8 @@
-"""What a staged file's rows look like: the Relation message that preceded them.
+"""The relation of a staged file's rows: the Relation message that preceded them.
 
-One file has one relation. A batch is cut where it changes, so that a schema change is applied
-between the rows before and after it. What a change means for the lake is in
-``materializer.schema.match``.
+One file has one relation. A batch is cut where the relation changes, so that a schema change is
+applied between the rows before and after it. ``materializer.schema.match`` decides what a change
+means for the lake.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdc_assets.postgres.publications import listed_columns, sent_columns
 
 @dataclass(frozen=True, slots=True)
 class ToldColumn:
-    """A column as the stream tells it: without its attribute number."""
+    """A column as the stream reports it: without its attribute number."""
 
     name: str
     type_oid: int
@@ -33,18 +33,18 @@ class ToldColumn:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A table as the stream, or the catalog in its stead, tells it.
+    """A table as the stream reports it, or the catalog in its stead.
 
     ``identity`` is the replica identity: d(efault), n(othing), f(ull), i(ndex). With f(ull) every
     column is flagged as the key's. ``numbers``: the columns' attribute numbers, which only the
-    catalog tells.
+    catalog reports.
     """
 
     identity: str
     columns: tuple[ToldColumn, ...]
     numbers: tuple[int, ...] = ()
     full_key: tuple[str, ...] | None = None
-    """The key under f(ull), which only the catalog tells."""
+    """The key under f(ull), which only the catalog reports."""
 
     def same(self, row: TableRow) -> bool:
         """Whether the table is what ``row`` describes; the order of its key doesn't matter."""
@@ -56,7 +56,7 @@ class Told:
         ) == set(row.key_columns)
 
     def key(self, known: Sequence[str]) -> tuple[str, ...]:
-        """The names of the key's columns; ``known`` where the stream can't say."""
+        """The names of the key's columns; ``known`` where the stream doesn't report them."""
         if self.identity in ("f", "n"):
             return tuple(known) if self.full_key is None else self.full_key
         return tuple(c.name for c in self.columns if c.is_key)
@@ -84,9 +84,9 @@ select attrelid::bigint, attgenerated::text, attnum, attname, atttypid::bigint, 
 def altered(
     source: psycopg.Connection[tuple[Any, ...]], rows: Sequence[TableRow], publication: str
 ) -> frozenset[TableId]:
-    """The tables that stream and whose columns at the source aren't those of the lake.
+    """The streaming tables that have other columns at the source than in the lake.
 
-    One query for all; a table that is gone is none of them.
+    One query for all; tables that are gone are left out.
     """
     streaming = [row for row in rows if row.state == "streaming"]
     sent, oids = sent_columns(source, publication), [row.oid for row in streaming]
@@ -106,7 +106,7 @@ def altered(
 def told_by_catalog(
     source: psycopg.Connection[tuple[object, ...]], row: TableRow, publication: str
 ) -> Told:
-    """What a Relation message would say now. Raises TableProblem when the table is gone."""
+    """The table as a Relation message would report it now. Raises TableProblem if it is gone."""
     found = describe(source, row.table)
     sent = sent_columns(source, publication)
     listed = listed_columns(source, publication, [found.oid]).get(found.oid)

@@ -1,8 +1,8 @@
-"""A session of the coordination schema: its connection, and what is remembered by key.
+"""A session of the coordination schema: its connection, and facts stored by key.
 
-One connection in autocommit mode, used by one thread at a time. What it commits survives a crash of
-the server: the source forgets what is registered here. Its locks (``log.locks``) are lost with the
-connection. What is in the tables is ``log.tables``'s and ``log.store``'s to know.
+One connection in autocommit mode, used by one thread at a time. Its commits survive a crash of the
+server, because the source forgets what is registered here. Its locks (``log.locks``) are lost with
+the connection. ``log.tables`` and ``log.store`` handle the contents of the tables.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from cdc_assets.log.schema.ownership import refuse_foreign
 from cdc_assets.log.schema.versions import migrate, newest, search_path, version
 from cdc_assets.postgres.session.connect import connect
 
-# Where the server would say "committed" before it is so, we wait. Whatever else it is set to is on
-# disk by then, here or on standbys too, and stays. Who waits for a row goes on with what it has
-# become.
+# synchronous_commit "off" is replaced: it reports commits that aren't on disk yet. Others wait for
+# a disk, here or on standbys too, and stay. A statement that waited for a row sees its new version.
 _ENTER = """
 select pg_catalog.set_config('search_path', %s, false),
        pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
@@ -63,7 +62,7 @@ class LogSession(SessionLocks):
     @classmethod
     def open(cls, dsn: str, source: str, schema: str) -> Self:
         """Connect, bring the schema up to date, and return the store."""
-        # Not by the name of a session that may have locks: those of before are ended by it.
+        # Not the name of sessions that may have locks: a migration ends sessions by that name.
         connection = connect(dsn, application_name=f"cdc_assets: opening {source}")
         try:
             migrate(connection, schema, dsn)

@@ -1,12 +1,11 @@
-"""The leaderless log in Postgres: what was staged, how far it is safe, how far it was applied.
+"""The leaderless log in Postgres: staged files, how far they are safe, how far they are applied.
 
-Keeps invariants 1 to 3: a file is registered, its offsets are taken and ``flushed_lsn`` moves in
-one transaction; offsets of a table rise in the order of registration, which is commit order. There
-is no leader: whoever holds the rows of this schema knows everything.
+Keeps invariants 1 to 3: one transaction registers files, takes their offsets and moves
+``flushed_lsn``; offsets of a table rise in the order of registration, which is commit order. There
+is no leader: the rows of this schema are the whole state.
 
 A store is also the session (``log.session``) and the registry of tables (``log.tables``), because
-what is done in one transaction goes over one connection. What the rows of a copy mean is in
-``log.copies.chunks``.
+one transaction needs one connection. ``log.copies.chunks`` explains the rows of a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cdc_assets.log.tables import GROUP, TableRegistry, TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
-# What pipeline_meta remembers of the source that the log is made from.
+# Keys in pipeline_meta: facts of the source that the log is made from.
 SOURCE_FACTS = (
     "system_identifier",
     "timeline",
@@ -41,9 +40,9 @@ SOURCE_FACTS = (
 class StagedFile:
     """A table's rows in a staged Parquet file, ready to be registered.
 
-    ``flushable_lsn`` is where the last transaction of them ended; ``path`` is a URI. ``first_row``:
-    the number of the first one in a file that tables share, None where it is this table's alone.
-    ``sha256``: of the file's bytes.
+    ``flushable_lsn``: the end of the rows' last transaction; ``path``: a URI. ``first_row``: the
+    number of the table's first row in a file that tables share, None if the file is this table's
+    alone. ``sha256``: the digest of the file's bytes.
     """
 
     table: TableId
@@ -60,8 +59,8 @@ class StagedFile:
 class LogEntry:
     """Registered rows of a table: the offsets ``start_offset`` to ``end_offset`` (excluded).
 
-    ``first_row`` and ``sha256`` are as in StagedFile, ``byte_size`` their share of a shared file.
-    The digest is None for what was registered by a version that took none.
+    ``first_row`` and ``sha256`` are as in StagedFile, ``byte_size`` is the rows' share of a shared
+    file. The digest is None for entries registered by a version that took none.
     """
 
     start_offset: int
@@ -75,7 +74,7 @@ class LogEntry:
 
     @property
     def rows(self) -> StagedRows:
-        """Where they are."""
+        """The entry's rows in its file."""
         return StagedRows(
             self.path, self.end_offset - self.start_offset, self.first_row, self.sha256
         )
@@ -92,7 +91,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """That a worker looks after a table; ``epoch`` is the fence, higher with every other worker."""
+    """A worker's claim to a table; ``epoch`` is the fence, raised with every change of worker."""
 
     worker: uuid.UUID
     epoch: int
@@ -100,7 +99,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What of a table's log waits to be applied, from ``offset`` on."""
+    """The part of a table's log that waits to be applied, from ``offset`` on."""
 
     table: TableId
     rows: int
@@ -118,10 +117,10 @@ class LogStore(TableRegistry):
     places: tuple[Place, ...] = ()
 
     def begin_anew(self) -> None:
-        """Forget the source and the log of it, of which nothing can be continued.
+        """Forget the source and its log, which can't be continued.
 
-        The offsets go on rising. Every table waits for a new pin, but those that are parked:
-        nothing resumes where it was. Files of the log become orphans, which maintenance removes.
+        The offsets go on rising. Every table except the parked ones waits for a new pin: nothing
+        resumes where it was. Files of the log become orphans, which maintenance removes.
         """
         with self.connection.transaction():
             for statement in (
@@ -138,16 +137,16 @@ class LogStore(TableRegistry):
                 self.connection.execute(statement.encode(), parameters)
 
     def flushed_lsn(self) -> Lsn | None:
-        """Everything that committed below it is registered; None before the first pin."""
+        """The LSN below which every commit is registered; None before the first pin."""
         row = self.connection.execute(
             "select lsn from flushed_lsn where source = %s", (self.source,)
         ).fetchone()
         return _must(row[0]) if row else None
 
     def await_flushed(self, lsn: Lsn) -> None:
-        """Tell the flusher that somebody waits for ``flushed_lsn`` to be ``lsn``.
+        """Report to the flusher that a caller waits for ``flushed_lsn`` to be ``lsn``.
 
-        The nearest one is kept; whoever waits for another tells it again. One that is beyond the
+        The nearest LSN is kept; a caller that waits for another repeats the call. An LSN beyond the
         end of the WAL hides none.
         """
         self.connection.execute(
@@ -157,7 +156,7 @@ class LogStore(TableRegistry):
         )
 
     def awaited_lsn(self) -> Lsn:
-        """The nearest LSN that somebody waits for, or one that was reached; zero if nobody has."""
+        """The nearest LSN that a caller waits for, or one already reached; zero without one."""
         row = self.connection.execute(
             "select awaited from flushed_lsn where source = %s and awaited is not null",
             (self.source,),
@@ -222,7 +221,7 @@ class LogStore(TableRegistry):
     def entries(self, table: TableId, offset: int) -> list[LogEntry]:
         """The entries of ``table`` that hold offsets from ``offset`` on, in order.
 
-        Raises TableProblem if one names a file that is none of the source's ``places``.
+        Raises TableProblem if an entry names a file that is in none of the source's ``places``.
         """
         rows = self.connection.execute(
             "select start_offset, end_offset, path, byte_size, flushable_lsn, commit_time,"
@@ -248,13 +247,13 @@ class LogStore(TableRegistry):
         return int(row[0]) if row else 0
 
     def first_cursor(self, row: TableRow) -> Cursor:
-        """From where on the log is applied to a copy that is complete by now.
+        """The cursor from which the log is applied to a copy that is complete by now.
 
-        Every entry before it holds only what committed before the table's snapshot LSN. Called
-        before anything is applied: what is applied may be removed.
+        Every entry before it holds only transactions that committed before the table's snapshot
+        LSN. Called before anything is applied, because applied entries may be removed.
         """
         assert row.snapshot_lsn is not None  # it was pinned
-        # Before it is asked what was registered: what comes meanwhile is not to be passed over.
+        # Read before the entries: an entry registered meanwhile must not be passed over.
         end = self.log_end(row.table)
         found = self.connection.execute(
             "select min(start_offset) from log_index where source = %s and table_name = %s"
@@ -301,7 +300,7 @@ class LogStore(TableRegistry):
         return Cursor(row[0], _must(row[1]), row[2]) if row else None
 
     def set_cursor(self, table: TableId, cursor: Cursor, claim: Claim | None = None) -> None:
-        """Remember what the Iceberg table says; the table is the truth, this is its cache.
+        """Remember the Iceberg table's cursor; the table is the truth, this is its cache.
 
         Raises Fenced, having changed nothing, if ``claim`` is another worker's by now.
         """
@@ -330,8 +329,8 @@ class LogStore(TableRegistry):
             raise Fenced(f"{table}: another worker looks after it by now.")
 
     def backlogs(self) -> list[Backlog]:
-        """What waits to be applied, for every table that streams; the caught-up have 0 rows."""
-        # Laterally: joined as a whole, the log of a day would be read for the rows that wait.
+        """The backlog of every table that streams; a table that has caught up has 0 rows."""
+        # Lateral: a plain join would read a day's log to find the rows that wait.
         rows = self.connection.execute(
             "select t.table_name, coalesce(b.rows, 0), coalesce(b.bytes, 0), b.oldest,"
             ' coalesce(m."offset", 0) from tables t'
@@ -347,7 +346,7 @@ class LogStore(TableRegistry):
         return [Backlog(TableId.parse(n), int(r), int(b), at, o) for n, r, b, at, o in rows]
 
     def flusher_report(self) -> tuple[dict[str, Any], float] | None:
-        """What the flusher that has the turn, or had it last, told, and how many seconds ago."""
+        """The report of the flusher that has the turn, or had it last; and its age in seconds."""
         row = self.connection.execute(
             "select report, extract(epoch from clock_timestamp() - reported_at)::float8"
             " from flusher_reports where source = %s",

@@ -1,7 +1,7 @@
-"""The tables of a source as the log knows them: what they are, and in which state.
+"""The tables of a source as the log knows them: their definitions and states.
 
-``waiting`` for a snapshot, ``copying``, ``streaming`` (its log is applied), ``copied`` (it never
-will be), ``parked`` with a reason. An epoch is one copy of a table; a later one replaces it.
+``waiting`` for a snapshot, ``copying``, ``streaming`` (its log is applied), ``copied`` (its log
+never will be), ``parked`` with a reason. An epoch is one copy of a table; a later one replaces it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class TableRow:
 
     @property
     def followed_since(self) -> Lsn | None:
-        """From where on its log has no gap; None if no log of it is needed."""
+        """The LSN from which its log has no gap; None if no log of it is needed."""
         return self.snapshot_lsn if self.state in ("waiting", "copying", "streaming") else None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """What of a table's row decides whether a copy goes on."""
+    """The part of a table's row that decides whether a copy goes on."""
 
     epoch: int
     state: str
@@ -64,10 +64,10 @@ class CopyState:
 
 
 class TableRegistry(LogSession):
-    """Reads and writes what is known of a source's tables."""
+    """Reads and writes the records of a source's tables."""
 
     def revision(self) -> int:
-        """Changes whenever a registered table does: cheap to ask again and again, unlike them."""
+        """A number that changes whenever a registered table does; polling it is cheap."""
         row = self.connection.execute(
             "select coalesce(sum(hashtextextended(table_name || xmin::text, 0)), 0)::text"
             " from tables where source = %s",
@@ -76,7 +76,7 @@ class TableRegistry(LogSession):
         return int(row[0]) if row else 0
 
     def tables(self, only: TableId | None = None) -> list[TableRow]:
-        """Every registered table, by name; ``only`` that one, if it is registered."""
+        """Every registered table, by name; with ``only`` just that one, if it is registered."""
         rows = self.connection.execute(
             "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
             " complete_lsn, pin, reason, excluded, followed, published_as, mode,"
@@ -132,7 +132,7 @@ class TableRegistry(LogSession):
         return next(iter(self.tables(table)), None)
 
     def copy_state(self, table: TableId) -> CopyState | None:
-        """Where the table's copy stands: cheap enough to be asked twice a second."""
+        """The state of the table's copy: cheap enough to be read twice a second."""
         row = self.connection.execute(
             "select epoch, state, pin::text, reason from tables"
             " where source = %s and table_name = %s",
@@ -150,11 +150,11 @@ class TableRegistry(LogSession):
         left_out: Iterable[str] = (),
         withheld: Iterable[int] = (),
     ) -> None:
-        """Register a table that waits for its pin; one that is registered stays as it is.
+        """Register a table that waits for its pin; a registered table stays as it is.
 
-        A waiting one, of which no chunk was read yet, is described anew. ``excluded`` columns never
-        leave the source; ``withheld``: the numbers of those that aren't even among the table's
-        columns. Another name that the table had before lets go of it.
+        A waiting table of which no chunk was read yet is described anew. ``excluded`` columns never
+        leave the source; ``withheld``: the numbers of excluded columns that aren't among the
+        table's columns. Another name that the table had before is parked.
         """
         self._let_go_of_former_names(table)
         names = sorted(excluded)
@@ -188,9 +188,9 @@ class TableRegistry(LogSession):
         )
 
     def _let_go_of_former_names(self, table: SourceTable) -> None:
-        """A renamed table's changes belong to one log: that of the name it was registered by last.
+        """Park a renamed table's former names: its changes belong to its latest name's log alone.
 
-        What it was called before is parked; a table that gets that name is another one.
+        A table that gets a former name is another one.
         """
         self.connection.execute(
             "update tables set oid = 0, followed = false, pin = null, published_as = null,"
@@ -202,9 +202,9 @@ class TableRegistry(LogSession):
         )
 
     def mark_followed(self, tables: Iterable[TableRow]) -> None:
-        """Say that the flusher that streams now stages these tables as ``tables`` describes them.
+        """Record that the streaming flusher now stages these tables as ``tables`` describes them.
 
-        What was described anew meanwhile stays unmarked.
+        A table that was described anew meanwhile stays unmarked.
         """
         with self.connection.cursor() as cursor:
             cursor.executemany(
@@ -254,7 +254,7 @@ class TableRegistry(LogSession):
         )
 
     def note_waiting(self, table: TableId, reason: str | None) -> None:
-        """Say what a table waits for, if anything; also of one that couldn't be described yet."""
+        """Record what a table waits for, if anything; also for one that isn't described yet."""
         self.connection.execute(
             "insert into tables as t"
             " (source, table_name, oid, state, key_columns, columns, reason)"
@@ -265,9 +265,9 @@ class TableRegistry(LogSession):
         )
 
     def park(self, table: TableId, reason: str, epoch: int | None = None) -> None:
-        """Set a registered table aside, with the reason and the way out.
+        """Park a registered table, with the reason and the way out.
 
-        With ``epoch`` only while it is that one: what was found may be mended by a new copy.
+        With ``epoch`` only while the table has that epoch: a new copy may mend the problem.
         """
         self.connection.execute(
             "update tables set state = 'parked', reason = %(reason)s, updated_at = now()"
@@ -277,10 +277,10 @@ class TableRegistry(LogSession):
         )
 
     def park_log(self, table: TableId, reason: str, committed: Lsn) -> bool:
-        """Set a table aside whose log lacks a transaction that committed at ``committed``.
+        """Park a table whose log lacks a transaction that committed at ``committed``.
 
-        False if it is aside already, or the transaction is in its copy. While that waits for a pin
-        it gets a new epoch, and so a pin that begins to be made only now: the transaction is in it.
+        False if the table is parked already, or its copy has the transaction. A table that waits
+        for a pin gets a new epoch, and so a pin made from now on, which has the transaction.
         """
         waits = self.connection.execute(
             "update tables set epoch = epoch + 1, updated_at = now()"
@@ -298,7 +298,7 @@ class TableRegistry(LogSession):
         return done.rowcount == 1
 
     def set_published_as(self, table: TableId, published_as: str | None, epoch: int) -> None:
-        """Remember which entry of the publication the table's changes of an epoch come through."""
+        """Remember the publication's entry that the table's changes of an epoch come through."""
         self.connection.execute(
             "update tables set published_as = %s"
             " where source = %s and table_name = %s and epoch = %s",
@@ -306,7 +306,7 @@ class TableRegistry(LogSession):
         )
 
     def set_columns(self, row: TableRow) -> None:
-        """Remember the columns and the key that the lake table says it has; it is the truth."""
+        """Remember the columns and the key of the lake table, which is the truth."""
         self.connection.execute(
             "update tables set columns = %s, key_columns = %s, updated_at = now()"
             " where source = %s and table_name = %s and epoch = %s and state = 'streaming'",
@@ -322,7 +322,7 @@ class TableRegistry(LogSession):
     def finish_copy(
         self, table: TableId, epoch: int, complete_lsn: Lsn, *, streams: bool = True
     ) -> bool:
-        """Every chunk landed: from here on the log is applied. False if the epoch has passed."""
+        """Record that every chunk landed; the log is applied from now on. False in a past epoch."""
         with self.connection.transaction():
             done = self.connection.execute(
                 "update tables set state = %s, complete_lsn = %s, updated_at = now()"
@@ -340,7 +340,7 @@ class TableRegistry(LogSession):
         return done.rowcount == 1
 
     def not_whole_before(self, row: TableRow, lsn: Lsn) -> None:
-        """Rows of it were read as of ``lsn``: the lake equals the source from there on."""
+        """Raise ``complete_lsn`` to at least ``lsn``: rows of the table were read as of it."""
         self.connection.execute(
             "update tables set complete_lsn = greatest(complete_lsn, %s)"
             " where source = %s and table_name = %s and epoch = %s",
@@ -348,7 +348,7 @@ class TableRegistry(LogSession):
         )
 
     def forget_cursor(self, table: TableId) -> None:
-        """A copy is complete: a cursor of the epoch before says nothing of it."""
+        """Remove a cursor of the epoch before, which doesn't apply to a new complete copy."""
         self.connection.execute(
             "delete from mat_cursor where consumer_group = %s and source = %s and table_name = %s",
             (GROUP, self.source, str(table)),

@@ -1,6 +1,6 @@
-"""How far the checks of lake tables have come: what was compared or looked at, and when.
+"""Progress of the checks of lake tables: the parts that were compared or looked at, and when.
 
-The rows of ``verified_samples`` and ``checked_keys``; what is compared, and how, is in ``verify``.
+The rows of ``verified_samples`` and ``checked_keys``; ``verify`` does the comparing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cdc_assets.postgres.names import TableId
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Where a table's sampled comparison stands.
+    """Progress of a table's sampled comparison.
 
-    ``next_share``: where the next part begins, from 0 to 1. ``missed_since``: from when on nothing
-    was compared, None if the last attempt did; ``compared_at``: when something last was.
-    ``round_ended``: when the last part of a whole round was compared. ``differed_at``: when rows of
-    the copy ``differed_epoch`` differed, until all of it was found equal since.
+    ``next_share``: where the next part begins, from 0 to 1. ``missed_since``: since when nothing
+    was compared, None if the last attempt succeeded; ``compared_at``: the time of the last
+    comparison. ``round_ended``: when the last part of a whole round was compared. ``differed_at``:
+    when rows of the copy ``differed_epoch`` differed, until all of it was found equal since.
     """
 
     next_share: float = 0.0
@@ -46,10 +46,10 @@ def remember_compared(
     *,
     differs: int | None = None,
 ) -> None:
-    """A part was compared, and the next one begins at ``next_share``; 0 ends the round.
+    """Record that a part was compared; the next one begins at ``next_share``, 0 ends a round.
 
-    None: all of it was compared, beside the rounds. ``differs``: the copy whose rows differ, if any
-    do. That is over once all of it was compared since, or the round after that one.
+    None: the whole table was compared, beside the rounds. ``differs``: the copy whose rows differ,
+    if any do. A difference is over once the whole table, or a round begun later, was compared.
     """
     store.connection.execute(
         "insert into verified_samples as v"
@@ -70,7 +70,7 @@ def remember_compared(
 
 
 def remember_missed(store: LogStore, table: TableId) -> datetime:
-    """Nothing was compared; returns since when that is so."""
+    """Record that nothing was compared; returns since when that is so."""
     row = store.connection.execute(
         "insert into verified_samples as v (source, table_name, next_share, missed_since)"
         " values (%s, %s, 0, now()) on conflict (source, table_name) do update"
@@ -84,11 +84,11 @@ def remember_missed(store: LogStore, table: TableId) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class KeysSeen:
-    """How far a lake table's keys were looked at.
+    """Progress of looking at a lake table's keys.
 
-    ``new`` and ``round`` are places of data files in the order that they are looked at, by sequence
-    number and path: of those that are new, and of a round over the others (None: none is under
-    way). ``behind``: new files that weren't looked at yet.
+    ``new`` and ``round`` are places of data files in the order of sequence number and path, in
+    which files are looked at: of the new files, and of a round over the others (None: none is under
+    way). ``behind``: the number of new files that weren't looked at yet.
     """
 
     lake_table: str

@@ -1,8 +1,8 @@
-"""What a person wishes of a source, as the log keeps it: pauses, and that it is dropped.
+"""Users' requests, as the log keeps them: pausing tables or the source, and dropping the source.
 
-While a table is paused nothing more is applied to it. Changes go on being staged meanwhile, so that
-the source keeps no WAL because of it, and a copy goes on to its end, because its pin holds back the
-source. What has waited is applied after the pause. Of a source that is dropped nothing begins.
+While a table is paused, nothing more is applied to it. Its changes are still staged, so that the
+source keeps no WAL because of it, and a copy goes on to its end, because its pin holds back the
+source. Changes staged meanwhile are applied after the pause. Nothing starts for a dropped source.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from cdc_assets.errors import SourceMismatch
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.names import TableId
 
-# Of pipeline_meta: since when the whole source is paused.
+# Key in pipeline_meta: since when the whole source is paused.
 _SOURCE = "paused_at"
 
 
 def pause(store: LogStore, table: TableId | None = None) -> None:
-    """Pause ``table``, or (None) the source; what is paused already stays so since then."""
+    """Pause ``table``, or (None) the source; an existing pause keeps its start."""
     if table is not None:
-        # One that isn't registered yet is described with the first start.
+        # A table that isn't registered yet is described at the first start.
         store.connection.execute(
             "insert into tables as t"
             " (source, table_name, oid, state, key_columns, columns, paused_at)"
@@ -61,7 +61,7 @@ def source_paused(store: LogStore) -> datetime | None:
 
 
 def paused(store: LogStore) -> Mapping[TableId, datetime]:
-    """The tables that nothing is applied to, with since when: their own pause or the source's."""
+    """The paused tables, with the start of the pause: their own or the source's."""
     rows = store.connection.execute(
         "select t.table_name, least(t.paused_at, m.value::timestamptz) from tables t"
         " left join pipeline_meta m on m.source = t.source and m.key = %s"
@@ -71,7 +71,7 @@ def paused(store: LogStore) -> Mapping[TableId, datetime]:
     return {TableId.parse(name): since for name, since in rows}
 
 
-# Of pipeline_meta: since when the source is dropped.
+# Key in pipeline_meta: since when the source is dropped.
 _DROPPED = "dropped_at"
 
 

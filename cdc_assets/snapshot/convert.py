@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from cdc_assets.postgres.types import arrow_type
 
-# Postgres's numerics that no decimal has.
+# Postgres's numeric values that no decimal holds.
 _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 
 # Days and microseconds of 0001-01-01 and 9999-12-31T23:59:59.999999, the range of Spark's calendar.
@@ -20,13 +20,13 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _DAY_US = 86_400_000_000
 _FIRST_US, _LAST_US = _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1
 # Infinity is the largest integer, counted from 2000; ADBC counts from 1970, 10,957 days earlier,
-# and wraps around. No date of Postgres's is as early as what comes out.
+# and wraps around. No date in Postgres is as early as the result.
 _INFINITE_DAY = 2**31 - 1 + 10_957 - 2**32
 _INFINITE_US = 2**63 - 1 + 10_957 * _DAY_US - 2**64
 
 
 class DoesNotFit(Exception):
-    """A value of a column whose policy is ``fail`` has no form in the lake; the column's name."""
+    """Names a column with policy ``fail`` that has a value without a form in the lake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _id(number: int) -> dict[str, str]:
 
 
 def convert(batch: pa.RecordBatch, fields: list[LakeField], schema: pa.Schema) -> pa.RecordBatch:
-    """The batch as the lake has it. Raises DoesNotFit."""
+    """The batch with the lake's types. Raises DoesNotFit."""
     columns = []
     for position, (field, target) in enumerate(zip(fields, schema, strict=True)):
         fitted = _fit(batch.column(position), field.lake, field)

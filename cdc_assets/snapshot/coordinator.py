@@ -41,7 +41,7 @@ def copy_table(
 ) -> list[ChunkProgress]:
     """Land the outstanding chunks of ``table`` (``only``: of these keys) and return the whole plan.
 
-    Raises what :func:`copy_tables` returns.
+    Raises the error that :func:`copy_tables` returns for it.
     """
     failed = copy_tables(pipeline, session, [table], only=only, on_progress=on_progress)
     if table in failed:
@@ -60,12 +60,12 @@ def copy_tables(
     on_progress: Callable[[CopyProgress], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> dict[TableId, CdcError]:
-    """Land the outstanding chunks of ``tables`` (``only``: of these keys), whoever copies them.
+    """Land the outstanding chunks of ``tables`` (``only``: of these keys), copied by any process.
 
     A table that is complete already is left alone. Returns the tables that failed with the reason:
     TableProblem when it isn't pinned yet or can't be copied, SnapshotLost when its pin is gone,
-    CopyRestarted or Fenced when its copy begins anew. Raises what Spark or Postgres raises. Once
-    ``stop`` is set it returns without the rest.
+    CopyRestarted or Fenced when its copy begins anew. Passes on errors of Spark and Postgres.
+    Returns early once ``stop`` is set.
     """
     wanted = frozenset(only) if only is not None else None
     failed: dict[TableId, CdcError] = {}
@@ -81,7 +81,7 @@ def copy_tables(
             failed[table] = error
         except (ValueError, NotImplementedError) as error:  # what pyiceberg can't do
             failed[table] = TableProblem(table, f"its copy can't begin: {first_line(error)}")
-    # The largest first: what is left for the end then is small, and shared evenly.
+    # The largest first: the rest at the end is then small, and shared evenly.
     copies.sort(key=lambda copy: -copy.outstanding())
     return failed | _Coordinator(pipeline, session, copies, stop or threading.Event()).run()
 
@@ -119,7 +119,7 @@ class _Coordinator:
         self._worker = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
 
     def run(self) -> dict[TableId, CdcError]:
-        """Until each table is complete (or what was asked for of it has landed), or failed."""
+        """Run until each table is complete (or its wanted chunks have landed), or failed."""
         job: Future[list[tuple[str, str, str]]] | None = None
         with ExitStack() as cleanup:
             pool = cleanup.enter_context(ThreadPoolExecutor(1))
@@ -134,7 +134,7 @@ class _Coordinator:
                         job = pool.submit(self._job, tasks)
                     if job is not None:
                         wait([job], timeout=LOOK_SECONDS)
-                    elif self._copies:  # others are at what is left
+                    elif self._copies:  # others copy the rest
                         time.sleep(LOOK_SECONDS)
             except BaseException:
                 if job is not None and not job.done():
@@ -143,7 +143,7 @@ class _Coordinator:
         return self._failed
 
     def _each(self, do: Callable[[TableCopy], bool]) -> None:
-        """``do`` it to every table; one that says that it is over, or fails, is out."""
+        """Call ``do`` for every table; drop a table if it returns True, or fails."""
         for copy in list(self._copies):
             try:
                 if do(copy):
@@ -153,7 +153,7 @@ class _Coordinator:
                 self._copies.remove(copy)
 
     def _tasks(self) -> list[CopyTask]:
-        """What a job could do now. The pins are held as long as this lasts."""
+        """The tasks for a job now; their pins are held while this coordinator runs."""
         tasks: list[CopyTask] = []
 
         def prepare(copy: TableCopy) -> bool:

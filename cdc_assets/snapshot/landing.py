@@ -1,4 +1,4 @@
-"""Where the files of a copy become rows of the lake table, exactly once.
+"""Landing: the files of a copy become rows of the lake table, exactly once.
 
 A copy's files land in its *target*. For a table that the lake doesn't have yet that is the lake
 table itself. For one that readers use already (a re-sync), or one whose rows have to be sorted into
@@ -7,8 +7,8 @@ place in one atomic step when it is complete: until then readers see the old row
 
 Keeps invariant 6. A commit names the chunks that it adds, and is refused by the catalog if the
 table moved since its chunks were last looked at: of two coordinators, however late one of them
-wakes up, one lands a chunk. pyiceberg commits: 50 ms a commit instead of a second through Spark,
-and the very condition that is needed. It doesn't write format version 3 yet, so a target is made as
+wakes up, one lands a chunk. pyiceberg commits, in 50 ms instead of a second through Spark, and on
+the very condition that is needed. It doesn't write format version 3 yet, so a target is made as
 version 2; the first merge upgrades it, which changes metadata only.
 """
 
@@ -50,12 +50,12 @@ from cdc_assets.snapshot.swap import swap
 
 logger = logging.getLogger(__name__)
 
-# What the copy writes of the columns that mode append adds: each row as an insert at the snapshot's
-# LSN. When and by which transaction it was inserted is not known.
+# The columns of mode append that the copy fills: each row is an insert at the snapshot's LSN. The
+# row's true time and transaction aren't known.
 COPIED = ("_op", "_lsn")
-# Properties of a catalog that are about files; others may be its password.
+# Properties of a catalog that concern files; others may be its password.
 _OF_FILES = ("s3.", "gcs.", "adls.", "hdfs.", "client.", PY_IO_IMPL, PLACES)
-# A power cut leaves some broken files; more than that is something else.
+# A power cut leaves some broken files; more than these have another cause.
 _GIVE_UPS = 100
 
 
@@ -73,7 +73,7 @@ class Landing:
         self._given_up = 0
 
     def open(self) -> None:
-        """Find the target or make it, and correct the progress by what it says.
+        """Find the target or make it, and correct the progress by its landed chunks.
 
         Raises TableProblem if the lake has a table of that name that isn't ours.
         """
@@ -126,7 +126,7 @@ class Landing:
     def land(self, written: Sequence[ChunkProgress]) -> None:
         """Commit the files of ``written`` chunks, and mark these landed.
 
-        Raises Fenced when somebody else moved the table meanwhile; nothing is lost by that.
+        Raises Fenced if another writer moved the table meanwhile; nothing is lost by that.
         """
         loaded = self._loaded()
         landed = self._landed(loaded)
@@ -134,7 +134,7 @@ class Landing:
         if keys:
             if not self._is_target(loaded):
                 raise Fenced(f"{self._row.table}: another copy of it is under way.")
-            # Never a second try: after one, the chunks that landed would have to be looked at anew.
+            # No retry: before one, the chunks that landed would have to be looked at anew.
             loaded.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
             transaction = loaded.transaction()
             properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(keys))}
@@ -158,13 +158,13 @@ class Landing:
         return self._complete(self._last_seen()) or self._complete(self._loaded())
 
     def publish(self, session: SparkSession) -> None:
-        """Make the complete target the lake table, as configured. May be done again."""
+        """Make the complete target the lake table, as configured. May be repeated."""
         target = self._loaded()
         if self._target is not None and self._target is not self.lake:
             said = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
             swap(session, self.lake, self._target, said | self._reached(target))
         loaded = self.lake.load()
-        # Somebody who died before may have left it; pyiceberg wouldn't write format version 3.
+        # A dead coordinator may have left it. Not by pyiceberg, which can't write format version 3.
         if loaded is not None and loaded.properties.get(COPYING) in ("", self.lake.copy_id):
             session.sql(f"alter table {self.lake.sql_name} unset tblproperties ('{COPYING}')")
         self._drop_shadows()
@@ -225,7 +225,7 @@ class Landing:
         return found
 
     def _reached(self, loaded: Table) -> dict[str, str]:
-        """What the commit that completes the copy says: the first cursor of its log."""
+        """The summary properties of the commit that completes the copy: its log's first cursor."""
         others = foreign_change(loaded, ours=COPY)
         return self.lake.reached(self._store.first_cursor(self._row), others)
 
@@ -242,14 +242,14 @@ class Landing:
             ) from problem
 
     def _drop_shadows(self) -> None:
-        """Remove what copies of this epoch and those before it landed in."""
+        """Remove the tables that copies of this epoch and earlier ones landed in."""
         for epoch in range(1, self._row.epoch + 1):
             shadow = LakeTable(self._config, self.lake.table, self._row, suffix=f"{SUFFIX}{epoch}")
             loaded = shadow.load()
             if loaded is not None and COPYING in loaded.properties:
                 try:
                     drop_copy(shadow, loaded)
-                except TableProblem as problem:  # maintenance says so until it is mended
+                except TableProblem as problem:  # maintenance reports it until it is mended
                     logger.warning("%s", problem)
 
     def _outstanding(
@@ -257,9 +257,9 @@ class Landing:
     ) -> tuple[list[DataFile], set[str]]:
         """The files to be added, and the chunks in them (or without rows).
 
-        A file that shares a chunk with what landed (its progress had been forgotten), or can't be
-        read (the machine lost its power before it was on disk), is given up: its chunks are read
-        again.
+        A file is given up, and its chunks are read again, if it shares a chunk with those that
+        landed (its progress had been forgotten), or can't be read (the machine lost its power
+        before the file was on disk).
         """
         by_file: dict[str | None, set[str]] = {}
         for chunk in written:
@@ -279,10 +279,9 @@ class Landing:
         return files, keys
 
     def _data_file(self, loaded: Table, file: str) -> DataFile | None:
-        """The file with its statistics, None if it isn't whole.
+        """The file with its statistics; None if it isn't whole, or isn't in the data folder.
 
-        Nor is one that isn't among the table's data files. Raises TableProblem if it can't be
-        reached from here, or time and again isn't whole.
+        Raises TableProblem if it can't be reached from here, or if too many files are like that.
         """
         try:
             if not below([folder := self.place()[0]], file):

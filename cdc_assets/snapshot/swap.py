@@ -1,14 +1,14 @@
 """A complete copy takes the lake table's place, in one step for its readers.
 
-A coordinator may be taken for dead while its statement goes on in the server, and ends long after
-another coordinator has done the same and merges have followed. So its rows must not win then:
+A coordinator may be taken for dead while its statement goes on in the server. The statement may end
+long after another coordinator did the same and merges followed. Its rows must not win then:
 
 - A table that doesn't exist yet is created with its rows. The catalog refuses a second creation.
 - A table that has the copy's columns gets its rows on a branch, which is published like a merge
   (``lake.publish``): Iceberg refuses to move a ``main`` that has moved on.
-- Any other table is replaced, and Iceberg does that regardless of what was committed meanwhile. A
-  late replacement takes the table back to the copy, and by the same commit to the copy's cursor:
-  the log is applied once more from there, or the table is parked if it is gone.
+- Any other table is replaced, and Iceberg does that regardless of commits meanwhile. A late
+  replacement takes the table back to the copy, and by the same commit to the copy's cursor: the log
+  is applied once more from there, or the table is parked if the log is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cdc_assets.lake.tables import COPYING, LakeTable, listed
 
 
 def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[str, str]) -> None:
-    """Make the rows of ``copy`` those of the lake table; ``said`` is the commit's summary.
+    """Replace the lake table's rows by those of ``copy``; ``said`` is the commit's summary.
 
     The caller holds the table's writer lock. Raises Fenced if somebody else came before.
     """
@@ -40,7 +40,7 @@ def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[
         return
     properties = lake.creation_properties()
     if before is not None and COPYING in before.properties:
-        properties[COPYING] = ""  # what an earlier copy had begun is replaced
+        properties[COPYING] = ""  # an unfinished earlier copy is replaced
     make = "create table" if before is None else "create or replace table"
     clauses = lake.clauses(lake.table.partition_by, properties)
     try:
@@ -53,7 +53,7 @@ def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[
 
 
 def _fits(before: Table, made: Table) -> bool:
-    """Whether readers use the table, and find each column where it is."""
+    """Whether readers use the table, and its columns are those of the copy."""
     columns = [{f.name: str(f.field_type) for f in t.schema().fields} for t in (before, made)]
     return (
         columns[0] == columns[1]
@@ -67,7 +67,7 @@ def _overwrite(
 ) -> None:
     lake.upgrade(session)
     arrange(session, lake, before)
-    # Nothing is merged before the copy is complete, so this may come before the rows do.
+    # Nothing is merged before the copy is complete, so the description may change before the rows.
     described = lake.described(before.schema()).dump()
     if before.properties.get(PROPERTY) != described:
         listing = listed({PROPERTY: described})

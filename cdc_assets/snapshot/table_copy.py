@@ -3,9 +3,9 @@
 Keeps invariant 10: a table is complete when its target holds every chunk of the plan, and counts as
 such only once the log is applied past the point of the last pin that a chunk was read under.
 
-Which snapshot a chunk is read under is the pin's business (``pins.pins``). If a pin is lost,
-what was copied of a mirror with a key stays: the log is applied from the first pin on, and what the
-later snapshot shows twice or not at all is put right by it.
+The pin decides the snapshot that a chunk is read under (``pins.pins``). If a pin is lost, the
+copied chunks of a mirror with a key stay: the log is applied from the first pin on, and corrects
+rows that the later snapshot shows twice or not at all.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from cdc_assets.snapshot.worker import CopyTask
 
 logger = logging.getLogger(__name__)
 
-# Chunks a claim, and a file, at most: with 16 MB chunks a crash costs 128 MB of reading a task, and
-# a table of 2,000 chunks gets 250 files.
+# Chunks of a claim, and of a file, at most: with 16 MB chunks a crash costs each task 128 MB of
+# reading, and a table of 2,000 chunks gets 250 files.
 CLAIM_CHUNKS = 8
-# How often a coordinator looks, and how long what is written may wait for its commit.
+# The interval of a coordinator's looks, and how long written chunks may wait for their commit.
 LOOK_SECONDS = 0.5
 COMMIT_SECONDS = 5.0
-# How long the log may take to tell that a table was truncated.
+# How long the log may take to show that a table was truncated.
 _LOG_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far a table's copy is; ``landed`` are the chunks that landed since the last report."""
+    """Progress of a table's copy; ``landed``: the chunks that landed since the last report."""
 
     table: TableId
     landed: tuple[ChunkProgress, ...]
@@ -120,7 +120,7 @@ class TableCopy:
         return claimable(self._store, self._row, self._only) > 0
 
     def step(self, *, at_once: bool) -> bool:
-        """Land what is written, if it is time; True once the table is complete, or all is done.
+        """Land written chunks, if it is time; True once the copy is over or the wanted ones landed.
 
         Raises Fenced or SnapshotLost if its copy goes on elsewhere, or anew.
         """
@@ -139,7 +139,7 @@ class TableCopy:
                     return True
                 self._landing.land([c for c in self._chunks() if c.state == "written"])
             except Fenced as fenced:
-                logger.info("%s", fenced)  # what it wrote is looked at again
+                logger.info("%s", fenced)  # the written chunks are looked at again
             finally:
                 self._store.unlock(self._lock)
             self._committed_at = time.monotonic()
@@ -151,7 +151,7 @@ class TableCopy:
         return True
 
     def judge(self, outcomes: Mapping[str, str]) -> bool:
-        """What the job's tasks say of their end; the worst of them is enough. Raises."""
+        """Act on the outcomes of the job's tasks; the worst one decides. Raises."""
         if "lost" in outcomes:
             self._lost()
         if "rewritten" in outcomes and self._voided():
@@ -161,7 +161,7 @@ class TableCopy:
             with self._pipeline.connect_source("copy") as source:
                 try:
                     found = describe(source, self.table)
-                    with suppress(psycopg.errors.LockNotAvailable):  # whoever alters it goes on
+                    with suppress(psycopg.errors.LockNotAvailable):  # another session alters it
                         refuse_unplannable(source, found)
                 except TableProblem as problem:
                     self._store.park(self.table, str(problem), self._row.epoch)
@@ -175,7 +175,7 @@ class TableCopy:
         return False
 
     def task(self, snapshot_name: str, worker: str) -> CopyTask:
-        """What the tasks of a job are told."""
+        """This table's task of a job."""
         config, row = self._pipeline.config, self._row
         listed = sql.SQL(", ").join(
             select_expression(c.source, c.mapping, c.policy, is_key=c.is_key)
@@ -213,7 +213,7 @@ class TableCopy:
     # --- parts ---
 
     def _unfit(self, name: str) -> NoReturn:
-        """A value of column ``name`` has no form in the lake, and its policy is fail."""
+        """Raise: a value of column ``name`` has no form in the lake, and its policy is fail."""
         column = next(c for c in self._landing.lake.columns if name in (c.name, c.source.name))
         what = f"column {name} has a value that the lake's {column.mapping.lake} can't hold"
         if not column.is_key:
@@ -241,9 +241,9 @@ class TableCopy:
     def _voided(self) -> bool:
         """Whether the log truncates the table after the pin: then no row of the copy counts.
 
-        A table that is truncated every other moment would never be copied otherwise. VACUUM FULL
-        and its like are in no log: they leave rows that count, in other places. Where history is
-        kept, what was truncated counts, too: such a copy begins anew.
+        Otherwise, a table that is truncated every other moment would never be copied. VACUUM FULL
+        and its like are in no log: their rows count, in other places. Where history is kept,
+        truncated rows count, too: such a copy begins anew.
         """
         config, point = self._pipeline.config, self._row.snapshot_lsn
         if point is None or self._row.mode != "mirror":
@@ -269,7 +269,7 @@ class TableCopy:
         return pin is not None
 
     def _over(self) -> bool:
-        """Whether somebody else finished the copy. Raises Fenced if it is another one now."""
+        """Whether another coordinator finished the copy. Raises Fenced if it began anew."""
         now = self._store.copy_state(self.table)
         if now is None or now.epoch != self._row.epoch:
             raise Fenced(f"{self.table}: its copy was started anew elsewhere; this run stops.")
@@ -291,7 +291,7 @@ class TableCopy:
             self._store.unlock(self._lock)
 
     def _report(self) -> list[ChunkProgress]:
-        """Tell about what has landed since the last time; returns the plan as it is."""
+        """Report the chunks that landed since the last report; returns the plan as it is."""
         plan = self._chunks()
         landed = [c for c in plan if c.state == "landed"]
         news = tuple(c for c in landed if c.key not in self._reported)
@@ -318,7 +318,7 @@ class TableCopy:
         return [c for c in plan if self._only is None or c.key in self._only]
 
     def _finish(self) -> None:
-        """Once every chunk of the plan has landed: publish the target, and let the log flow."""
+        """Once every chunk of the plan has landed, publish the target and have the log applied."""
         with self._writing():
             if self._over() or not self._landing.complete():
                 return

@@ -1,4 +1,4 @@
-"""What a Spark task of a copy does: claim chunks, read them, write a Parquet file, say so.
+"""A Spark task of a copy: claim chunks, read them, write a Parquet file, record it.
 
 A task lives until nothing is left to claim, so one table costs a few long tasks. It claims some
 neighbouring chunks at a time, reads them in one short transaction under the pinned snapshot, writes
@@ -41,7 +41,7 @@ ROW_GROUP_BYTES = 64 * 2**20
 _SNAPSHOT_GONE = ("22023", "42704", "55000")
 _TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
 
-# The relations that hold a table's rows, as ``catalog.heaps`` has them: those of ``oids``.
+# The heaps of a table, as ``catalog.heaps`` finds them: those of ``oids``.
 _HEAPS = sql.SQL("""
 with recursive tree as (
     select c.oid from pg_catalog.pg_class c
@@ -64,8 +64,8 @@ OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
 class CopyTask:
     """All that a task needs to know of one table.
 
-    ``columns`` is the SELECT list. ``chunks``: how many there are to be read, about. ``location``:
-    the folder of the lake table's data files. ``io``: the properties of its FileIO.
+    ``columns`` is the SELECT list. ``chunks``: about how many are to be read. ``location``: the
+    folder of the lake table's data files. ``io``: the properties of its FileIO.
     """
 
     table: TableId
@@ -87,7 +87,7 @@ class _Rewritten(Exception):
 def copy_worker(
     tasks: Sequence[CopyTask],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """For ``mapInArrow``: works on one table after the other, and yields how each ended.
+    """For ``mapInArrow``: works on one table after the other, and yields each one's outcome.
 
     ``done``; ``lost`` (the snapshot is gone); ``rewritten`` (the table has a new file); ``changed``
     (table or columns are other than planned); ``unfit`` (a value of a column whose policy is fail);
@@ -151,8 +151,8 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
 def _heaps(run: Read, table: TableId, chunks: Sequence[Claimed]) -> dict[int, TableId]:
     """The names of the chunks' heaps, by oid, as the snapshot has them.
 
-    Raises _Rewritten unless each is the table itself or one of its partitions: the plan says which
-    they are, but whoever may write a plan isn't for that allowed to read other tables.
+    Raises _Rewritten unless each is the table itself or one of its partitions: the plan names them,
+    but the right to write a plan must not give the right to read other tables.
     """
     oids = {chunk.oid for chunk in chunks}
     query = _HEAPS.format(
@@ -175,15 +175,15 @@ def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: _LakeF
     for batch in run(query):
         rows, size = rows + batch.num_rows, size + batch.nbytes
         file.write(batch)
-        del batch  # nor here
+        del batch  # keep no reference here, either
     return Written(chunk.key, rows, size, time.monotonic() - began)
 
 
 def _check(run: Read, heaps: Mapping[int, TableId], chunks: Sequence[Claimed]) -> None:
     """Raise _Rewritten if a heap isn't the one that was planned; our lock keeps it as it is.
 
-    The functions answer as of now. A snapshot doesn't protect from TRUNCATE, and ctids don't
-    outlive VACUUM FULL.
+    The functions see the present, not the snapshot, which doesn't protect from TRUNCATE; and ctids
+    don't outlive VACUUM FULL.
     """
     for oid, filenode in {(c.oid, c.filenode) for c in chunks}:
         name = sql.Literal(heaps[oid].identifier.as_string(None))
@@ -199,7 +199,7 @@ def _check(run: Read, heaps: Mapping[int, TableId], chunks: Sequence[Claimed]) -
 
 
 class _LakeFile:
-    """A Parquet file that comes into being with its first row; deleted if the block raises."""
+    """A Parquet file that is created with its first row; deleted if the block raises."""
 
     def __init__(self, task: CopyTask) -> None:
         self._task = task

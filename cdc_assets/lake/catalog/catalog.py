@@ -1,9 +1,9 @@
-"""The Iceberg catalog, as Spark sets it and as pyiceberg opens it.
+"""The Iceberg catalog, as Spark and pyiceberg open it.
 
-Both are derived here from one configuration, so that they can't drift apart. The default catalog is
-``iceberg_tables`` in the coordination Postgres: Iceberg's JDBC catalog and pyiceberg's SqlCatalog
-read each other's tables. pyiceberg makes them, because it looks for them where its search path
-leads; the JDBC catalog is content with any in the database. Passwords go into a session's settings,
+Both take their settings from one configuration, so that they can't drift apart. The default catalog
+is ``iceberg_tables`` in the coordination Postgres: Iceberg's JDBC catalog and pyiceberg's
+SqlCatalog read each other's tables. pyiceberg creates them, because it looks for them along its
+search path; the JDBC catalog accepts any in the database. Passwords go into a session's settings,
 never onto a command line.
 """
 
@@ -109,7 +109,7 @@ def _jdbc_settings(config: SourceConfig) -> dict[str, str]:
 
 
 def refuse_for_jdbc(config: SourceConfig) -> None:
-    """Raise ConfigurationError if the SQL catalog's address demands what Spark can't be held to."""
+    """Raise ConfigurationError if the SQL catalog's address makes demands that JDBC can't meet."""
     if config.lake.catalog.type == "sql":
         jdbc(_parameters(config))
 
@@ -170,13 +170,13 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
 
 
 def _bare(address: str) -> str:
-    """A catalog's address without what may be a secret in it: who one is, and parameters."""
+    """A catalog's address without parts that may be secret: user, password and parameters."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def shown(config: SourceConfig) -> dict[str, Any]:
-    """How to open the catalog, without secrets: what ``status --json`` prints."""
+    """The catalog's address and settings without secrets, for ``status --json``."""
     kind = config.lake.catalog.type
     uri = config.lake.catalog.uri
     address = _bare(uri.get_secret_value()) if uri is not None else None
@@ -194,7 +194,7 @@ def shown(config: SourceConfig) -> dict[str, Any]:
 
 
 def open_catalog(config: SourceConfig) -> Catalog:
-    """The catalog through pyiceberg; one a process and configuration.
+    """The catalog through pyiceberg; one per process and configuration.
 
     A SQL catalog's tables are made if they aren't there. Raises EnvironmentProblem or TlsProblem if
     its database can't be reached at first.
@@ -226,9 +226,9 @@ def forgetting(config: SourceConfig, table: str) -> str:
 
 @contextmanager
 def tried(config: SourceConfig) -> Iterator[Catalog]:
-    """The catalog as :func:`open_catalog` has it, for a trial: a SQL catalog forgets all of it.
+    """The catalog of :func:`open_catalog`, for a trial: a SQL catalog rolls all of it back.
 
-    Not what is stored beside it. Raises like :func:`open_catalog`.
+    Files that the trial stores stay. Raises like :func:`open_catalog`.
     """
     if config.lake.catalog.type != "sql":
         yield open_catalog(config)
@@ -239,7 +239,7 @@ def tried(config: SourceConfig) -> Iterator[Catalog]:
         catalog, schema = SqlCatalog(CATALOG, **properties), catalog_schema(config)
         engine = catalog.engine
         with engine.connect() as connection, connection.begin() as transaction:
-            # Its sessions are of a connection that is in a transaction, which they don't commit.
+            # The catalog's sessions share this connection's transaction, which they don't commit.
             catalog.engine = connection  # type: ignore[assignment]
             if schema is not None and not connection.dialect.has_schema(connection, schema):
                 connection.execute(text(f"create schema {sql_name(schema)}"))
@@ -266,7 +266,7 @@ def _reached() -> Iterator[None]:
 
 
 @lru_cache(maxsize=16)
-# "create table if not exists" isn't atomic in Postgres: of two who do it at once, one is refused.
+# "create table if not exists" isn't atomic in Postgres: of two at once, one fails.
 @retry(retry=retry_if_exception_type(IntegrityError), stop=stop_after_attempt(5), reraise=True)
 def _open(dsn: str, schema: str, properties: tuple[tuple[str, str], ...]) -> Catalog:
     if schema:

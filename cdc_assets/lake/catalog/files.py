@@ -17,9 +17,9 @@ PLACES = "cdc.places"
 
 
 class PlacedFileIO(PyArrowFileIO):
-    """pyiceberg's, for what is below the places of its property PLACES, a JSON list; no more.
+    """pyiceberg's FileIO, limited to files below the places of its property PLACES, a JSON list.
 
-    Raises ForeignPath.
+    Raises ForeignPath for others.
     """
 
     def __init__(self, properties: Properties) -> None:
@@ -44,7 +44,7 @@ class PlacedFileIO(PyArrowFileIO):
 
 
 def file_io(config: SourceConfig) -> dict[str, str]:
-    """The properties that keep pyiceberg to the places that the configuration names, if it does."""
+    """The properties that limit pyiceberg to the configured places; empty where they can't."""
     places = trusted_places(config)
     if config.lake.catalog.type != "sql":
         return {}

@@ -1,12 +1,12 @@
-"""Where the default SQL catalog's tables are: a schema of ours, never the applications'.
+"""The schema of the default SQL catalog's tables: one of ours, never the applications'.
 
 Iceberg's JDBC catalog and pyiceberg's SqlCatalog name ``iceberg_tables`` without a schema, so the
 search path of their connections decides. Ours is the coordination schema alone. A catalog that an
-earlier version of this program made where the role's own search path led (``public``, as a rule)
-is found by its tables and used on: they would be lost to every reader otherwise. One of a role that
-isn't trusted isn't even read, as its owner may have planted a policy there; it is named.
+earlier version of this program made along the role's own search path (``public``, as a rule) is
+found by its tables and used on: every reader would lose them otherwise. A catalog of a role that
+isn't trusted isn't even read, as its owner may have planted a policy there; it is reported.
 
-A catalog whose address is configured is somebody's own: its role's search path holds.
+A catalog whose address is configured is the user's own: its role's search path holds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TABLES = ("iceberg_tables", "iceberg_namespace_properties")
 def catalog_schema(config: SourceConfig) -> str | None:
     """The schema of the default SQL catalog, there or not; None where another one is configured.
 
-    Looked up once a process. Raises psycopg.OperationalError if it can't be asked.
+    Looked up once a process. Raises psycopg.OperationalError without a connection.
     """
     if config.lake.catalog.type != "sql" or config.lake.catalog.uri is not None:
         return None
@@ -44,9 +44,9 @@ def catalog_schema(config: SourceConfig) -> str | None:
 
 
 def passed_over(config: SourceConfig) -> tuple[tuple[str, str], ...]:
-    """Schemas where a stranger has a SQL catalog, and his role, while ours has no table yet.
+    """Schema and role of each SQL catalog of an untrusted role, while ours has no table yet.
 
-    They may be of an earlier role of ours. Raises like :func:`catalog_schema`.
+    The role may be an earlier one of ours. Raises like :func:`catalog_schema`.
     """
     if catalog_schema(config) is None:
         return ()
@@ -66,8 +66,8 @@ def _found(dsn: str, ours: str, namespace: str) -> tuple[str, tuple[tuple[str, s
     return ours, strangers
 
 
-# Where a table of that name is that may be read, or that a stranger has; ours first, then the
-# likeliest.
+# Schemas with a table of that name that may be read, or that an untrusted role has; ours first,
+# then the likeliest.
 _CANDIDATES: LiteralString = f"""
 with {TRUSTED}
 select n.nspname, pg_catalog.pg_get_userbyid(c.relowner), c.relowner in (select oid from trusted)
@@ -93,7 +93,7 @@ def _has_tables(
 
 
 def make_schema(dsn: str, schema: str) -> None:
-    """Make it unless it is there; a role that may use a schema needn't be allowed to make one.
+    """Make the schema unless it exists; a role may be allowed to use a schema, but not to make one.
 
     Raises EnvironmentProblem, and CoordinationError if it is somebody else's.
     """
@@ -113,13 +113,13 @@ def make_schema(dsn: str, schema: str) -> None:
                 f" {first_line(error)}",
                 "cdc-assets check prints the SQL that allows it.",
             ) from error
-        refuse_foreign(connection, schema)  # who was faster may be anybody
+        refuse_foreign(connection, schema)  # another role may have been faster
 
 
 def refuse_foreign_schema(config: SourceConfig) -> None:
     """Raise CoordinationError if the schema that the catalog is to be in is somebody else's.
 
-    One where an earlier version made the catalog is whoever's: it is used on.
+    A schema where an earlier version made the catalog may be anybody's: it is used on.
     """
     if catalog_schema(config) == config.state.schema_:
         with connect(coordination_dsn(config), application_name="cdc_assets catalog") as connection:

@@ -38,7 +38,7 @@ from cdc_assets.process.machine import java_command
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One jar of a Maven repository; ``size_bytes`` for the progress, ``sha256`` for the truth."""
+    """One jar of a Maven repository; ``size_bytes`` for the progress, ``sha256`` to verify it."""
 
     group: str
     artifact: str
@@ -101,7 +101,7 @@ def cache_folder() -> Path:
 
 
 def _home() -> Path | None:
-    """None for a user whom nobody has heard of, as containers have."""
+    """The home folder; None for a user unknown to the system, as in containers."""
     with suppress(RuntimeError):
         return Path.home()
     return None
@@ -110,8 +110,8 @@ def _home() -> Path | None:
 def jar_settings(conf: Mapping[str, str], say: Say, folder: Path | None = None) -> dict[str, str]:
     """Spark's settings of jars: ours from ``folder``, verified, and the user's own as they are.
 
-    ``conf``: the user's settings. Its ``spark.jars.packages`` says which packages there are, as
-    ever; those of them that are listed here aren't left to Ivy. Raises EnvironmentProblem.
+    ``conf``: the user's settings. Its ``spark.jars.packages`` lists the packages, as ever; those
+    that are in JARS aren't left to Ivy. Raises EnvironmentProblem.
     """
     named = conf.get("spark.jars.packages", ",".join(PACKAGES)).split(",")
     packages = [package.strip() for package in named if package.strip()]
@@ -132,9 +132,10 @@ def jar_settings(conf: Mapping[str, str], say: Say, folder: Path | None = None) 
 def provide(
     folder: Path, conf: Mapping[str, str], say: Say, jars: Sequence[Jar] = JARS
 ) -> list[Path]:
-    """The jars in ``folder``, each with the SHA-256 that it has to have; fetched if need be.
+    """The verified jars in ``folder``, fetched if need be.
 
-    What hasn't is named and thrown away. Raises EnvironmentProblem if one can't be had, or kept.
+    A file with another SHA-256 is reported and thrown away. Raises EnvironmentProblem if one can't
+    be had, or kept.
     """
     try:
         _make_private(folder)
@@ -169,7 +170,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch(jar: Jar, folder: Path, conf: Mapping[str, str], say: Say) -> None:
-    """Put it into ``folder`` from wherever it is found first, whole and verified, in one step."""
+    """Put a jar into ``folder`` from the first place that has it, verified, in one step."""
     failures = []
     for where, get in _places(jar, conf):
         say(f"fetching {jar.name} ({jar.size_bytes / 1e6:.0f} MB) from {where}")
@@ -200,7 +201,7 @@ def _fetch(jar: Jar, folder: Path, conf: Mapping[str, str], say: Say) -> None:
 
 
 def _told(pieces: Iterator[bytes], jar: Jar, where: str, say: Say) -> Iterator[bytes]:
-    """The pieces, saying now and then how far they are; more than the jar has is an error."""
+    """Pass on the pieces, reporting progress now and then; more than the jar has is an error."""
     done, began = 0, time.monotonic()
     said = began
     for piece in pieces:
@@ -219,7 +220,7 @@ def _told(pieces: Iterator[bytes], jar: Jar, where: str, say: Say) -> Iterator[b
 
 
 Places = Iterator[tuple[str, Callable[[], Iterator[bytes]]]]
-"""Where a jar may be, as a person is told, and what reads it from there."""
+"""The places where a jar may be: each one's name for messages, and its reader."""
 
 
 def _places(jar: Jar, conf: Mapping[str, str]) -> Places:
@@ -239,7 +240,7 @@ def _places(jar: Jar, conf: Mapping[str, str]) -> Places:
 
 
 def _left_by_others(jar: Jar, conf: Mapping[str, str]) -> Iterator[Path]:
-    """Where we put it without ``spark.jars.ivy``, where Ivy and Maven put theirs."""
+    """The jar in our default folder if ``spark.jars.ivy`` is set, and in Ivy's and Maven's."""
     own, home = conf.get("spark.jars.ivy"), _home()
     if own:
         with suppress(EnvironmentProblem):
@@ -268,7 +269,7 @@ def _download(address: str, user: str) -> Iterator[bytes]:
 
 
 def _by_ivy(jar: Jar, conf: Mapping[str, str]) -> Iterator[bytes]:
-    """By Spark's own Ivy and the user's settings of it, in a JVM that runs nothing else."""
+    """Fetch by Spark's own Ivy and the user's settings of it, in a JVM that runs nothing else."""
     spark = find_spec("pyspark")
     assert spark is not None
     assert spark.origin is not None

@@ -1,4 +1,4 @@
-"""The settings of the local Spark server: those that tell servers apart, and Spark's own."""
+"""The settings of the local Spark server: those that distinguish servers, and Spark's own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TOKEN = "spark.connect.authenticate.token"  # noqa: S105 - the setting's name
 
 @dataclass(frozen=True, slots=True)
 class SparkServerSettings:
-    """What makes one server different from another."""
+    """The settings that distinguish one server from another."""
 
     cores: int = 2
     memory: str = "3g"
     """The JVM's heap, as Java spells it."""
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """More Spark settings; they win over ours, except for the address and who is let in."""
+    """More Spark settings; they win over ours, except for the address and access."""
 
     def to_json(self) -> str:
         """One line, the same for equal settings."""
@@ -36,7 +36,7 @@ class SparkServerSettings:
 
     @property
     def key(self) -> str:
-        """A short name for these settings that tells nothing about them."""
+        """A short name for these settings that reveals nothing about them."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
 
 
@@ -48,7 +48,7 @@ def spark_properties(
 ) -> dict[str, str]:
     """All of the server's Spark settings, secrets too; ``scratch`` is emptied at every start.
 
-    ``jars``: what ``jar_settings`` made of the user's settings.
+    ``jars``: the result of ``jar_settings`` for the user's settings.
     """
     log4j = resources.files("cdc_assets.lake.spark") / "log4j2.properties"
     turns = Path(str(resources.files("cdc_assets.lake.spark") / "fairscheduler.xml"))
@@ -83,7 +83,7 @@ def spark_properties(
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",  # the kernel's choice: nobody can be quicker
     }
-    # The RPC and blocks of a local master ask for a secret that Spark makes up by itself.
+    # RPC and blocks of a local master require a secret that Spark generates by itself.
     access = {TOKEN: token, "spark.authenticate": "true"}
     return {**ours, **settings.conf, **(jars or {}), **address, **access}
 
@@ -93,7 +93,7 @@ def temporary(scratch: Path) -> Path:
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """A Java properties file, in ASCII, with whatever is special in one escaped."""
+    """A Java properties file, in ASCII, with special characters escaped."""
     lines = []
     for key, value in properties.items():
         escaped = ["".join(_escaped(character) for character in text) for text in (key, value)]

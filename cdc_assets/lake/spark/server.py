@@ -59,7 +59,7 @@ _CONNECT_SECONDS = 2.0
 
 
 class SparkServer:
-    """The server of some settings in a home, whoever started it."""
+    """The server for some settings in a home, started by any process."""
 
     def __init__(self, settings: SparkServerSettings, home: Path) -> None:
         self.settings = settings
@@ -83,14 +83,14 @@ class SparkServer:
             state = json.loads(self.state_path.read_text())
         except FileNotFoundError:
             return None
-        # An earlier version's server asks for no token: whoever answers there may be anybody.
+        # An earlier version's server needs no token: any process may answer there.
         if "token" not in state or not psutil.pid_exists(state["pid"]):
             return None
         port: int = state["port"]
         return f"sc://localhost:{port}/;token={state['token']}" if _answers(port) else None
 
     def start(self) -> process.Status:
-        """Have a server of our own started if it isn't, and return at once; for ticks.
+        """Start a server of our own if there is none, and return at once; for ticks.
 
         Raises EnvironmentProblem if there is no Java.
         """
@@ -134,7 +134,7 @@ class SparkServer:
         return self.wait(timeout_seconds)
 
     def _earlier(self) -> int | None:
-        """The process of a server that knows no token: while it lives, no other one begins."""
+        """The process of a server that knows no token; while it lives, no other one starts."""
         with suppress(OSError):
             state = json.loads(self.state_path.read_text())
             if "token" not in state and psutil.pid_exists(state["pid"]):
@@ -165,7 +165,7 @@ def _answers(port: int) -> bool:
 # -- the child's side
 
 
-# Of another Spark that this environment is about.
+# Variables that may point to another Spark.
 _OTHERS = (
     "SPARK_REMOTE",
     "SPARK_CONNECT_MODE_ENABLED",

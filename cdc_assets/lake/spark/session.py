@@ -32,7 +32,7 @@ from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.process.home import home
 
 _ANSWER_SECONDS = 2.0
-# Of a request, with waits of 0.05, 0.2, 0.8, 3.2 and 12.8 s between.
+# Retries of a request, with waits of 0.05, 0.2, 0.8, 3.2 and 12.8 s between.
 RETRIES = 5
 _OTHER_SERVER = ("SESSION_NOT_FOUND", "SESSION_CHANGED", "RESPONSE_ALREADY_RECEIVED")
 
@@ -51,8 +51,8 @@ def _keep_release_threads() -> None:
 
 _keep_release_threads()
 
-# PySpark prints what it raises, as JSON with its own and Java's stack, and values; we say it in a
-# sentence. By its level: whoever configures logging anew enables what is merely disabled.
+# PySpark logs its errors as JSON with its own and Java's stack, and values; we report them in a
+# sentence. Silenced by level, because reconfiguring logging enables loggers that are disabled.
 for _name in (
     "DataFrameQueryContextLogger",
     "SQLQueryContextLogger",
@@ -62,10 +62,10 @@ for _name in (
 
 
 class _Loopback(DefaultChannelBuilder):
-    """The way to our own server, which listens on 127.0.0.1.
+    """The channel to our own server, which listens on 127.0.0.1.
 
-    PySpark takes a token there without TLS if it is called localhost. But that name may lead to ::1
-    first, where the same port is free for any local user, who would be given the token.
+    PySpark sends a token without TLS if the host is called localhost. But that name may resolve to
+    ::1 first, where the same port is free for any local user, who would get the token.
     """
 
     @property
@@ -74,9 +74,9 @@ class _Loopback(DefaultChannelBuilder):
 
 
 class Patience(DefaultPolicy):
-    """Retries what a network loses for a moment: 17 s, where PySpark's own goes on for ten minutes.
+    """Retries requests after a brief network failure: for 17 s, not ten minutes like PySpark's own.
 
-    A local server that is gone has taken the sessions with it, whatever comes in its place.
+    A local server that is gone took its sessions with it, even if another one replaces it.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -106,13 +106,13 @@ _SUMMARY = "spark.sql.iceberg.snapshot-property."
 
 
 def server(config: SourceConfig) -> SparkServer:
-    """The local Connect server that fits the source's settings; others with the same share it."""
+    """The local Connect server for the source's settings; sources with equal ones share it."""
     spark = config.spark
     return SparkServer(SparkServerSettings(spark.cores, spark.memory, dict(spark.conf)), home())
 
 
 def connect_url(config: SourceConfig) -> str:
-    """``spark.remote``, or the local server's address, which is started if there is none."""
+    """``spark.remote``, or the address of the local server, which is started if there is none."""
     return config.spark.remote or server(config).ensure()
 
 
@@ -136,7 +136,7 @@ def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
     if config.spark.remote is not None:
         session: SparkSession = SparkSession.builder.remote(address).create()
     else:
-        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as the other way does
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as builder.remote does
         builder = ConnectSession.builder.channelBuilder(_Loopback(address))
         session = cast(SparkSession, builder.create())
     prepare_session(session, config)
@@ -146,11 +146,11 @@ def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
 def another_session(session: SparkSession, config: SourceConfig) -> SparkSession:
     """A session beside ``session``, on its server; the caller stops it.
 
-    Not while a statement's settings last (:func:`summary`): it would have them, too. Raises
+    Not within :func:`summary`: it would have the statement's settings, too. Raises
     PySparkException where the server is too old for it.
     """
     clone: SparkSession = session.cloneSession()  # type: ignore[attr-defined]
-    # PySpark 4.1 forgets it, and a session can't be stopped without.
+    # PySpark 4.1 doesn't set this, and a session can't be stopped without it.
     vars(clone)["release_session_on_close"] = True
     prepare_session(clone, config)
     return clone

@@ -1,9 +1,9 @@
-"""The rows of ``snapshot_progress``: the plan of each copy, and who is at which chunk.
+"""The rows of ``snapshot_progress``: the plan of each copy, and the state of each chunk.
 
 A plan is frozen when a table is pinned. A chunk is *planned*, then *claimed* by a worker, then
-*written* (its rows are in a file of the lake that no snapshot holds yet), then *landed*. Landed is
-a cache for people and planners: which chunks landed is what the Iceberg table's snapshot summaries
-say (invariant 6). Everything before that is decided here, by the coordination server's clock.
+*written* (its rows are in a file of the lake that no snapshot holds yet), then *landed*. The mark
+landed is a cache for people and planners: the Iceberg table's snapshot summaries decide which
+chunks landed (invariant 6). Earlier states are decided here, by the coordination server's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cdc_assets.postgres.names import TableId
 class ChunkProgress:
     """One chunk of a table's plan; rows, bytes (of Arrow data) and seconds once it was read.
 
-    ``file`` is what was written of it and several others, None for a chunk without rows.
+    ``file`` holds the rows of this chunk and several others; None for a chunk without rows.
     """
 
     key: str
@@ -49,8 +49,9 @@ def plan_copy(
 ) -> None:
     """Move a waiting table to copying under ``pin``; without chunks to ``state_without``.
 
-    Nothing is done if it doesn't wait any more as ``row`` says: while the pin was being made it got
-    another epoch (a re-sync, a change that isn't in the log), which waits for a pin of its own.
+    Does nothing if the table no longer waits as ``row`` describes: while the pin was being made it
+    got another epoch (by a re-sync, or a change that isn't in the log), which waits for a pin of
+    its own.
 
     ``resumes``: chunks of an earlier pin stay landed or written, and the log counts from that pin.
     """
@@ -131,7 +132,7 @@ def restart_copy(store: LogStore, row: TableRow, *, of_pin: str | None = None) -
 
 
 def await_another_pin(store: LogStore, row: TableRow) -> None:
-    """The pin is lost, what was copied stays: the rest waits for another pin, in the same epoch."""
+    """Record a lost pin: copied chunks stay, the rest waits for another pin of the epoch."""
     with store.connection.transaction():
         moved = store.connection.execute(
             "update tables set state = 'waiting', pin = null, updated_at = now()"
@@ -148,10 +149,11 @@ def await_another_pin(store: LogStore, row: TableRow) -> None:
 
 
 def void_copy(store: LogStore, row: TableRow, at: Lsn) -> str | None:
-    """Nothing of the table needs to be read any more: the log truncates it, at or before ``at``.
+    """End the reading of a table that the log truncates, at or before ``at``.
 
-    What is outstanding counts as written without rows, under a pin of its own that nobody has to
-    hold: the table isn't whole before ``at``. Returns that pin, None if the copy went on elsewhere.
+    Outstanding chunks count as written without rows, under a pin of their own that no session has
+    to hold: the table isn't complete before ``at``. Returns that pin, None if the copy went on
+    elsewhere.
     """
     pin = str(uuid.uuid4())
     with store.connection.transaction():
@@ -206,7 +208,7 @@ def mark_landed(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]
 
 
 def forget_landed(store: LogStore, table: TableId, epoch: int, keep: Iterable[str]) -> None:
-    """Plan those chunks again that are marked landed and that the Iceberg table doesn't hold."""
+    """Plan again the chunks that are marked landed but aren't in the Iceberg table."""
     store.connection.execute(
         "update snapshot_progress set state = 'planned', claim = null, landed_at = null"
         " where source = %s and table_name = %s and epoch = %s and state = 'landed'"
@@ -216,7 +218,7 @@ def forget_landed(store: LogStore, table: TableId, epoch: int, keep: Iterable[st
 
 
 def plan_again(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
-    """What was written of these chunks can't be used: have them read again."""
+    """Plan these written chunks again, because their file can't be used."""
     store.connection.execute(
         "update snapshot_progress set state = 'planned', claim = null, file = null"
         " where source = %s and table_name = %s and epoch = %s and state = 'written'"

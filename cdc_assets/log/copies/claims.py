@@ -1,10 +1,10 @@
-"""Claiming chunks: which worker reads what, without a coordinator.
+"""Claiming chunks: how workers share the reading, without a coordinator.
 
 Workers, of any number of processes and machines, take the next free chunks with ``for update skip
-locked``. A claim lives by its heartbeat and by its session: it is free again when the claimer's
-session has ended, or when it wasn't heard of for STALE_SECONDS by the coordination server's clock.
-Every claim has an id of its own, the fence: what a worker wrote counts only if its chunks still
-carry that id, so one that comes back late, or whose table was pinned anew, can't add anything.
+locked``. A claim lives by its heartbeat and by its session: its chunks are free again when the
+session has ended, or was silent for STALE_SECONDS by the coordination server's clock. Every claim
+has an id of its own, the fence: written chunks count only if they still carry that id, so a worker
+that comes back late, or whose table was pinned anew, can't add anything.
 
 Used by the tasks of a copy, each with a connection of its own.
 """
@@ -24,7 +24,7 @@ from cdc_assets.postgres.session.connect import NO_NEW_TIMEOUTS
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
 
-# Which chunks may be claimed: never claimed, or by a session that ended or wasn't heard of.
+# Claimable chunks: never claimed, or claimed by a session that ended or fell silent.
 FREE = """
 c.source = %(source)s and c.table_name = %(table)s and c.epoch = %(epoch)s
 and (c.state = 'planned' or (c.state = 'claimed' and (
@@ -63,7 +63,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a chunk cost: rows, bytes (of Arrow data), seconds."""
+    """A written chunk, and its cost: rows, bytes (of Arrow data), seconds."""
 
     key: str
     rows: int
@@ -73,7 +73,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class ClaimScope:
-    """Which chunks a worker may claim: of one epoch of one table, under one pin."""
+    """The chunks that a worker may claim: of one epoch of one table, under one pin."""
 
     dsn: str
     schema: str
@@ -83,7 +83,7 @@ class ClaimScope:
     pin: str
     only: tuple[str, ...] | None = None
     most: int = 8
-    """Chunks a claim at most; towards the end a worker takes its share of what is left, halved."""
+    """Chunks of a claim at most; towards the end a worker takes half its share of those left."""
     workers: int = 1
 
 
@@ -121,7 +121,7 @@ class Claims:
                 "worker": self._worker,
             },
         ).fetchall()
-        # Numbers become SQL at the source: nothing else may be in them.
+        # These values become SQL at the source: nothing but integers may be in them.
         found = [
             Claimed(key, int(oid), int(node), int(first), None if end is None else int(end))
             for key, oid, node, first, end in rows
@@ -162,7 +162,7 @@ class Claims:
         return True
 
     def release(self) -> None:
-        """Give back what is claimed and not written."""
+        """Release the claimed chunks that aren't written."""
         claim, self._claim = self._claim, None
         if claim is not None:
             self._connection.execute(
@@ -173,7 +173,7 @@ class Claims:
             )
 
     def close(self) -> None:
-        """Stop the heart; what is claimed is free at once, because the session ends."""
+        """Stop the heart; claimed chunks are free at once, because the session ends."""
         self._stop.set()
         self._heart.join()
         self._connection.close()
@@ -194,7 +194,7 @@ class Claims:
                     {**self._which(), "claim": claim},
                 )
             except psycopg.Error:
-                return  # the worker's next statement raises it where somebody hears
+                return  # the worker's next statement raises it in the worker's thread
 
 
 class _FencedOff(Exception):

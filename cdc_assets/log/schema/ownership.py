@@ -1,10 +1,10 @@
-"""Whose the coordination schema is, and whether anything in it is somebody else's.
+"""Ownership of the coordination schema, and objects of other roles in it.
 
-What is done in the schema is done with our role's rights: a trigger, a view, a default of another
-role's would be, too. So the schema and all that is in it has to belong to our role, to one that it
-is a member of, or to a superuser, and nobody else may put anything there. What a superuser may by
-being one says nothing here: a role that he isn't a member of isn't trusted. Read-only, and to be
-asked before anything in the schema is looked at.
+Statements in the schema run with our role's rights, and so would another role's trigger, view or
+default. So the schema and all that is in it has to belong to our role, to one that it is a member
+of, or to a superuser, and no other role may put anything there. The rights that our role has as a
+superuser don't count here: a role that it isn't a member of isn't trusted. Read-only, and called
+before anything in the schema is looked at.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cdc_assets.messages.findings import Finding
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# A message is read by a person.
+# Objects listed in one message.
 _LISTED = 5
 
-# Roles that what is theirs may run with our rights: ``select oid from trusted``.
+# Roles whose objects may run with our rights: ``select oid from trusted``.
 TRUSTED: LiteralString = """
 recursive me (oid) as (
     select oid from pg_catalog.pg_roles where rolname = current_user
@@ -57,8 +57,8 @@ select pg_catalog.pg_get_userbyid(nspowner)::text, nspowner in (select oid from 
        current_user::text
   from space
 """
-# Objects of others: owners are dependencies, but for the superuser that made the cluster. Of tables
-# of the schema's owner, what gives them to our role.
+# Objects of other roles; pg_shdepend has all owners but the superuser that made the cluster. For
+# tables of the schema's owner, also the statement that gives them to our role.
 _FOREIGN: LiteralString = f"""
 with {_OURS}
 select pg_catalog.pg_describe_object(o.classid, o.objid, 0) || ' of '
@@ -74,8 +74,8 @@ select pg_catalog.pg_describe_object(o.classid, o.objid, 0) || ' of '
  where s.refobjid not in (select oid from trusted)
    and o.classid <> 'pg_catalog.pg_default_acl'::pg_catalog.regclass
 """
-# No migration makes any of these, nor uses a function, operator or type of anybody's: those of
-# Postgres itself have no entry in pg_depend. An earlier owner of a table may have.
+# No migration makes any of these, or uses a user-defined function, operator or type (Postgres's own
+# have no entry in pg_depend). An earlier owner of a table may have.
 _PLANTED: LiteralString = f"""
 with {_OURS}
 select pg_catalog.pg_describe_object('pg_catalog.pg_trigger'::pg_catalog.regclass, t.oid, 0)
@@ -107,7 +107,7 @@ select pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0) || ' in '
                         'pg_catalog.pg_operator'::pg_catalog.regclass,
                         'pg_catalog.pg_type'::pg_catalog.regclass)
 """
-# Who else may do what, PUBLIC included: in the schema, and with its tables if he may use it.
+# Privileges of other roles and PUBLIC: in the schema, and on its tables if they may use it.
 _GRANTED: LiteralString = f"""
 with {_OURS},
 users (oid) as (
@@ -138,9 +138,9 @@ select privilege in ('CREATE', 'TRIGGER'), coalesce(r.rolname, 'PUBLIC')::text,
 
 
 def ownership_findings(connection: Connection, schema: str) -> Iterator[Finding]:
-    """What of ``schema`` isn't ours alone; nothing if there is no such schema. A few milliseconds.
+    """Findings on what in ``schema`` isn't ours alone; none without a schema. A few milliseconds.
 
-    Errors are what may run as our role, or be taken for ours.
+    Errors: objects that may run as our role or pass for ours, and rights to add such.
     """
     which = {"schema": schema}
     row = connection.execute(_OWNER, which).fetchone()

@@ -27,14 +27,14 @@ _END_SECONDS = 10.0
 
 
 def sql_name(schema: str) -> str:
-    """The schema's name as it stands in a statement."""
+    """The schema's name, quoted for a statement."""
     return sql.Identifier(schema).as_string(None)
 
 
 def search_path(schema: str) -> str:
-    """What a session finds names in: Postgres's own come first, unwritten, then the schema's.
+    """A session's search path: Postgres's own names come first, implicitly, then the schema's.
 
-    A session's temporary tables would come before both unless they are named last.
+    Temporary tables would come before both unless ``pg_temp`` is named last.
     """
     return f"{sql_name(schema)},pg_temp"
 
@@ -91,7 +91,7 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: s
     return newest()
 
 
-# "if not exists" isn't atomic: of two who make it at once, one is refused, and finds it made then.
+# "if not exists" isn't atomic: of two sessions at once, one fails, and finds it made on its retry.
 @retry(
     retry=retry_if_exception_type((psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable)),
     stop=stop_after_attempt(5),
@@ -111,7 +111,7 @@ def _upgrade(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> No
             "create table if not exists schema_version"
             " (version int primary key, applied_at timestamptz not null default now())"
         )
-        # Against reading, too: who is of an earlier version, and comes now, finds a newer schema.
+        # Blocks readers, too: a process of an earlier version that comes now finds a newer schema.
         cursor.execute("lock table schema_version")
         cursor.execute("select coalesce(max(version), 0) from schema_version")
         row = cursor.fetchone()
@@ -130,9 +130,9 @@ def _upgrade(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> No
                 cursor.execute("insert into schema_version (version) values (%s)", (version,))
 
 
-# Sessions of the schema's sources that may have locks, of roles that may look into it; and whether
-# they are the schema's for sure: they are noted in it, hold or want a lock of its, or nothing like
-# it is in the database, whose sessions would have the same name.
+# Sessions of the schema's sources that may have locks, of roles that may read the schema; and
+# whether they surely belong to it: they are recorded in it, hold or await one of its locks, or the
+# database has no similar schema, whose sessions would have the same name.
 _EARLIER = r"""
 with source (name) as (
     select source from pipeline_meta
@@ -163,10 +163,10 @@ select a.pid, a.pid in (select pid from held)
 
 
 def _end_earlier(cursor: psycopg.Cursor[tuple[Any, ...]], schema: str) -> None:
-    """End the sessions of processes of before version _LOCKS, whose locks are no others' any more.
+    """End sessions from before version _LOCKS, whose locks no longer exclude others.
 
-    That is how a session loses its lock at any time; its process then finds a newer schema. One
-    that may be another schema's isn't ended. Raises CoordinationError if any is left.
+    A session can lose its lock like this at any time; its process then finds a newer schema.
+    Sessions that may be another schema's aren't ended. Raises CoordinationError if any is left.
     """
     deadline = time.monotonic() + _END_SECONDS
     while True:

@@ -1,19 +1,19 @@
-"""Who is alive: heartbeats of processes that hold locks, and the end of those without one.
+"""Liveness: heartbeats of processes that hold locks, and the end of sessions without one.
 
-A lock decides who flushes, and who writes a lake table. It belongs to a session, and a session
-outlives a process that is stopped, or a host that is cut off: nobody would take over. So
-every process that holds such locks, or waits for them, writes down its sessions and says every few
-seconds that it lives; whoever finds that another one wasn't heard of for STALE_SECONDS ends that
-one's sessions. The coordination server's clock is the only one that counts.
+A lock decides which process flushes, and which one writes a lake table. It belongs to a session,
+and a session outlives a process that is stopped, or a host that is cut off: no other process could
+take over. So every process that holds such locks, or waits for them, records its sessions and beats
+every few seconds; any process that finds another one silent for STALE_SECONDS ends that one's
+sessions. The coordination server's clock is the only one that counts.
 
-A heart judges others only while it beats itself. One that was stopped, or cut off, or has just
-begun, finds everybody silent if the server was away; so a silence counts only where the heart that
+A heart judges others only while it beats itself. A heart that was stopped, or cut off, or has just
+begun, finds all others silent if the server was away; so a silence counts only if the heart that
 finds it has beaten without a break for as long.
 
-A late one can do no harm as far as what it does goes through the very session that held the lock:
-that session is gone. So it is with a flusher (invariants 1 and 2): it registers in that session,
-and what isn't registered is never acknowledged. It notices, and waits; its walsender ends by
-``wal_sender_timeout``, which ``flusher.wire`` sees to. A worker's late commit is harmless by
+A late process can do no harm as far as it acts through the very session that held the lock, because
+that session is gone. A flusher does (invariants 1 and 2): it registers in that session, and
+unregistered changes are never acknowledged. It notices, and waits; its walsender ends by
+``wal_sender_timeout``, which ``flusher.wire`` ensures. A worker's late commit is harmless by
 ``lake.publish``.
 """
 
@@ -36,8 +36,8 @@ from cdc_assets.process.helper_thread import HelperThread, Note
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 3.0
-# Ten heartbeats: longer than a machine is busy with something else, half of what a take-over may
-# take.
+# Ten heartbeats: longer than a machine is busy with something else, and half the time that a
+# take-over may take.
 STALE_SECONDS = 30.0
 
 _ADOPT = """
@@ -47,7 +47,7 @@ added as (
     select pid, backend_start, %s, %s, %s from mine on conflict do nothing)
 select pid, backend_start from mine
 """
-# Those of ours that we gave up on: behind a dead connection the server would keep one, with its
+# Our own sessions that we gave up: behind a dead connection the server would keep one, with its
 # lock, for hours.
 _GIVEN_UP = """
 s.holder = %(holder)s and (s.pid, s.backend_start) in (
@@ -77,15 +77,15 @@ delete from sessions s
 
 @dataclass(slots=True)
 class Watch:
-    """Since when a heart beats without a break, by the server's clock."""
+    """The time since which a heart beats without a break, by the server's clock."""
 
     last: datetime | None = None
     since: datetime | None = None
 
     def beat(self, now: datetime) -> datetime | None:
-        """Note a heartbeat. Who wasn't heard of since the answer is dead; None: it can't be told.
+        """Note a heartbeat; processes silent since the returned time are dead. None: undecidable.
 
-        A break is half of STALE_SECONDS, or a clock that went back.
+        A gap of over half of STALE_SECONDS, or a clock that went back, is a break.
         """
         stale = timedelta(seconds=STALE_SECONDS)
         if self.last is None or not timedelta() <= now - self.last <= stale / 2:
@@ -97,7 +97,7 @@ class Watch:
 class Heart:
     """Beats for this process in a thread and a session of its own; ends the sessions of the dead.
 
-    An error of it is logged and tried again: if the database is down, nobody else gets the turn.
+    Its errors are logged, and it tries again: without the database no other process takes over.
     """
 
     def __init__(self, config: SourceConfig, note: Note = lambda _name, _trouble: None) -> None:
@@ -117,7 +117,7 @@ class Heart:
         self._thread.start()
 
     def adopt(self, store: LogStore) -> int:
-        """Vouch for a session from now on: before it holds a lock. Returns its backend."""
+        """Beat for a session from now on; called before it holds a lock. Returns its backend."""
         row = store.connection.execute(
             _ADOPT, (self._config.name, self.holder, self._process)
         ).fetchone()
@@ -128,7 +128,7 @@ class Heart:
         return int(pid)
 
     def give_up(self, pid: int) -> None:
-        """The session is closed, or lost: if the server still has it, it may end it."""
+        """Give up a closed or lost session: the heart ends it if the server still has it."""
         with self._lock:
             if (start := self._mine.pop(pid, None)) is not None:
                 self._given_up.add((pid, start))
@@ -161,7 +161,7 @@ class Heart:
 
 
 def active_process(store: LogStore) -> tuple[str, bool] | None:
-    """The process that has the turn, and whether it wasn't heard of for too long."""
+    """The process that has the turn, and whether it has been silent for too long."""
     holder = store.lock_holder(f"flusher:{store.source}")
     if holder is None:
         return None

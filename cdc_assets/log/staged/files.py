@@ -1,4 +1,4 @@
-"""The staged file: its schema, and where it is kept.
+"""The staged file: its schema, and how its rows are read.
 
 Every staged file of every table has this one schema, for ever (design: the staged file). A row says
 what happened to one row of the source; the values are Postgres's text forms.
@@ -38,7 +38,7 @@ STAGED_SCHEMA = pa.schema(
 )
 
 
-# The key of a staged file's metadata that says which columns its rows have, with their types.
+# Metadata key of a staged file for its rows' columns and their types.
 _RELATION_METADATA = "cdc_assets.relation"
 
 # The member of `_data` that carries the old key of a key change: no Postgres identifier is empty.
@@ -47,10 +47,10 @@ OLD_KEY = ""
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """The rows of one entry of the log: all of a file's, or those of a shared one's.
+    """The rows of one entry of the log: a whole file, or a part of a shared one.
 
-    ``first_row`` is None, or the number of the first one in the shared file; ``path`` is a URI.
-    ``sha256``: what the file's bytes have to have; None: it isn't known.
+    ``first_row``: the number of the first row in a shared file, else None; ``path``: a URI.
+    ``sha256``: the expected digest of the file's bytes, None if it isn't known.
     """
 
     path: str
@@ -63,11 +63,11 @@ class StagedRows:
         return self.opened(storage).read(columns)
 
     def opened(self, storage: Storage) -> OpenedRows:
-        """The file, for all that is to be read of these very bytes. Raises like :meth:`read`."""
+        """The opened file, for several reads of the same bytes. Raises like :meth:`read`."""
         return OpenedRows(self, pq.ParquetFile(self._bytes(storage), pre_buffer=True))
 
     def _bytes(self, storage: Storage) -> pa.NativeFile:
-        """The file, to be parsed; with a digest the very bytes in memory that it was taken of."""
+        """The file to parse; with a digest, the very bytes in memory that were verified."""
         filesystem, path = storage.locate(self.path)
         opened = filesystem.open_input_file(path)
         if self.sha256 is None:
@@ -81,7 +81,7 @@ class StagedRows:
 
 @dataclass(frozen=True, slots=True)
 class OpenedRows:
-    """The rows of an entry in a file that is read and verified already, whatever it becomes."""
+    """The rows of an entry in a file already read and verified; later changes don't matter."""
 
     rows: StagedRows
     file: pq.ParquetFile
@@ -94,10 +94,10 @@ class OpenedRows:
         return table.slice(self.rows.first_row, self.rows.row_count)
 
     def relation(self) -> Any:
-        """What the file tells of the rows' table, as JSON says it."""
+        """The relation of the rows' table in the file's metadata, as parsed JSON."""
         return json.loads(self.file.metadata.metadata[relation_key(self.rows.first_row)])
 
 
 def relation_key(first_row: int | None) -> bytes:
-    """Where a file's metadata says it; of a shared file, for the rows from ``first_row`` on."""
+    """The metadata key of the relation; in a shared file, of the rows from ``first_row`` on."""
     return (_RELATION_METADATA + ("" if first_row is None else f".{first_row}")).encode()

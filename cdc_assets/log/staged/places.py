@@ -1,12 +1,11 @@
-"""Where files of ours are: the one place that says whether a path may be deleted, and deletes.
+"""Places of our files: the only code that decides whether a path may be deleted, and deletes it.
 
-A path comes from the log, a catalog or a listing, and whoever may write there may write any path.
-So it is held against a *place*, a folder that the configuration gives: normalized, on the same
-storage, and strictly below it, also where a symbolic link leads elsewhere. All paths of a call are
-looked at before the first file goes.
+A path comes from the log, a catalog or a listing, and anyone with write access there can write any
+path. So it is checked against a *place*, a folder that the configuration gives: normalized, on the
+same storage, and strictly below it, also where a symbolic link leads elsewhere. All paths of a call
+are checked before the first file goes.
 
-Which folder is a source's is in ``staged_places``; which one is a lake table's in
-``lake.place``.
+``staged_places`` gives a source's folders; ``lake.place`` a lake table's.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _PARALLEL = 8
 _KNOWN = re.compile(r"\A(?:file:///(?!/)|(?:file:)?/(?!/)|s3://[^/])")
 _ODD = re.compile(r"[\x00-\x1f\x7f]")
-# What a flusher calls a file, below its source's folder: a table's folder, a day, a random name.
+# A flusher's file, below its source's folder: a table's folder, a day, a random name.
 _STAGED = re.compile(r"\A[A-Za-z0-9_.-]+/\d{4}-\d\d-\d\d/[A-Za-z0-9_-]+\.parquet\Z")
 
 
@@ -77,7 +76,7 @@ class Place:
         return False
 
     def path(self, uri: str) -> str:
-        """Where it is on the file system. Raises ForeignPath unless it is below the folder."""
+        """The URI's path on the file system. Raises ForeignPath unless it is below the folder."""
         same = _KNOWN.match(uri) and uri.startswith("s3:") != self._is_local
         path = self._located(uri)
         if not same or self.below(path) is None:
@@ -91,7 +90,7 @@ class Place:
         return "/" + path.removeprefix("file:").lstrip("/")
 
     def below(self, path: str) -> str | None:
-        """What of a path of the file system comes after the folder, None if it isn't below it."""
+        """A file system path relative to the folder; None if it isn't below the folder."""
         root, segments = _segments(self.root), _segments(path)
         if root is None or segments is None:
             return None
@@ -100,7 +99,7 @@ class Place:
         return self._really_below(path) if self._is_local else None
 
     def _really_below(self, path: str) -> str | None:
-        """The same by where symbolic links lead; the last part may be a link itself, which goes."""
+        """Like ``below``, with links resolved; a link as the last part is deleted itself."""
         folder, name = os.path.split(path)
         root, real = _segments(os.path.realpath(self.root)), _segments(os.path.realpath(folder))
         if not name or _segments(path) is None or root is None or real is None:
@@ -110,7 +109,7 @@ class Place:
         return "/".join([*real[len(root) :], name])
 
     def delete(self, paths: Iterable[str]) -> tuple[int, int]:
-        """Delete files; how many, and their bytes. What is gone already is well, and not counted.
+        """Delete files; returns their number and bytes, without files that are gone already.
 
         ``paths`` are the file system's. Raises ForeignPath, having deleted nothing.
         """
@@ -133,7 +132,7 @@ class Place:
         return len(sizes), sum(sizes)
 
     def delete_empty(self, folders: Iterable[str]) -> None:
-        """Delete folders that nothing is in, the deepest first; an object store has none."""
+        """Delete empty folders, the deepest first; an object store has none."""
         if self._is_local:
             for folder in sorted(folders, key=lambda path: -path.count("/")):
                 if folder == self.root or self._really_below(folder) is not None:
@@ -150,14 +149,14 @@ def _segments(path: str) -> list[str] | None:
 
 
 def staged_places(config: SourceConfig) -> tuple[Place, ...]:
-    """Where the source's staged files are: the one that is written to comes first."""
+    """The places of the source's staged files; the one that is written to comes first."""
     storage = Storage.of(config.s3)
     uris = (config.staging_uri, *config.staging.former_uris)
     return tuple(Place(f"{uri.rstrip('/')}/{config.name}", storage) for uri in uris)
 
 
 def staged_place(places: Sequence[Place], uri: str) -> Place | None:
-    """Which of a source's places a staged file is in; None: it is none of its staged files."""
+    """The source's place that a staged file is in; None if it isn't a staged file of the source."""
     for place in places:
         with suppress(ForeignPath):
             path = place.path(uri)

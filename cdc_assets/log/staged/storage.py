@@ -1,4 +1,4 @@
-"""Where staged files are kept: how to reach the place, and to write there durably."""
+"""Storage of staged files: reaching the staging place, and writing there durably."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Storage:
     def locate(self, uri: str, *, literal: bool = False) -> tuple[fs.FileSystem, str]:
         """The pyarrow filesystem of a ``file://`` or ``s3://`` URI, and the path in it.
 
-        ``literal``: nothing in it is encoded, as Iceberg has it; Hadoop writes ``file:/``.
+        ``literal``: nothing in the URI is encoded, as in Iceberg; Hadoop writes ``file:/``.
         """
         if literal:
             if uri.startswith("s3://"):
@@ -61,7 +61,7 @@ class Storage:
 
 @lru_cache(maxsize=16)
 def _object_store(storage: Storage) -> fs.FileSystem:
-    """One client a process and place, so that its connections are used again."""
+    """One client per process and place, so that its connections are used again."""
     options: dict[str, object] = {}
     if storage.endpoint:
         options["endpoint_override"] = storage.endpoint
@@ -81,7 +81,7 @@ def _object_store(storage: Storage) -> fs.FileSystem:
 logger = logging.getLogger(__name__)
 
 
-# What waiting doesn't mend: of a file system …
+# Errors that waiting doesn't mend: of a file system …
 _PERMANENT_ERRNOS = frozenset(
     {
         errno.EACCES,
@@ -93,7 +93,7 @@ _PERMANENT_ERRNOS = frozenset(
         errno.EROFS,
     }
 )
-# … and of an object store, as the AWS SDK calls it in its messages.
+# … and of an object store, as the AWS SDK's messages name them.
 _PERMANENT_S3 = (
     "ACCESS_DENIED",
     "INVALID_ACCESS_KEY_ID",
@@ -105,19 +105,19 @@ SHARED_FOLDER = "shared"
 
 
 def folder_name(table: TableId) -> str:
-    """The table's name where only letters, digits, ``_ . -`` are sure to be safe; unique.
+    """A unique folder name for the table, of letters, digits and ``_ . -``, safe anywhere.
 
     A name that had to be changed gets a hash, so that no two tables share a folder.
     """
-    dotted = "." in table.schema + table.name  # a.b of c, or b.c of a?
+    dotted = "." in table.schema + table.name  # schema a.b and table c, or a and b.c?
     return safe_folder(f"{table.schema}.{table.name}", str(table) if dotted else None)
 
 
 def check_place(uri: str, source: str, storage: Storage, *, leave_nothing: bool = False) -> None:
-    """Store a small file, to see whether it can be done; ``leave_nothing``: and remove it again.
+    """Check a place by storing a small file; with ``leave_nothing``, remove the file again.
 
-    Raises StagingProblem for what somebody has to correct. A place that is full or down for now is
-    only logged: the flusher waits for it, and the slot keeps what it waits with.
+    Raises StagingProblem for errors that a person has to correct. A place that is full or down for
+    now is only logged: the flusher waits for it, and the slot keeps the WAL meanwhile.
     """
     name = f".writable-{uuid.uuid4().hex}" if leave_nothing else ".writable"
     probe = f"{uri.rstrip('/')}/{source}/{name}"
@@ -174,9 +174,9 @@ def store(storage: Storage, uri: str, data: pa.Buffer) -> None:
 
 
 def _store_durably(path: Path, data: pa.Buffer) -> None:
-    """Write a local file: once this returns, it is there whole after a power cut, too.
+    """Write a local file; once this returns, the whole file survives a power cut.
 
-    Until then nobody looks at it: only what is registered is read.
+    Nothing reads it before that: only registered files are read.
     """
     try:
         file = path.open("wb")
