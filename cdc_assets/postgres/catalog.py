@@ -222,8 +222,8 @@ class Heap:
     is_leaf: bool
 
 
-# Functions over oids answer as of now, whatever snapshot the transaction has. The filenode is that
-# of the snapshot: a file that came later holds rows that the snapshot doesn't show.
+# Functions over oids answer as of now, regardless of the transaction's snapshot. The filenode is
+# that of the snapshot: a file that came later holds rows that the snapshot doesn't show.
 _HEAPS = """
 select n.nspname, c.relname, c.oid, c.relkind::text, t.relid::oid <> %(oid)s::oid,
        c.relfilenode,

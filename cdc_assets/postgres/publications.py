@@ -67,7 +67,7 @@ _BY_SCHEMA: LiteralString = """
 def published_tables(connection: Connection, publication: str) -> dict[TableId, int] | None:
     """The tables of a publication with their oids, None if there is none of that name.
 
-    Waits for nobody's lock.
+    Waits for no lock.
     """
     if publication_oid(connection, publication) is None:
         return None
@@ -251,7 +251,7 @@ class PublishedShape:
 
 
 def inserts_publication(publication: str) -> str:
-    """The name of the publication beside it, of tables whose changed rows can't be identified."""
+    """The name of the publication of inserts beside ``publication``."""
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 

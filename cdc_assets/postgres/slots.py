@@ -205,7 +205,7 @@ def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
 
 
 def drop_slot(connection: Connection, slot: str) -> None:
-    """Drop ``slot`` if it exists; raises psycopg.errors.ObjectInUse while somebody streams it."""
+    """Drop ``slot`` if it exists; raises psycopg.errors.ObjectInUse while it is streamed from."""
     connection.execute(
         "select pg_drop_replication_slot(slot_name) from pg_catalog.pg_replication_slots"
         " where slot_name = %s",

@@ -19,7 +19,7 @@ from cdc_assets.errors import ReplicationLost
 from cdc_assets.postgres.session.parameters import SECRET, resolved
 from cdc_assets.postgres.session.tls import tls_problem
 
-# One text form for each value, whatever the role or the database has set.
+# One text form for each value, independent of the settings of role and database.
 TEXT_FORM = {
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -63,7 +63,7 @@ KEEPALIVES = {
 def conninfo(
     dsn: str, application_name: str, *, lock_seconds: float | None = None, **extra: str
 ) -> str:
-    """``dsn`` with our session settings; what the user's DSN sets itself (keepalives…) wins.
+    """``dsn`` with our session settings; the DSN's own parameters (keepalives…) win.
 
     ``lock_seconds``: how long a statement waits for a lock; None: for as long as it takes.
     """

@@ -71,7 +71,7 @@ def sslmode(params: Mapping[str, str]) -> str:
 
 
 def verified(params: Mapping[str, str]) -> bool:
-    """Whether nobody in between can read or pretend to be the server."""
+    """Whether no third party can read, or pretend to be the server."""
     local = "service" not in params and not any(elsewhere(host) for host in hosts(params))
     kerberos = params.get("gssencmode") == "require"
     return local or kerberos or sslmode(params) in ("verify-ca", "verify-full")

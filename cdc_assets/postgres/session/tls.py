@@ -19,7 +19,7 @@ class TlsProblem(CdcError, psycopg.OperationalError):
     """The server and this side don't agree on certificates, or on encryption at all."""
 
 
-# libpq's sentence, what it means, what to do.
+# libpq's sentence, its meaning, the remedy.
 _SENTENCES = (
     (
         r"root certificate file .* does not exist|could not read root certificate file",

@@ -23,7 +23,7 @@ UNSEEN = "(grant pg_read_all_stats to our role to see since when)"
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A session of ours that waits for a lock: what for, and who holds it."""
+    """A session of ours that waits for a lock, with the lock's object and its holders."""
 
     session: str
     waits_for: str
