@@ -31,7 +31,7 @@ _SNAPSHOT_GONE = (
 
 @dataclass(slots=True)
 class Holder:
-    """A session that keeps a pin's snapshot alive; it exported it as ``snapshot_name``."""
+    """A session that keeps a pin's snapshot alive, and has exported it as ``snapshot_name``."""
 
     pin: str
     snapshot_name: str

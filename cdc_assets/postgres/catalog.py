@@ -39,7 +39,7 @@ class Column:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError or ValueError if it isn't a column: columns become SQL."""
+        """Raises KeyError, TypeError or ValueError unless ``data`` is a column: it becomes SQL."""
         return cls(
             str(data["name"]),
             str(data["type"]),

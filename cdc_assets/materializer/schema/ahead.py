@@ -42,7 +42,7 @@ def look(pipeline: Pipeline, table: TableId) -> Look | None:
 
 
 def relation_ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> Told | None:
-    """A relation in the catalog that no row of the log has yet, once no row of another can come.
+    """A relation of the catalog that no row of the log has yet, once no older row can come.
 
     An ALTER TABLE waits for all transactions that wrote to the table. So if the catalog had this
     relation before some LSN, and still has it, and the log is applied up to that LSN, no row of the

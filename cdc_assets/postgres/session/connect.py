@@ -34,7 +34,7 @@ NO_TIMEOUTS = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-# A session that looks at many tables waits no longer for the lock of one. It is more than the
+# A session that looks at many tables waits at most this long for the lock of one: longer than the
 # second after which the server ends an autovacuum that is in the way.
 LOCK_SECONDS = 2.0
 # Where a policy would hide rows from the role, a query fails instead: a copy whose table gets

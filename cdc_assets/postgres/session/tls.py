@@ -1,9 +1,9 @@
 """Connections that TLS refuses: the certificate's fault, and the way out.
 
 libpq reports a fault in one of a few sentences, from this side or the server's. The errors stay
-psycopg.OperationalErrors, so that callers who wait for a database go on: certificates are renewed
-under a running process, and the next try may succeed. The words are the same everywhere: in a
-flusher's log and its line in ``status``, a sensor, a command.
+psycopg.OperationalErrors, so that callers that wait for a database go on waiting: certificates are
+renewed under a running process, and the next try may succeed. The words are the same everywhere: in
+a flusher's log and its line in ``status``, a sensor, a command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Leftovers that ``check`` reports: slots without a reader, tables out of the configuration.
 
-A source that was renamed costs the source disk space, a table that was taken out of the
-configuration costs staging. It may be on purpose, so nothing is removed, only reported with the
-SQL.
+A renamed source, and a table that was taken out of the configuration, go on using disk space at the
+source and in staging. That may be on purpose, so nothing is removed, only reported with the SQL.
 """
 
 from __future__ import annotations
