@@ -1,10 +1,10 @@
-"""Mode append: every change becomes a row, with what it was and when.
+"""Mode append: every change becomes a row, with its operation and its time.
 
-A row's values are those that it had after the change; of a deleted one the key is known, and with
-REPLICA IDENTITY FULL and no key all of it; of a truncate nothing. An update that left columns out
-(unchanged TOAST) gets their values from the change before it (invariant 8): in the batch, else from
-the newest row of its key in the lake, else from the source. A key's newest row is the one with the
-greatest ``_lsn`` among those with an ``_xid``; the copied row has none, and is older than all.
+A row has the values after the change; a deleted row has its key only (with REPLICA IDENTITY FULL
+and no key, all columns), a truncate has no values. An update that left columns out (unchanged
+TOAST) gets their values from the change before it (invariant 8): in the batch, else from the newest
+row of its key in the lake, else from the source. A key's newest row is the one with the greatest
+``_lsn`` among those with an ``_xid``; the copied row has no ``_xid``, and is older than all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def history(
 ) -> tuple[DataFrame, int]:
     """The rows of ``events`` (WHOLE_SCHEMA) for the lake, and how many were read again.
 
-    What Spark keeps of them is given back with ``cleanup``: nothing else ever would.
+    ``cleanup`` frees the frames that Spark keeps of them: nothing else ever would.
     """
     texts, key = texts_of(lake), [c.source.name for c in lake.key]
     left_out = [name for name in texts if name in facts.unchanged]
@@ -74,9 +74,9 @@ def _from_batch(
     names: Sequence[str],
     left_out: Sequence[str],
 ) -> DataFrame:
-    """Columns ``_META``, ``row``, and where something is missing still ``source`` and ``unknown``.
+    """Columns ``_META``, ``row``, and for rows that still lack values ``source`` and ``unknown``.
 
-    ``source`` is the key of the lake's row that has it.
+    ``source`` is the key of the lake's row that has the missing values.
     """
     keyed = events.withColumn("key", F.from_json("data", text_struct(key), JSON))
     odd = relinked_keys(session, facts, key)
@@ -105,7 +105,7 @@ def _from_batch(
 
 
 def _running(keyed: DataFrame, names: Sequence[str], left_out: Sequence[str]) -> DataFrame:
-    """Every change with the columns that it left out as an earlier one of its key had them."""
+    """Every change; the columns that it left out come from an earlier change of its key."""
     before = Window.partitionBy("key").orderBy("off").rowsBetween(Window.unboundedPreceding, 0)
     wide = keyed.withColumn("row", F.from_json("data", text_struct(names), JSON)).withColumn(
         "missing", F.coalesce(F.from_json("unchanged", "array<string>"), F.array())
@@ -150,7 +150,7 @@ def _running(keyed: DataFrame, names: Sequence[str], left_out: Sequence[str]) ->
 def linked_values(
     events: Iterable[Event], key: Sequence[str]
 ) -> list[tuple[int, dict[str, str | None], Key | None]]:
-    """Every change of some keys: its offset, the values known, the key of the lake's row for more.
+    """Every change of some keys: its offset, its known values, the key of the lake's row for more.
 
     ``events`` hold every change of every key that they mention. Pure.
     """
@@ -162,7 +162,7 @@ def linked_values(
         old = values.pop(OLD_KEY, None)
         at = tuple(values[name] for name in key)
         if event.op == "D":
-            # The values are wanted once more, by the key change that follows.
+            # A key change that follows needs the values once more.
             gone[at] = state.pop(at, ({}, at))
             found.append((event.off, values, None))
             continue

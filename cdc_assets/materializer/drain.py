@@ -1,9 +1,9 @@
 """Draining a table's log into the lake, one bounded merge after the other.
 
 Keeps invariants 4, 7 and 9. The cursor is read from the Iceberg table, never from its cache; the
-table's writer lock is held from reading it to the commit. Who lost the lock meanwhile can't commit
-(``workers.worker``). A merge's rows are of one relation: the
-table is altered between two.
+table's writer lock is held from that read to the commit. A worker that lost the lock meanwhile
+can't commit (``workers.worker``). A merge's rows are of one relation: the table is altered between
+two merges.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What draining a table did. ``pending_entries`` were registered but not applied."""
+    """The result of draining a table. ``pending_entries`` were registered but not applied."""
 
     table: TableId
     merges: int
@@ -88,17 +88,17 @@ def drain(
     worker: uuid.UUID | None = None,
     on_merge: Callable[[str], None] = logger.info,
 ) -> Drained | None:
-    """Apply what is registered for ``table``, until nothing is pending or the budget is over.
+    """Apply the registered log of ``table``, until nothing is pending or the budget is over.
 
     ``until_offset`` ends it once that much of the log is applied, so that constant writes don't
     keep it busy for ever. ``below`` applies only transactions that committed below that LSN, and
-    waits for the table; else None is returned when another worker is at it. None, too, when the
-    copy isn't complete. ``worker`` takes the claim to the table. Raises TableProblem when the table
-    is parked or its lake table is gone, Fenced when another worker came between.
+    waits for the table's lock; without it, None is returned when another worker has the lock. None
+    is returned, too, when the copy isn't complete. ``worker`` takes the claim to the table. Raises
+    TableProblem when the table is parked or its lake table is gone, Fenced when another worker came
+    between.
 
-    A schema change is applied with the first change of a row that follows it. One that none has
-    followed yet is applied at the end of the log, if ``look`` (or else one that is taken then)
-    found it.
+    A schema change is applied with the first row change that follows it. If none has followed yet,
+    it is applied at the end of the log, provided that ``look`` (or a look taken then) found it.
     """
     store, claim = pipeline.store, None
     lock = f"write:{table}"
@@ -124,7 +124,7 @@ def _annotate(pipeline: Pipeline, session: SparkSession, lake: LakeTable) -> Non
     try:
         with pipeline.connect_source("comments") as source:
             told = comments(source, lake.row.oid)
-    except psycopg.OperationalError:  # nothing that a merge waits for
+    except psycopg.OperationalError:  # a merge doesn't depend on comments
         return
     annotate(session, lake, told)
 
@@ -155,7 +155,7 @@ def _drain(
         store.park(table, str(problem), row.epoch)
         raise problem
     begin(store, session, lake)
-    # A comparison is there to find what others wrote.
+    # A comparison has to find foreign writes, so they don't stop it.
     state, cursor = standing(store, lake, whatever_others_wrote=below is not None)
     lake, altering = current(pipeline, session, lake, state)
     state = _unmoved(lake, state)
@@ -165,10 +165,10 @@ def _drain(
     merges = changes = upserted = deleted = repaired = 0
     while True:
         entries, cursor = pending(store, lake, cursor)
-        # Asked after the entries: they are of before the pin that a later copy's log counts from.
+        # Read after the entries: a copy begun meanwhile has a later pin, and they are older.
         if (copy := store.copy_state(table)) is None or copy.epoch != row.epoch:
             raise Fenced(f"{table}: its copy was begun anew.")
-        # However little time there is, a turn gets something done.
+        # A turn merges at least once, however short the budget is.
         over = limits.reached(cursor, time.monotonic() - began if merges else 0.0)
         if not entries:
             ahead = (
@@ -177,7 +177,7 @@ def _drain(
                 else relation_ahead(pipeline, lake, limits.look)
             )
             if ahead is not None and store.entries(table, cursor.offset):
-                continue  # what was registered meanwhile may be of the relation before
+                continue  # entries registered meanwhile may be of the relation before
             if ahead is not None:
                 lake = follow(pipeline, session, lake, state, ahead)
                 state = _unmoved(lake, state)
@@ -190,12 +190,12 @@ def _drain(
         key = told.key(lake.row.key_columns)
         found = facts(outlined, window, key)
         if lake.row.mode == "soft_delete" and (first := found.first_truncate) is not None:
-            # A truncate marks what is there then: it is a batch of its own.
+            # A truncate marks the rows that exist at that point: it is a batch of its own.
             until = first if first > cursor.offset else first + 1
             window = replace(window, until=until)
             found = facts(outlined, window, key)
         if found.end_offset <= cursor.offset:
-            # What comes next committed at or above the cut.
+            # The next rows committed at or above the cut.
             if limits.look and (ahead := relation_ahead(pipeline, lake, limits.look)) is not None:
                 lake = follow(pipeline, session, lake, state, ahead)
                 state = _unmoved(lake, state)
@@ -205,7 +205,7 @@ def _drain(
         if window.until is not None and found.end_offset < last.end_offset:
             applied = cursor.applied_lsn
         reached = Cursor(found.end_offset, applied, last.commit_time)
-        if found.rows:  # else the copy holds all of it already: no commit for nothing
+        if found.rows:  # else the copy already has all of it, and no commit is needed
             at = time.monotonic()
             if not merges:
                 arrange(session, lake, lake.upgrade(session))
@@ -253,14 +253,14 @@ def _drain(
 
 
 def _whole_from(row: TableRow | None) -> Lsn:
-    """From where on the lake's rows are of one moment; zero if they have been ever since."""
+    """The LSN from which on the lake's rows are of one moment; zero if they always were."""
     if row is None or row.complete_lsn is None or row.complete_lsn == row.snapshot_lsn:
         return Lsn.ZERO
     return row.complete_lsn
 
 
 def _unmoved(lake: LakeTable, state: LakeState) -> LakeState:
-    """The table's state now. Raises Fenced unless its log is applied as far as ``state`` has it."""
+    """The table's state now. Raises Fenced unless its cursor is still that of ``state``."""
     now = lake.state()
     if state.cursor is None or now.cursor is None or now.cursor.offset != state.cursor.offset:
         raise Fenced(f"{lake.row.table}: another writer moved the lake table; try again.")
@@ -270,9 +270,9 @@ def _unmoved(lake: LakeTable, state: LakeState) -> LakeState:
 def outstanding(pipeline: Pipeline, table: TableId) -> int | None:
     """The end of the log that is registered for ``table`` now, None if all of it is applied.
 
-    Asks the table's own snapshots, without Spark. While somebody else writes it, that one knows;
-    the answer is the log's end then. Raises TableProblem when the table is parked, its copy isn't
-    complete, or its log can't be applied.
+    Reads the table's own snapshots, without Spark. While another writer has the table, the answer
+    is the log's end. Raises TableProblem when the table is parked, its copy isn't complete, or its
+    log can't be applied.
     """
     store = pipeline.store
     row = store.table(table)

@@ -1,6 +1,6 @@
 """The rows of a batch as a DataFrame: Spark tasks read the staged files with pyarrow.
 
-Each row comes with its log offset. What decides how the batch is folded is read in ``log.batch``.
+Each row comes with its log offset. ``log.batch`` reads the facts that decide how it is folded.
 """
 
 from __future__ import annotations

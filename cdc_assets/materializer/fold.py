@@ -1,9 +1,9 @@
 """Folding a batch: from many changes to one for each key.
 
 The last change of a key wins, column by column (invariant 8): an update that left a TOAST column
-out says nothing about it, so its value comes from an earlier change of the same batch if one has
-it, and else from the table. Keys are compared as Postgres's text form: a row whose key becomes
-another text, be it equal to the first (``1.0``, ``1.00``), is sent as a key change.
+out doesn't have its value, which comes from an earlier change of the same batch if one has it, and
+else from the table. Keys are compared in Postgres's text form: if a key's text changes, Postgres
+sends a key change, even if both texts are equal as values (``1.0``, ``1.00``).
 
 A key change that left columns out needs the row under its *old* key, which may itself have been
 changed earlier in the batch. Those few keys are folded in order, one change after the other, by
@@ -31,14 +31,14 @@ from cdc_assets.log.staged.files import OLD_KEY
 JSON = {"mode": "FAILFAST", "maxStringLen": "2147483647"}
 
 # One row a key: op is D or U; `row` has the values as text; `unknown` names the columns whose value
-# is to be taken from the table's row `source` (None when everything is known). `gone` is when the
-# row was deleted, in microseconds since 1970, where deleted rows are kept: theirs are its last
-# values then, else a deleted row has none.
+# is to be taken from the table's row `source` (None when everything is known). Where deleted rows
+# are kept, `gone` is the time of the delete in microseconds since 1970, and `row` has the last
+# values; elsewhere a deleted row has no values.
 _FOLDED = ("op", "key", "source", "unknown", "gone", "row")
 
 
 def text_struct(names: Iterable[str]) -> T.StructType:
-    """A struct of strings: what a staged ``_data`` is read as before it is cast."""
+    """A struct of strings: the form in which a staged ``_data`` is read before it is cast."""
     return T.StructType([T.StructField(name, T.StringType()) for name in names])
 
 
@@ -94,7 +94,7 @@ def fold(
 
 
 def relinked_keys(session: SparkSession, facts: Facts, key: Sequence[str]) -> DataFrame:
-    """A column ``key`` with those that :func:`fold_relinked` has to see, to be broadcast."""
+    """A column ``key`` with the keys that :func:`fold_relinked` folds, to be broadcast."""
     found = [(tuple(dict(named)[name] for name in key),) for named in facts.relinked]
     schema = T.StructType([T.StructField("key", text_struct(key))])
     return F.broadcast(session.createDataFrame(found, schema))
@@ -117,7 +117,7 @@ def _fold_simple(
             F.from_json("last.data", struct, JSON).alias("row"),
         )
     # For each column that some update left out: the last change that has it. A struct around the
-    # value tells a NULL that was sent from a value that wasn't.
+    # value distinguishes a sent NULL from a value that wasn't sent.
     wide = keyed.withColumn("row", F.from_json("data", struct, JSON)).withColumn(
         "missing", F.coalesce(F.from_json("unchanged", "array<string>"), F.array())
     )
@@ -205,7 +205,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What became of one key: its values as text; the rest is in the table's row ``source``."""
+    """The result for one key: its values as text; the rest is in the table's row ``source``."""
 
     op: str
     key: tuple[str | None, ...]

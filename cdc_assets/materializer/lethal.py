@@ -1,9 +1,9 @@
-"""A batch that ends the Spark server is tried once more, and then its table is set aside.
+"""A batch that ends the Spark server is tried once more, and then its table is parked.
 
 It would end every server that is started, and no table's log would be applied any more. So a merge
 during which the server was lost is counted, by the offset that its batch begins at. Several merges
-may lose the same server, and only one of them can have ended it: what was counted once is merged
-alone from then on, so the second time it is told from the others. Costs one look a merge.
+may lose the same server, and only one of them can have ended it: a batch that was counted once is
+merged alone from then on, so that a second loss is certainly its own. Costs one query a merge.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cdc_assets.log.store import LogStore
 logger = logging.getLogger(__name__)
 
 LIMIT = 2
-# How long one that is counted waits for another such to be merged.
+# How long a counted batch waits while another one is merged alone.
 _ALONE_SECONDS = 60.0
 _ALONE = "merge alone"
 
@@ -47,7 +47,7 @@ _FORGET = "delete from lost_merges where source = %(source)s and table_name = %(
 
 @contextmanager
 def merging(store: LogStore, session: SparkSession, lake: LakeTable, offset: int) -> Iterator[None]:
-    """Around a merge of the batch that begins at ``offset``: what it must not do twice, or at all.
+    """Guard a merge of the batch that begins at ``offset``.
 
     Parks the table and raises TableProblem for a batch that ended two servers, or has a value that
     a key's column can't hold; raises Fenced where another suspect is being merged.
@@ -66,7 +66,7 @@ def merging(store: LogStore, session: SparkSession, lake: LakeTable, offset: int
     if not store.lock_within(_ALONE, _ALONE_SECONDS):
         raise Fenced(f"{lake.row.table}: another batch is merged alone; this one comes after it.")
     try:
-        _ = session.version  # raises: a server that is gone by now wasn't ended by this batch
+        _ = session.version  # raises if the server is gone already: this batch didn't end it
         with _counted(store, lake, which):
             yield
         store.connection.execute(_FORGET, which)

@@ -35,7 +35,7 @@ _KEYS = "cdc_keys"
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge did: keys written, keys deleted, values read again from the source."""
+    """The result of a merge: keys written, keys deleted, rows read again from the source."""
 
     upserted: int
     deleted: int
@@ -55,9 +55,9 @@ def merge(
 ) -> Merged:
     """Apply ``events`` to the table so that its cursor becomes ``cursor``, in one step.
 
-    ``state`` is the table's state that the batch was cut for. ``mixed``: its rows may be of several
-    moments, the last of which is ``complete_lsn``. Raises whatever Spark or Iceberg raises, having
-    changed nothing that a reader sees.
+    ``state`` is the table's state that the batch was cut for. ``mixed``: the table's rows may be of
+    several moments, the last of which is ``complete_lsn``. Errors of Spark and Iceberg are passed
+    on; readers see no change then.
     """
     if lake.row.mode == "append":
         with ExitStack() as cleanup:
@@ -129,14 +129,14 @@ def _merge_counted(
 ) -> Merged:
     """A table without a key: remove as many equal rows as were deleted, add what was inserted.
 
-    All copies of a row that lost some are deleted, and what is left of them is appended again.
-    Rows are equal if they are the same in the lake (``rows.same_in_lake``, ``LakeTable.telling``):
-    what differs as text may not.
+    If some copies of a row were deleted, all are, and the remaining number is appended again. Rows
+    are equal if they are the same in the lake (``values.same_in_lake``, ``LakeTable.telling``):
+    rows that differ as text may be equal there.
     """
     rest, known = [f"c{i}" for i in range(len(lake.columns))], lake.telling()
     telling = {f"id{i}": (c, f"c{i}") for i, c in enumerate(lake.columns) if c in known}
     ids = ["id", *telling]
-    # One that is the same for all: there may be no other.
+    # A constant column to group by: there may be no other.
     alike = [F.lit(0).alias("id")]
     alike += [F.expr(same_in_lake(c, value)).alias(name) for name, (c, value) in telling.items()]
     values = [F.first(column).alias(column) for column in rest]
@@ -201,7 +201,7 @@ def _commit(
                 f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
                 f" on {condition} when matched then delete"
             )
-        # Of no rows if need be: a delete of whole files or of nothing doesn't carry the cursor.
+        # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(session, lake, new) if new is not None else None
         append(session, lake, state, branch, cursor, rows)
 
@@ -217,7 +217,7 @@ def _whole(session: SparkSession, lake: LakeTable, rows: DataFrame) -> DataFrame
 def _mark_all(
     session: SparkSession, lake: LakeTable, state: LakeState, events: DataFrame, cursor: Cursor
 ) -> Merged:
-    """A truncate, which is a batch of its own here: whatever isn't marked yet is marked now."""
+    """Apply a truncate, a batch of its own here: every row not yet marked is marked deleted."""
     at = events.agg(F.max("ts")).collect()[0][0]
     marks = f"update {{}} set {DELETED_AT} = timestamp_micros({at}) where {DELETED_AT} is null"
     with published(session, lake, state) as branch:
@@ -240,7 +240,7 @@ def _filled(
 ) -> tuple[DataFrame, int]:
     """Complete rows that lack columns: from the table's row under the source key, else reread.
 
-    Where the rows are ``mixed``, another row may have the old key of one that got a new key.
+    If the table is ``mixed``, another row may have the old key of a row whose key changed.
     Returns the typed rows, and how many had to be read again from the source.
     """
     typed = as_lake(partial, lake.columns, "row", "unknown", "source", "key", "gone")
@@ -272,14 +272,14 @@ def _filled(
             for i, c in enumerate(lake.columns)
         ),
     )
-    # A table whose copy was resumed on another snapshot may have a row twice until its first
-    # change is applied: this one. Either will do (invariant 8): what differs is still to come.
+    # A table whose copy was resumed on another snapshot may have a row twice until the row's first
+    # change is applied: this one. Either will do (invariant 8): later changes settle differences.
     found = found.dropDuplicates(["key"]).persist()
     cleanup.callback(found.unpersist)
     rows = found.drop("key")
     missing = [
         tuple(row[0])
-        # A row that was deleted, and that nobody has, is no more.
+        # A deleted row that the table doesn't have needs no values.
         for row in partial.where("op = 'U'")
         .select("key")
         .join(found.select("key"), "key", "left_anti")

@@ -1,11 +1,11 @@
 """Reading rows again from the source, where neither the log nor the lake has a column's value.
 
-That is the case only where a copy was resumed on another snapshot: a row moved into a chunk that
-was copied already, and its update left a TOAST column out; or a row got another key before that
-snapshot, under which the lake may hold whose key it is by now (invariant 8). The row is read as it
-is *now*, which may be later than the log's position; the changes in between are still to come and
-end with the same row. A row that is gone needs nothing: its delete is still to come. Until the log
-is applied to where the rows were read the table isn't whole: its ``complete_lsn`` says so.
+That happens only after a copy was resumed on another snapshot: a row moved into a chunk that was
+copied already, and its update left a TOAST column out; or a row's key changed before that snapshot,
+and under the old key the lake may have the row that has it by now (invariant 8). The row is read as
+it is *now*, which may be later than the log's position; the changes in between are still to come
+and end with the same row. A row that is gone needs nothing: its delete is still to come. Until the
+log is applied up to the LSN of that read, the table isn't whole: ``complete_lsn`` records that LSN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reread = Callable[[Sequence[Key]], list[str]]
 
 
 def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
-    """What is read of a row ``t``; ``now``: what the source calls its columns, maybe ahead."""
+    """The select list for a row ``t``; ``now``: the source's column names, maybe ahead."""
 
     def text(column: LakeColumn) -> sql.Composable:
         if column.source.number not in now:
@@ -55,7 +55,7 @@ def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
 def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
     """A function from keys to rows, both in text form; rows are JSON as in ``_data``.
 
-    The table is remembered as not whole before the moment that they were read at.
+    The log records that the table isn't whole before the moment that they were read at.
     """
 
     def reread(keys: Sequence[Key]) -> list[str]:

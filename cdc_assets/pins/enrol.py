@@ -1,9 +1,9 @@
-"""Enrolment: which of the configured tables are followed, as what, and by which publication.
+"""Enrolment: the configured tables that are followed, their modes, and their publications.
 
 A table is described, judged and registered; then it is published, and waits for its pin (``pins``).
-What can't be followed is parked by name with the way out, and the others go on. No table is
-published whose UPDATE or DELETE Postgres would then refuse (``postgres.identity``): with ``mode:
-append`` it goes into the publication of inserts, in any other mode it is refused.
+A table that can't be followed is parked by name with the way out, and the others go on. A table is
+never published if Postgres would then refuse its UPDATE or DELETE (``postgres.identity``): with
+``mode: append`` it goes into the publication of inserts, in any other mode it is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Of pipeline_meta: the oid of the publication of inserts, and from where on it may be asked for.
+# In pipeline_meta: the oid of the publication of inserts, and the LSN from which it may be used.
 INSERTS_FROM = "inserts_from"
 
 
@@ -62,14 +62,13 @@ class Enrolled:
     left_out: tuple[str, ...]
     """Generated columns that Postgres doesn't send; ``table`` is without them."""
     withheld: tuple[int, ...]
-    """The numbers of excluded columns that the publication doesn't send either; nor are they in
-    ``table``."""
+    """Numbers of excluded columns that the publication doesn't send; ``table`` is without them."""
 
 
 def described(source: Connection, config: SourceConfig, table: TableId) -> Enrolled:
-    """The table as the source has it now, without what the stream doesn't carry.
+    """The table as the source has it now, without the columns that the stream doesn't carry.
 
-    Raises TableProblem for what would make the copy or the stream wrong, or break others.
+    Raises TableProblem for anything that would make the copy or the stream wrong, or break others.
     """
     found = describe(source, table)
     refuse_mode(found, config.table(table))
@@ -115,7 +114,7 @@ def _waits_for(who: str) -> str:
 
 
 def register_tables(source: Connection, config: SourceConfig, store: LogStore) -> None:
-    """Describe every table that isn't known yet, and anew what waits without a chunk read."""
+    """Describe every unknown table, and again every waiting table that has no chunk read yet."""
     known = {row.table: row for row in store.tables()}
     wanted = [table for table in config.tables if _to_be_described(known.get(table.id))]
     busy = locked(source, [table.id for table in wanted])
@@ -165,7 +164,7 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
         for row in store.tables()
         if row.table in configured and row.state != "parked" and row.oid
     ]
-    # Each of them would cost a wait.
+    # Each locked table would cost a wait.
     away = locked(source, [row.table for row in rows if row.state == "waiting"])
     rows = [row for row in rows if row.table not in away]
     inserts = inserts_publication(config.publication)
@@ -174,7 +173,7 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     alone = [row.table for row in rows if row.inserts_only]
     main = publish(source, config.publication, whole)
     refused, busy = dict(main.refused), set(main.busy)
-    # Made together before there is a slot, the stream can ask for both from its beginning on.
+    # If both are made before the slot, the stream can ask for both from its beginning on.
     if first or alone:
         try:
             beside = publish(source, inserts, alone, beside=config.publication)
@@ -209,7 +208,7 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
 
 
 def inserts_from(source: Connection, config: SourceConfig, store: LogStore) -> Lsn | None:
-    """From where on the stream may ask for the publication of inserts, None if it never may.
+    """The LSN from which the stream may ask for the publication of inserts, None if it never may.
 
     Before version 18 the server decodes each change with the publications of that moment, and fails
     for ever at one from before the publication was made.
@@ -222,7 +221,7 @@ def inserts_from(source: Connection, config: SourceConfig, store: LogStore) -> L
 def set_inserts_from(source: Connection, config: SourceConfig, store: LogStore, lsn: Lsn) -> None:
     """Remember the consistent point of a slot that was made after the publication of inserts.
 
-    Every transaction that commits from there on began when there was the publication.
+    Every transaction that commits from there on began after the publication was made.
     """
     oid = publication_oid(source, inserts_publication(config.publication))
     if oid is not None:
@@ -232,7 +231,7 @@ def set_inserts_from(source: Connection, config: SourceConfig, store: LogStore, 
 def streamed_publications(pipeline: Pipeline, at: Lsn) -> tuple[str, ...]:
     """The publications that a stream from ``at`` on asks for.
 
-    The source is only asked where the log says that there may be two.
+    The source is only queried if the log has it that there may be two.
     """
     main = pipeline.config.publication
     if not (known := pipeline.store.meta(INSERTS_FROM)) or at < Lsn.parse(known.split()[1]):

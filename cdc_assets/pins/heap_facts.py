@@ -1,8 +1,8 @@
-"""What the source says of the followed tables' heaps, and what is done about a difference.
+"""The files of the followed tables' heaps at the source, and the reaction to a difference.
 
-A look costs one query however many tables there are, and waits for no lock. Only a heap that has
-another file, or that came, is asked for rows, in its first pages: they are there, or nowhere, in a
-file that was just written; whoever has locked it has it looked at again later.
+A look costs one query however many tables there are, and waits for no lock. Only a new heap, or one
+with another file, is searched for rows, in its first pages: if a file that was just written has any
+rows, they are there. A locked heap is looked at again later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# A copied file begins with the rows that the old one began with: 1 MB of it.
+# 1 MB: a copied file begins with the rows that the old one began with.
 _FIRST_PAGES = 128
 
 _HEAPS: LiteralString = """
@@ -59,14 +59,14 @@ _MOMENT: LiteralString = (
 
 
 def moment(connection: Connection) -> Moment:
-    """Now; what is looked at afterwards is at least as new."""
+    """The present moment; anything read afterwards is at least as new."""
     row = connection.execute(_MOMENT).fetchone()
     assert row is not None
     return Moment(int(row[0]), Lsn.parse(row[1]))
 
 
 def heap_files(connection: Connection, oids: Iterable[int]) -> dict[int, dict[int, HeapFile]]:
-    """The file of each heap of these tables; nothing of one that is gone."""
+    """The file of each heap of these tables; tables that are gone are left out."""
     found = connection.execute(_HEAPS, (list(oids),)).fetchall()
     return {
         int(root): dict(zip(heaps or (), map(HeapFile, files or (), links or ()), strict=True))
@@ -77,8 +77,8 @@ def heap_files(connection: Connection, oids: Iterable[int]) -> dict[int, dict[in
 # Transaction IDs go round: one precedes another if it is less than half of them behind.
 _PRECEDES: LiteralString = "(({}::bigint - {} + 4294967296) %% 4294967296) >= 2147483648"
 
-# linked: how the heap is reached from its table; the newest link is the one that it came by. A
-# column with a negative number is as old as the heap, and never changes.
+# up: the links by which the heap is reached from its table; it came by the newest one. A column
+# with a negative number is as old as the heap, and never changes.
 _TRACE: LiteralString = """
 with recursive up as (
     select i.inhparent, i.xmin::text::bigint as xmin, i.cmin::text::bigint as cmin,
@@ -106,7 +106,7 @@ select coalesce(bool_or({kept}), false), coalesce(bool_or(x = any(%(altered)s)),
 
 
 def _trace(connection: Connection, heap: int, horizon: int) -> HeapTrace | None:
-    """None if it is gone, or locked: it is looked at again."""
+    """The heap's trace; None if it is gone, or locked: it is looked at again."""
     found = connection.execute(_TRACE, {"heap": heap}).fetchone()
     if found is None:
         return None
@@ -138,7 +138,7 @@ def _trace(connection: Connection, heap: int, horizon: int) -> HeapTrace | None:
         row = (False, False, link != made_by, False)
     assert row is not None
     kept, rewritten, loaded, empty = row
-    # Who attaches it changes its columns, too, and not its file.
+    # ATTACH changes the heap's columns, too, but not its file.
     rewritten = rewritten or (changed_by in altered and changed_by != link)
     return HeapTrace(f"{schema}.{name}", kept, rewritten, loaded, changed_by, empty)
 
@@ -153,7 +153,7 @@ class _Look:
     flushed: Lsn | None
 
     def settle(self, row: TableRow, known: KnownHeaps, files: Mapping[int, HeapFile]) -> None:
-        """Judge what is different, and remember it or act."""
+        """Judge the differences, and remember them or act."""
         found = difference(known.files, files)
         if not found:
             if known.own or any(file.link is None for file in known.files.values()):
@@ -193,9 +193,9 @@ class _Look:
 
 
 def look_at_heaps(source: Connection, store: LogStore, rows: Iterable[TableRow]) -> None:
-    """Park the tables of which something happened that is in no stream.
+    """Park the tables that have changes which are in no stream.
 
-    A look that another process is at is left to it.
+    Does nothing while another process looks.
     """
     if not store.try_lock("heaps"):
         return
@@ -206,15 +206,15 @@ def look_at_heaps(source: Connection, store: LogStore, rows: Iterable[TableRow])
 
 
 def _look(source: Connection, store: LogStore, rows: list[TableRow]) -> None:
-    flushed = store.flushed_lsn()  # before what is known: truncates are noted before it moves on
+    flushed = store.flushed_lsn()  # before known_heaps: truncates are noted before it moves on
     known = known_heaps(store)
     look = _Look(source, store, moment(source), flushed)
     now = heap_files(source, [row.oid for row in rows])
     for row in rows:
         if (files := now.get(row.oid)) is None:
-            continue  # it is gone, which has a name of its own
+            continue  # it is gone, which is another finding
         if files.keys() == {row.oid} and (row.published_as or "").startswith("entry "):
-            continue  # Postgres lets nobody unlog it, and sends its TRUNCATE
+            continue  # Postgres refuses to make it unlogged, and sends its TRUNCATE
         epoch, before = known.get(row.table, (0, None))
         if before is None or epoch != row.epoch:  # as an earlier version left it
             remember_heaps(store, row, files)

@@ -2,10 +2,10 @@
 
 A snapshot lives as long as one session that imported it stays in its transaction. So a pin has
 *holders*: each imports the snapshot and exports it again under a name of its own. The flusher holds
-every pin it made, a running copy holds the one it reads from: either may die without costing the
-other anything. A holder is alive when its backend is: the server knows, no clock is asked.
+every pin it made, a running copy holds the one it reads from: either may die without harm to the
+other. A holder is alive when its backend is: the server decides, not a clock.
 
-Which tables a pin is for, and when one is made, is ``pins``.
+``pins`` decides when a pin is made, and for which tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SNAPSHOT_GONE = (
 
 @dataclass(slots=True)
 class Holder:
-    """A session that keeps a pin's snapshot alive; ``snapshot_name`` is what it exported."""
+    """A session that keeps a pin's snapshot alive, and has exported it as ``snapshot_name``."""
 
     pin: str
     snapshot_name: str
@@ -61,7 +61,7 @@ class Holder:
 
 
 def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Holder:
-    """Import ``snapshot_name`` in a new session, export it again, and say so in ``pin_holders``.
+    """Import ``snapshot_name`` in a new session, export it, and record that in ``pin_holders``.
 
     Raises SnapshotLost when the snapshot is gone.
     """

@@ -3,8 +3,8 @@
 Keeps invariant 5. The publication has a table before a slot's consistent point is taken, so every
 change that commits from that point on is in the stream; the snapshot that the slot exports shows
 every change that committed before it. Together they are the table, without a gap or an overlap. The
-first pin comes from the main slot itself; later ones (a table added, a pin that was lost) from a
-temporary slot, which lives only as long as it takes to import its snapshot.
+first pin comes from the main slot itself; later ones (a table added, a pin lost) come from a
+temporary slot, which lives only until its snapshot is imported.
 
 Each pin is kept alive by its holders (``holders``).
 """
@@ -62,13 +62,13 @@ from cdc_assets.readiness.source.now import followed, look_at_tables, remember
 
 logger = logging.getLogger(__name__)
 
-# A stream that can go on waits for another process's pin no longer.
+# A stream that can go on waits at most this long for another process's pin.
 _PREPARE_SECONDS = 3.0
 
 
 @contextmanager
 def under(source: psycopg.Connection[Any], snapshot_name: str) -> Iterator[None]:
-    """A transaction that sees what the snapshot shows, of the catalog too."""
+    """A transaction that reads under the snapshot, the catalog too."""
     with source.transaction():
         source.execute("set transaction isolation level repeatable read read only")
         source.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name)))
@@ -94,7 +94,7 @@ class Pins:
 
         Idempotent, and safe when several processes start at once. Unless ``patient``, a log that
         has its beginning isn't held up by another process that waits for its pin. Raises
-        PreflightError, SlotBusy or SourceMismatch, having streamed and published nothing.
+        PreflightError, SlotBusy or SourceMismatch; nothing is streamed or published then.
         """
         if patient or self._store.flushed_lsn() is None:
             self._store.lock("pins")
@@ -121,8 +121,8 @@ class Pins:
                     set_inserts_from(source, self._config, self._store, made.consistent_point)
                     self._pin(source, made, waiting, first=True)
                 elif self._store.flushed_lsn() is None:
-                    # Made by hand, or by a process that died before it could write down the pin:
-                    # the log starts where the slot stands, the tables get later pins of their own.
+                    # Made by hand, or by a process that died before it recorded the pin: the log
+                    # starts at the slot's position, the tables get later pins of their own.
                     self._store.advance(slot.confirmed_flush or Lsn.ZERO)
                 make_slot_follow_failovers(self._pipeline, source)
                 published = publication_oid(source, self._config.publication)
@@ -131,7 +131,7 @@ class Pins:
             self._store.unlock("pins")
 
     def tick(self) -> None:
-        """Hold what is being copied, restart what lost its pin, pin what waits, release the rest.
+        """Hold copies' pins, restart copies that lost theirs, pin waiting tables, release the rest.
 
         May block for as long as slot creation does. Raises like :meth:`prepare`.
         """
@@ -143,7 +143,7 @@ class Pins:
                 if row.state == "copying" and unread(self._store, row):
                     with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
                         self._keep(row)
-            # One that was taken out of the configuration waits for ever.
+            # A table that was taken out of the configuration waits for ever.
             configured = {table.id for table in self._config.tables}
             rows = self._store.tables()
             if any(row.state == "waiting" and row.table in configured for row in rows):
@@ -176,7 +176,7 @@ class Pins:
             )
 
     def _forget_unfollowed(self, source: psycopg.Connection[Any]) -> None:
-        """Copy anew what was copied before there was a log (mode snapshot_only): it has a gap."""
+        """Restart copies made before there was a log (mode snapshot_only): they have a gap."""
         for row in self._store.tables():
             if row.snapshot_lsn is not None:
                 restart_copy(self._store, row)
@@ -185,7 +185,7 @@ class Pins:
     def _pin_waiting(self, source: psycopg.Connection[Any]) -> None:
         """Take one pin for all tables that wait and that the stream follows already."""
         if self._config.snapshot.mode != "snapshot_only":
-            # Before the publication is completed: who is missing there has to be noticed.
+            # Before the publication is completed: a table missing there has to be noticed.
             refuse_or_park(self._pipeline, source)
         register_tables(source, self._config, self._store)
         if self._config.snapshot.mode == "snapshot_only":
@@ -194,8 +194,8 @@ class Pins:
                 self._pin(source, export_snapshot(self._pipeline.source_dsn), waiting, first=False)
             return
         streaming = self._store.is_locked(f"flusher:{self._config.name}")
-        # A flusher that streams drops what it doesn't know: a change that commits after the pin
-        # must find it knowing the table. One that starts later reads the registered tables first.
+        # A streaming flusher drops changes of tables that it doesn't know: it has to know a table
+        # before the pin. A flusher that starts later reads the registered tables first.
         waiting = publish_tables(source, self._config, self._store)
         self._begin_inserts(source, waiting)
         asked = streamed_publications(self._pipeline, self._store.flushed_lsn() or Lsn.ZERO)
@@ -212,7 +212,7 @@ class Pins:
         return create_slot(self._pipeline.replication_dsn, name, temporary=True)
 
     def _begin_inserts(self, source: psycopg.Connection[Any], waiting: list[TableRow]) -> None:
-        """Find out from where on the publication of inserts may be asked for, if it came late."""
+        """Find the LSN from which the publication of inserts may be used, if it came late."""
         if (
             any(row.inserts_only for row in waiting)
             and inserts_from(source, self._config, self._store) is None
@@ -237,7 +237,7 @@ class Pins:
         *,
         first: bool,
     ) -> None:
-        """Write down the pin with the frozen plans, then hold its snapshot."""
+        """Record the pin with the frozen plans, then hold its snapshot."""
         pin = str(uuid.uuid4())
         try:
             with self._store.connection.transaction():
@@ -270,7 +270,7 @@ class Pins:
                         )
             self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
         finally:
-            slot.connection.finish()  # a temporary slot goes with it, and keeps no WAL any longer
+            slot.connection.finish()  # drops a temporary slot, so that it keeps no WAL any longer
         logger.info(
             "pinned %d tables at %s: %s",
             len(pinned),
@@ -281,7 +281,7 @@ class Pins:
     def _remember_entries(self, source: psycopg.Connection[Any], pinned: list[TableRow]) -> None:
         now = look_at_tables(source, self._config.publication, pinned)
         for row in pinned:
-            if row.snapshot_lsn is None:  # else its log goes on, with the entry it has
+            if row.snapshot_lsn is None:  # else its log goes on with its known entry
                 entry = now[row.table].published_as
                 self._store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
 
@@ -299,8 +299,8 @@ class Pins:
     ) -> list[tuple[Heap, CtidRange]] | None:
         """The chunks of the table that are to be copied; None if it can't be pinned now.
 
-        What is asked locks the table's heaps for as long as the (sub)transaction lasts: others who
-        want to alter one don't wait for all.
+        The queries lock the table's heaps until the subtransaction ends: an ALTER of one table
+        doesn't wait until all are planned.
         """
         try:
             with source.transaction(force_rollback=True):
@@ -313,11 +313,11 @@ class Pins:
     def _as_registered(self, source: psycopg.Connection[Any], row: TableRow) -> bool:
         """Whether the snapshot shows the table as it was registered.
 
-        Slot creation waits for running transactions, and one of them may have altered it. It goes
-        on waiting then, and is described anew before the next pin.
+        Slot creation waits for running transactions, and one of them may have altered the table.
+        The table goes on waiting then, and is described anew before the next pin.
         """
         if row.snapshot_lsn is not None:
-            return True  # its plan stays; a file or a column that is gone is noticed by the copy
+            return True  # its plan stays; the copy notices a file or a column that is gone
         try:
             found = described(source, self._config, row.table).table
         except TableProblem:
@@ -333,7 +333,7 @@ class Pins:
         if self._config.snapshot.mode == "never":
             return []
         found = heaps(source, row.table, row.oid)
-        # Without TID range scans each chunk would read the whole table: one reader then.
+        # Without TID range scans each chunk would read the whole table: so one reader copies it.
         step = self._config.table(row.table).chunk_pages
         if source.info.server_version < TID_RANGE_SCANS:
             logger.warning("%s: before Postgres 14 one reader copies a table", row.table)
@@ -349,9 +349,9 @@ class Pins:
         """Hold the pin that ``row`` is copied under, or have the rest copied under another one.
 
         Rows that moved between the two snapshots may show up twice or not at all: in a mirror with
-        a key their changes since the first pin, which the log has, put that right. It needs the
-        very pages that were planned. Without a key, with other files, or where the lake table shows
-        each change, so that one may be neither copied and logged nor missed, it begins anew.
+        a key their changes since the first pin, which the log has, put that right. The planned
+        pages have to be in the same files. The copy begins anew without a key, with other files, or
+        where the lake table shows each change: none may be both copied and logged, or missed.
         """
         assert row.pin is not None
         if row.pin in self._held:

@@ -1,8 +1,8 @@
 """Reading ranges of pages under an exported snapshot, by ADBC, as Arrow.
 
 ADBC fetches with COPY in binary, which is 0.5 to 1 µs of CPU a row. A transaction lasts for a few
-chunks only: the table's lock is given back in between, so that nobody's ALTER TABLE waits for the
-copy of a large table to end.
+chunks only: the table's lock is released in between, so that an ALTER TABLE needn't wait for the
+end of a large table's copy.
 
 This module runs inside Spark's Python workers.
 """
@@ -29,7 +29,7 @@ class ReadFailed(Exception):
 
 @contextmanager
 def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
-    """What it yields opens a transaction under a snapshot's name; the first one connects."""
+    """Yields a function that opens a transaction under a snapshot; its first call connects."""
     import adbc_driver_postgresql.dbapi as adbc
 
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
 
 
 class _Transaction:
-    """A read-only transaction that sees what the snapshot shows."""
+    """A read-only transaction under the snapshot."""
 
     def __init__(self, cursor: object, snapshot_name: str) -> None:
         self._cursor = cursor
@@ -106,7 +106,7 @@ def read_texts(session: SparkSession, plan: TextPlan) -> DataFrame:
         with snapshot_reader(plan.uri) as open_transaction:
             for number in [n for batch in numbers for n in batch.column(0).to_pylist()]:
                 for query in plan.tasks[number]:
-                    # One each: between two the table's lock is given back.
+                    # A transaction each: in between the table's lock is released.
                     with open_transaction(plan.snapshot_name) as run:
                         for batch in run(query):
                             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
@@ -116,6 +116,6 @@ def read_texts(session: SparkSession, plan: TextPlan) -> DataFrame:
 
 
 def share(items: Iterable[str], tasks: int) -> tuple[tuple[str, ...], ...]:
-    """Deal items out to ``tasks`` tasks in turn, so that their ends come close together."""
+    """Deal items out to ``tasks`` tasks in turn, so that the tasks end close together."""
     listed = tuple(items)
     return tuple(listed[number::tasks] for number in range(tasks))

@@ -1,7 +1,7 @@
-"""What the source's catalog says of a table: its columns, its key, its size in pages.
+"""A table as the source's catalog describes it: its columns, its key, its size in pages.
 
-Read-only queries and the values they return. What a type becomes in the lake is in ``types``; how
-a table is cut into chunks is in ``ctid``.
+Read-only queries and the values they return. ``types`` maps types to the lake; ``ctid`` cuts a
+table into chunks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Column:
     """The catalog's letter: s(tored), v(irtual), or empty for an ordinary column."""
     type_oid: int = 0
     modifier: int = -1
-    """The type as a Relation message tells it, a domain's own; 0: not known."""
+    """Type and modifier as in a Relation message, a domain's own; type_oid 0: not known."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError or ValueError for what isn't a column: it becomes SQL."""
+        """Raises KeyError, TypeError or ValueError unless ``data`` is a column: it becomes SQL."""
         return cls(
             str(data["name"]),
             str(data["type"]),
@@ -60,8 +60,8 @@ class SourceTable:
 
     ``key_columns`` identify a row in the log: the replica identity's index if one is set, else the
     primary key, else nothing. ``replica_identity`` is the catalog's letter: d(efault), n(othing),
-    f(ull), i(ndex). ``kind`` is the catalog's relkind: r or p. Whether Postgres can identify
-    changed rows by them once it is published is judged in ``identity``.
+    f(ull), i(ndex). ``kind`` is the catalog's relkind: r or p. ``identity`` judges whether Postgres
+    can identify the changed rows of the table once it is published.
     """
 
     id: TableId
@@ -101,7 +101,7 @@ select a.attname, pg_catalog.format_type(b.type, b.modifier), a.attnum, a.attnot
 """
 
 # The replica identity's index wins over the primary key: old tuples carry its columns only. A
-# deferrable primary key is none: a row's old key isn't sent by it.
+# deferrable primary key doesn't count: Postgres sends no old keys by it.
 _KEY = """
 select array(
     select a.attname
@@ -142,7 +142,7 @@ def describe(connection: Connection, table: TableId) -> SourceTable:
 
 
 def check_oid(connection: Connection, table: TableId, oid: int) -> None:
-    """Raises TableProblem unless ``oid``, which the log says, is that of the table of this name."""
+    """Raises TableProblem unless the source's table of this name has ``oid``, the log's."""
     found = connection.execute(_RELATION, (table.schema, table.name)).fetchone()
     if found is None or int(found[0]) != oid:
         raise TableProblem(
@@ -156,9 +156,8 @@ def check_oid(connection: Connection, table: TableId, oid: int) -> None:
 class Attribute:
     """A column that a table has or had: dropped ones keep their number for ever.
 
-    ``missing`` is what rows show that were there before it was added (Postgres's fast default), as
-    text; None where nothing of that kind is known. ``has_default``: a default, identity or
-    generation expression.
+    ``missing`` is the value that rows older than the column show (Postgres's fast default), as
+    text; None if none is known. ``has_default``: a default, identity or generation expression.
     """
 
     number: int
@@ -223,8 +222,8 @@ class Heap:
     is_leaf: bool
 
 
-# Functions over oids answer as of now, whatever snapshot the transaction has. The filenode is that
-# of the snapshot: a file that came later holds rows that the snapshot doesn't show.
+# Functions over oids answer as of now, regardless of the transaction's snapshot. The filenode is
+# that of the snapshot: a file that came later holds rows that the snapshot doesn't show.
 _HEAPS = """
 select n.nspname, c.relname, c.oid, c.relkind::text, t.relid::oid <> %(oid)s::oid,
        c.relfilenode,

@@ -1,7 +1,7 @@
-"""What the source says of its tables in words: ``comment on``, for people who read the catalog.
+"""The source's comments on its tables (``comment on``), for people who read the catalog.
 
-Read-only queries and their values. Comments aren't in the stream, so a changed one is only seen by
-looking; nothing that decides how rows are copied or merged depends on them.
+Read-only queries and their values. Comments aren't in the stream, so only a query finds a changed
+one; neither copy nor merge depends on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Comments:
-    """Of one table: on itself, and on its columns by attribute number."""
+    """The comments on one table, and on its columns by attribute number."""
 
     table: str | None = None
     columns: Mapping[int, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class DescribedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A table as a person reads it; ``rows`` as its statistics estimate them, None before any."""
+    """A table as a person reads it; ``rows`` is its statistics' estimate, None without any."""
 
     table: TableId
     comment: str | None
@@ -80,7 +80,7 @@ select n.nspname, c.relname, pg_catalog.obj_description(c.oid, 'pg_class'),
 
 
 def described(connection: Connection, tables: Sequence[TableId]) -> dict[TableId, Described]:
-    """The tables that are there, all in one query."""
+    """Those of ``tables`` that exist, in one query."""
     names = [table.schema for table in tables], [table.name for table in tables]
     found: dict[TableId, Described] = {}
     for schema, name, said, rows, *column in connection.execute(_DESCRIBED, names):

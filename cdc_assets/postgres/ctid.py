@@ -15,9 +15,9 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-# So many chunks cost Dagster about 2,000 * 44 ms = 90 s of events on SQLite; more would be felt.
+# This many chunks cost Dagster about 2,000 * 44 ms = 90 s of events on SQLite; more would be felt.
 MAX_CHUNKS = 2000
-# The server version that TID range scans came with; before it a range reads the whole table.
+# The first server version with TID range scans; an older one reads the whole table for a range.
 TID_RANGE_SCANS = 140000
 _KEY = re.compile(r"\A(\d{4,}):(?:(\d{10})\.)?(\d{10})-(\d{10}|end)\Z")
 
@@ -60,7 +60,7 @@ def plan_chunks(
 ) -> list[CtidRange]:
     """Ranges of ``chunk_pages`` pages, grown so that there are at most ``max_chunks``.
 
-    An empty table has one chunk, like every other with its end open.
+    An empty table has one chunk. Every table's last chunk is open-ended.
     """
     step = max(chunk_pages, -(-pages // max_chunks))
     starts = list(range(0, max(pages, 1), step))

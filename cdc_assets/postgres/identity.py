@@ -1,20 +1,20 @@
-"""Whether Postgres can identify the rows of a table once it is published: what it would refuse.
+"""Whether Postgres can identify the changed rows of a table once it is published.
 
-A published UPDATE or DELETE has to say which row it changed. Postgres asks each *heap* for that (a
-plain table, or a leaf of a partitioned one, which inherits nothing of this but a primary key), and
-where a heap has no usable replica identity it refuses the statement itself: publishing such a table
-breaks the application that writes it. The rules are those of ``CheckCmdReplicaIdentity`` and
-``RelationGetReplicaIndex``: usable is FULL, or an index that is valid, unique, immediate and not
+A published UPDATE or DELETE has to identify the row it changed. Postgres demands that of each
+*heap* (a plain table, or a leaf of a partitioned one; a leaf inherits only the primary key). Where
+a heap has no usable replica identity, Postgres refuses the statement itself: publishing such a
+table breaks the application that writes it. The rules are those of ``CheckCmdReplicaIdentity`` and
+``RelationGetReplicaIndex``. FULL is usable, or an index that is valid, unique, immediate and not
 partial: by default the primary key's, else the one that was named and still exists. Since Postgres
 18 a generated column of the identity has to be sent, too. Where the publication lists a table's
-columns, the list of the published root has to have those of every heap's identity, found by their
-names, and no heap may be FULL.
+columns, the published root's list needs the columns (by name) of every heap's identity, and no heap
+may be FULL.
 
 A leaf whose identity is neither the table's key nor FULL is accepted by Postgres, but its old
 tuples lack the key that the log uses: such a table can't be followed either.
 
-Only the catalogs are read, so no lock of anybody's is waited for, and every table is asked for by
-the same query. What follows from trouble is decided in ``pins`` and ``flusher.guard``.
+Only the catalogs are read, so no lock is waited for; one query covers all tables. ``pins`` and
+``flusher.guard`` decide the consequences of trouble.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 # Since this version the server refuses changes whose identity has a column that isn't sent.
 _CHECKS_GENERATED = 180000
-# A reason is read by a person; another look names those that are left.
+# A message names this many heaps at most; once those are mended, the next check names the rest.
 _LISTED = 20
 
 _TROUBLES = """
@@ -108,7 +108,7 @@ select h.root, n.nspname::text, c.relname::text, c.relreplident::text, u.columns
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A heap of a table whose changed rows couldn't be identified, or not by the table's key.
+    """A heap whose changed rows Postgres couldn't identify, or not by the table's key.
 
     ``refused``: Postgres refuses its UPDATE and DELETE once they are published. ``remedy`` is one
     statement of SQL, empty where none is sure to be right.
@@ -131,7 +131,7 @@ def troubles(
     """The heaps in trouble of each of these tables, by the table's oid; one query for all.
 
     ``sent``: which generated columns the publication sends, by the catalog's letters. ``listed``:
-    the numbers of all that it sends, of each table with a column list.
+    for each table with a column list, the numbers of the columns that it sends.
     """
     if not roots:
         return {}
@@ -197,7 +197,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def sentence(table: TableId, found: Sequence[Trouble]) -> str:
-    """What is wrong with the heaps of ``table``, without the full stop."""
+    """The trouble with the heaps of ``table`` in words, without the full stop."""
     parts = [
         trouble.what if trouble.heap == table else f"{trouble.heap}: {trouble.what}"
         for trouble in found[:_LISTED]
@@ -211,7 +211,7 @@ def sentence(table: TableId, found: Sequence[Trouble]) -> str:
 
 
 def remedy(found: Sequence[Trouble]) -> str:
-    """The SQL that mends it, a statement for each heap; or what else to do."""
+    """The SQL that mends the heaps, a statement for each; or other advice."""
     statements = [trouble.remedy for trouble in found[:_LISTED]]
     if not all(statements):
         if all(trouble.remedy or trouble.unlisted for trouble in found):

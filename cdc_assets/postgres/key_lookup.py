@@ -1,11 +1,12 @@
 """Finding rows at the source by the texts of their key, without running code of its owners.
 
-A cast, the check of a domain and an operator that is merely called ``=`` are functions that whoever
-owns a type may have written, and would run with our rights. So the operator is the one of the key's
-own index, whose operator class only a superuser can make, and a text becomes a value by the input
-function of a built-in type, or of an extension's. Values of any other type are printed and compared
-as text, which no index helps: even for an enum's, Postgres may choose the comparison by a cast. So
-are those of regclass and its like: a text that names what is gone is none of their values.
+A cast, the check of a domain and an operator that is merely called ``=`` are functions that a
+type's owner may have written, and they would run with our rights. So the operator is that of the
+key's own index (only a superuser can make its operator class), and a text becomes a value by the
+input function of a built-in type, or of an extension's. Values of any other type are printed and
+compared as text, without an index's help: even for an enum, Postgres may choose the comparison by a
+cast. Values of regclass and the like are compared as text, too: the name of a dropped object isn't
+a value of theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LOOKUP_KEYS = 500
 class KeyColumn:
     """How a text is compared with a column of the key; ``operator`` and ``type`` are SQL.
 
-    ``read_by``: what makes a value of a text. A cast to a built-in type is Postgres's own; one to
+    ``read_by``: how a text becomes a value. A cast to a built-in type is Postgres's own; one to
     another type may be its owner's, but a literal is read by the input function.
     """
 
@@ -60,8 +61,8 @@ class Lookup:
     """Some of the keys, those from place ``first`` on, for one statement.
 
     ``listed`` is a FROM item that shows them as ``k``, with ``k.n`` counting from 1; ``equal`` is
-    whether the table's row ``t`` has the key of ``k``. Values stand in both: beside parameters, a %
-    in a name would be one, too.
+    the condition that the table's row ``t`` has the key of ``k``. Both have the values as literals:
+    beside parameters, a % in a name would count as one.
     """
 
     first: int
@@ -70,7 +71,7 @@ class Lookup:
 
 
 def lookups(columns: Sequence[KeyColumn], keys: Sequence[Key]) -> Iterator[Lookup]:
-    """How ``keys`` are looked up: some at a time, or all at once where it takes a scan."""
+    """``keys`` in parts: _LOOKUP_KEYS at a time, or all at once if the lookup takes a scan."""
     names = [sql.Identifier(f"k{i}") for i in range(len(columns))]
     equal = sql.SQL(" and ").join(
         column.equals("t", sql.SQL("k.{}").format(name))
@@ -125,9 +126,9 @@ select b.attnum, b.attname::text, coalesce(equal.operator, ''), pg_catalog.forma
 def key_columns(
     connection: Connection, oid: int, numbers: Iterable[int]
 ) -> Mapping[int, KeyColumn]:
-    """How the source compares columns of a table, by attribute number; nothing of one that is gone.
+    """How the source compares a table's columns, by attribute number; dropped ones are left out.
 
-    One that no unique index has any more is compared as text.
+    A column that is in no unique index any more is compared as text.
     """
     found = connection.execute(_KEY_COLUMNS, {"oid": oid, "numbers": list(numbers)}).fetchall()
     return {int(number): KeyColumn(*rest) for number, *rest in found}

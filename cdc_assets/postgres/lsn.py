@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-# A page of WAL begins with a header of 24 or 40 bytes. A server's position may stand behind it,
-# where no reader gets before the next record; any transaction is longer.
+# A page of WAL begins with a header of 24 or 40 bytes. A server's position may be just behind it,
+# which no reader reaches before the next record; any transaction is longer.
 PAGE_HEADER_BYTES = 40
 
 _PRINTED = re.compile(r"\A([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*'
 _NAME = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
-# Words that Postgres refuses as a bare table name; the list only decides when quotes are printed.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+# Words that Postgres refuses as a bare table name; the list only decides when quotes are printed.
 _RESERVED = frozenset(
     [
         "all",
@@ -156,18 +156,18 @@ _TAKEN = re.compile(rf"\A(?:{'|'.join(_METADATA_COLUMNS)})(?:{_OF_THE_SOURCE})*\
 
 
 def lake_column(name: str) -> str:
-    """What the lake calls a column: as the source does, if Iceberg has none of that name.
+    """A column's name in the lake: the source's, unless it is that of a metadata column.
 
-    No two columns get one name, and a column keeps its own whichever others come and go.
+    No two columns get one name, and a column's name doesn't depend on the table's other columns.
     """
     return name + _OF_THE_SOURCE if _TAKEN.match(name) else name
 
 
 def safe_folder(plain: str, identity: str | None = None) -> str:
-    """``plain`` where only letters, digits, ``_ . -`` are sure to be safe in paths and URIs.
+    """``plain`` with only letters, digits, ``_ . -``, which are safe in paths and URIs.
 
-    A name that had to be changed gets a hash of itself, so that no two share a folder; ``identity``
-    has one added in any case, of what tells it apart.
+    A name that had to be changed gets a hash of itself, so that no two share a folder. If
+    ``identity`` is given, its hash is added in any case.
     """
     safe = _UNSAFE.sub("_", plain)
     if safe == plain and identity is None and len(plain) < 128:

@@ -1,9 +1,9 @@
 """The wire format of pgoutput (protocol 1, text), read by columns instead of message by message.
 
-What lives here: where the fields of a message are, the Relation message, and the two vectorized
+This module has the places of a message's fields, the Relation message, and the two vectorized
 readers everything else is built on: :func:`scan` (one look at each frame of a batch) and
 :func:`walk` (the values of many tuples of one relation, column by column). Both only compute
-positions; not a byte is copied. What does not belong: transactions, tables, JSON (``flusher``).
+positions; not a byte is copied. Transactions, tables and JSON are in ``flusher``.
 
 Sources: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html and
 https://www.postgresql.org/docs/current/protocol-replication.html.
@@ -29,13 +29,13 @@ Mask = npt.NDArray[np.bool_]
 
 # Microseconds from 1970 to 2000, where Postgres counts from.
 POSTGRES_EPOCH_MICROSECONDS = 946_684_800_000_000
-# A commit's time is so far from 2000 at most, some 1,900 years: what every reader has dates for.
+# A commit's time is at most this far from 2000, some 1,900 years: every reader has dates for it.
 LONGEST_MICROSECONDS = 60 * 10**15
 # Bytes of an XLogData header; the pgoutput message begins behind it.
 XLOG_HEADER_BYTES = 25
 KEEPALIVE_BYTES = 18
-# Zero bytes wanted behind the last tuple: a column that is looked for where a message has ended
-# already is refused only after its kind and its length were read, five bytes.
+# Zero bytes needed behind the last tuple: a column that would begin where its message has ended is
+# refused only after its kind and its length, five bytes, were read.
 PADDING = b"\0" * 8
 
 XLOG_DATA, KEEPALIVE = ord("w"), ord("k")
@@ -48,8 +48,8 @@ TEXT, NULL, UNCHANGED = ord("t"), ord("n"), ord("u")
 # CASCADE and RESTART IDENTITY.
 _TRUNCATE_OPTIONS = 3
 
-# Of each kind of message, the bytes of the shortest frame (what has a fixed place is in it) and of
-# the longest. Of what isn't a kind no frame is long enough.
+# The bytes of each kind of message's shortest frame (every field with a fixed place is in it) and
+# longest frame. No frame is long enough for a byte that isn't a kind.
 _MOST = np.full(256, np.iinfo(np.int64).max)
 _LEAST = _MOST.copy()
 for _kind, _body in (
@@ -64,7 +64,7 @@ _MOST[KEEPALIVE] = _LEAST[KEEPALIVE] = KEEPALIVE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as a Relation message tells it; ``is_key``: part of the replica identity."""
+    """A column of a Relation message; ``is_key``: part of the replica identity."""
 
     name: str
     type_oid: int
@@ -74,7 +74,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What the tuples of a table look like from here on, until the next one of the same oid."""
+    """The form of a table's tuples, until the next Relation message of the same oid."""
 
     oid: int
     schema: str
@@ -120,9 +120,9 @@ def truncated_relations(message: bytes) -> list[int]:
 
 
 def check_bystander(message: bytes, lsn: int) -> None:
-    """Check a message that nothing is done with, and of which there are few: Type or Message.
+    """Check a message that is otherwise ignored, Type or Message; there are few of them.
 
-    It might be a change whose kind was damaged, and would be skipped. Raises ReplicationProblem.
+    Else a change whose kind was damaged might be skipped as one. Raises ReplicationProblem.
     """
     kind, body = message[0], message[1:]
     if kind == TYPE:
@@ -137,7 +137,7 @@ def check_bystander(message: bytes, lsn: int) -> None:
 
 
 def broken(what: str, lsn: int | None = None) -> ReplicationProblem:
-    """The stream isn't what the protocol says; nothing that was read can be trusted."""
+    """The error for a stream that violates the protocol: nothing read from it can be trusted."""
     where = "" if lsn is None else f" at LSN {Lsn(lsn)}"
     return ReplicationProblem(
         f"the replication stream is broken: {what}{where} can't be read as pgoutput protocol 1.",
@@ -182,14 +182,14 @@ class Scan:
         return be64(self.buffer)[self.start[frames] + offset].astype(np.int64)
 
     def lsn(self, frames: Ints, offset: int) -> Ints:
-        """The LSN at ``offset`` of each; ReplicationProblem if one can't be."""
+        """The LSN at ``offset`` of each; raises ReplicationProblem if one is out of range."""
         found = self.int64(frames, offset)
         if bool((found < 0).any()):
             raise broken("an LSN beyond 7FFFFFFF/FFFFFFFF")
         return found
 
     def time(self, frames: Ints, offset: int) -> Ints:
-        """The microseconds since 2000 at ``offset`` of each; ReplicationProblem if one can't be."""
+        """Microseconds since 2000 at ``offset`` of each; ReplicationProblem if one is no date."""
         found = self.int64(frames, offset)
         if bool(((found < -LONGEST_MICROSECONDS) | (found > LONGEST_MICROSECONDS)).any()):
             raise broken("a time that is no date")
@@ -200,7 +200,7 @@ class Scan:
         return be32(self.buffer)[self.start[frames] + offset].astype(np.int64)
 
     def frame_lsn(self, frame: int) -> int:
-        """What the XLogData header of one frame says."""
+        """The start LSN in the XLogData header of one frame."""
         return int(be64(self.buffer)[self.start[frame] + 1]) % 2**64
 
     def message(self, frame: int) -> bytes:
@@ -248,7 +248,7 @@ class Tuples:
 
 
 class TornTuple(Exception):
-    """Tuple ``number`` of those that were walked isn't what the protocol says: it has ``what``."""
+    """Tuple ``number`` of those that were walked violates the protocol: it has ``what``."""
 
     def __init__(self, odd: Mask, what: str) -> None:
         self.number = int(np.argmax(odd))

@@ -1,9 +1,10 @@
 """Publications: making them, completing them, and what they send of a table.
 
-A source has two. The one that is configured publishes every operation, and has only tables whose
-changed rows Postgres can identify (``identity``): it would refuse the others' UPDATE and DELETE.
-The one beside it, ``…_inserts``, publishes INSERT and TRUNCATE alone, and refuses nothing. Neither
-ever waits for long for a lock. Which tables are published, and when, is decided in ``pins.enrol``.
+A source has two. The configured one publishes every operation, and has only tables whose changed
+rows Postgres can identify (``identity``): Postgres would refuse the others' UPDATE and DELETE. The
+one beside it, ``…_inserts``, publishes INSERT and TRUNCATE alone, so Postgres refuses nothing.
+Changing them never waits long for a lock. ``pins.enrol`` decides which tables are published, and
+when.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from cdc_assets.postgres.names import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# The server versions that row filters and column lists, and generated columns in the stream, came
-# with.
+# The first server versions with row filters and column lists, and with generated columns in the
+# stream.
 COLUMN_LISTS, GENERATED_COLUMNS = 150000, 180000
 
 
@@ -36,8 +37,8 @@ def publication_oid(connection: Connection, publication: str) -> str | None:
     return str(row[0]) if row else None
 
 
-# What a publication has, by its own entries: pg_publication_tables would lock each table. Of a
-# partitioned table that is sent by its root's name, that is the root alone.
+# A publication's tables, by its own entries: pg_publication_tables would lock each table. A
+# partitioned table that is sent by its root's name counts as the root alone.
 _PUBLISHED: LiteralString = """
 select c.oid::bigint, n.nspname::text, c.relname::text
   from (select r.prrelid as oid
@@ -66,7 +67,7 @@ _BY_SCHEMA: LiteralString = """
 def published_tables(connection: Connection, publication: str) -> dict[TableId, int] | None:
     """The tables of a publication with their oids, None if there is none of that name.
 
-    Waits for nobody's lock.
+    Waits for no lock.
     """
     if publication_oid(connection, publication) is None:
         return None
@@ -77,7 +78,7 @@ def published_tables(connection: Connection, publication: str) -> dict[TableId, 
 
 
 def published_in_bulk(connection: Connection, publication: str, oid: int) -> bool:
-    """Whether it has the table with all others, or its schema: it can't be taken out alone."""
+    """Whether it has all tables, or the table's schema: then the table can't be removed alone."""
     schemas = " or exists (select from pg_catalog.pg_publication_namespace s where"
     schemas += " s.pnpubid = p.oid and s.pnnspid = c.relnamespace)"
     query = "select p.puballtables" + (
@@ -92,7 +93,7 @@ def published_in_bulk(connection: Connection, publication: str, oid: int) -> boo
 
 
 def sends_generated_columns(connection: Connection, publication: str) -> bool:
-    """Whether stored generated columns are in the stream: since Postgres 18, if it is asked for."""
+    """Whether stored generated columns are in the stream: since Postgres 18, as an option."""
     if connection.info.server_version < GENERATED_COLUMNS:
         return False
     row = connection.execute(
@@ -102,7 +103,7 @@ def sends_generated_columns(connection: Connection, publication: str) -> bool:
 
 
 def sent_columns(connection: Connection, publication: str) -> frozenset[str]:
-    """Which columns are in the stream: the catalog's letters of ``attgenerated``."""
+    """The catalog's letters of ``attgenerated`` of the columns that are in the stream."""
     return frozenset(("", "s") if sends_generated_columns(connection, publication) else ("",))
 
 
@@ -129,7 +130,7 @@ def listed_columns(
 def column_lists(
     connection: Connection, publication: str, tables: Mapping[TableId, int]
 ) -> dict[TableId, list[str]]:
-    """The names of the listed columns of each of these tables, given with oids, that has a list."""
+    """The names of the listed columns, for each of ``tables`` (with oids) that has a list."""
     found = listed_columns(connection, publication, [*tables.values()])
     return {
         table: [
@@ -148,7 +149,7 @@ def column_lists(
 def unidentified(
     connection: Connection, publication: str, oids: Sequence[int]
 ) -> Mapping[int, Sequence[Trouble]]:
-    """The heaps of each of these tables whose changed rows it couldn't identify, by table's oid."""
+    """The heaps of these tables whose changed rows Postgres couldn't identify, by table's oid."""
     sent = sent_columns(connection, publication)
     return troubles(connection, oids, sent, listed_columns(connection, publication, oids))
 
@@ -192,7 +193,7 @@ def refuse_partial_publication(
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a publication leaves out of a table: a stable code, what, and how to mend it."""
+    """Something that a publication leaves out of a table: a stable code, what, and the remedy."""
 
     code: str
     what: str
@@ -203,7 +204,7 @@ class Missing:
 class PublishedShape:
     """How a publication sends a table's changes.
 
-    ``lacks_columns``: it has a column list for the table without a column that is wanted.
+    ``lacks_columns``: its column list for the table lacks a wanted column.
     """
 
     every_operation: bool
@@ -213,13 +214,13 @@ class PublishedShape:
 
     @property
     def letters(self) -> str:
-        """The publication's own part of it, in short."""
+        """The publication's own settings, as two letters."""
         return ("a" if self.every_operation else "-") + ("r" if self.via_root else "-")
 
     def missing(
         self, publication: str, table: TableId, kind: str, *, inserts_only: bool = False
     ) -> Missing | None:
-        """What of the table (of that relkind) it leaves out, None if nothing."""
+        """The first thing that it leaves out of the table (of that relkind), None if nothing."""
         name = sql.Identifier(publication).as_string(None)
         if not self.every_operation:
             return Missing(
@@ -252,7 +253,7 @@ class PublishedShape:
 
 
 def inserts_publication(publication: str) -> str:
-    """The name of the publication beside it, of tables whose changed rows can't be identified."""
+    """The name of the publication of inserts beside ``publication``."""
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 
@@ -263,8 +264,8 @@ def _operations(inserts_only: bool) -> str:
 def creation(connection: Connection, publication: str, *, beside: str | None = None) -> str:
     """The statement that makes the publication, without a table.
 
-    ``beside``: the one of inserts beside that publication. Both send the same columns of a table:
-    the server ends a stream that is told otherwise of one.
+    ``beside``: it is the one of inserts beside that publication. Both have to send the same columns
+    of a table: else the server ends the stream.
     """
     generated = sends_generated_columns(connection, beside or publication)
     return (
@@ -284,7 +285,7 @@ def addition(
     tables: Sequence[TableId],
     lists: Mapping[TableId, Sequence[str]] = MappingProxyType({}),
 ) -> str:
-    """The statement that adds tables to the publication, ``lists``: of these columns alone."""
+    """The statement that adds tables to the publication; ``lists``: the column lists of some."""
     return _alteration(publication, "add", tables, lists).as_string(connection)
 
 
@@ -296,7 +297,7 @@ def removal(connection: Connection, publication: str, tables: Sequence[TableId])
 def placement(
     connection: Connection, publication: str, tables: Sequence[TableId], other: str
 ) -> list[str]:
-    """The statements that add tables to the publication, as they are in the other one if so."""
+    """The statements that add tables; those in the other publication move, with column lists."""
     there = published_tables(connection, other) or {}
     moved = {table: there[table] for table in tables if table in there}
     added = addition(connection, publication, tables, column_lists(connection, other, moved))
@@ -309,7 +310,7 @@ def _alteration(
     tables: Sequence[TableId],
     lists: Mapping[TableId, Sequence[str]] = MappingProxyType({}),
 ) -> sql.Composed:
-    """ONLY: what inherits from a table is published on its own, or not at all."""
+    """ONLY: tables that inherit from a table are published on their own, or not at all."""
     comma = sql.SQL(", ")
     named = [
         sql.SQL("only {} ({})").format(t.identifier, comma.join(map(sql.Identifier, lists[t])))

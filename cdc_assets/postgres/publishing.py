@@ -27,9 +27,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What became of tables that were to be published, or withdrawn; the others are.
+    """The tables that couldn't be published, or withdrawn; all others were.
 
-    ``refused``: with the reason and the way out. ``busy``: somebody else's lock is in the way, and
+    ``refused``: with the reason and the way out. ``busy``: a foreign lock is in the way, and
     another try may help.
     """
 
@@ -46,11 +46,11 @@ def publish(
 ) -> Publishing:
     """Create the publication if it is missing, and add the tables that it lacks.
 
-    One that is in the other publication leaves it, and keeps the column list that it had there: the
-    server ends a stream that is told two of a table. ``beside``: it is the one of inserts beside
-    that publication, and publishes neither UPDATE nor DELETE, so Postgres refuses none. Otherwise a
-    table is refused here if Postgres would refuse its changes. Raises PreflightError if the
-    publication is missing and can't be made.
+    A table that is in the other publication leaves it, and keeps its column list: the server ends a
+    stream with two lists of a table. ``beside``: ``publication`` is the one of inserts beside that
+    one, and publishes neither UPDATE nor DELETE, so Postgres refuses none. Otherwise a table is
+    refused here if Postgres would refuse its changes. Raises PreflightError if the publication is
+    missing and can't be made.
     """
     other = beside or inserts_publication(publication)
     present = published_tables(connection, publication)
@@ -62,7 +62,7 @@ def publish(
     try:
         _add(connection, publication, missing, other, inserts_only=beside is not None)
     except (TableProblem, *_IN_THE_WAY, *_REFUSALS):
-        pass  # by one of them: each for itself, then
+        pass  # one of them is to blame: each is tried alone
     else:
         return Publishing({})
     refused, busy = dict[TableId, str](), set[TableId]()
@@ -83,7 +83,7 @@ def publish(
 
 
 def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]) -> Publishing:
-    """Take tables out of the publication, each for itself."""
+    """Take tables out of the publication, one by one."""
     refused, busy = dict[TableId, str](), set[TableId]()
     for table in tables:
         statement = _alteration(publication, "drop", [table])
@@ -100,20 +100,20 @@ def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]
     return Publishing(refused, frozenset(busy))
 
 
-# What Postgres says of one table, of the role's rights, or of a publication of all tables, which
-# can't be altered table by table: another try changes nothing.
+# Errors about one table, the role's rights, or a publication of all tables, which can't be altered
+# table by table: another try changes nothing.
 _REFUSALS = (
     psycopg.ProgrammingError,
     psycopg.DataError,
     psycopg.errors.ObjectNotInPrerequisiteState,
 )
 _IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
-# ALTER PUBLICATION waits for VACUUM and DDL of the table, and for the time that it waits, other DDL
-# waits behind it (nobody's reading or writing does). After a second of that (deadlock_timeout) the
-# server ends an autovacuum that is in the way, which else may take hours; so a little longer.
+# ALTER PUBLICATION waits for VACUUM and DDL of the table; meanwhile other DDL waits behind it
+# (reads and writes don't). After a second (deadlock_timeout) the server ends an autovacuum that is
+# in the way, which may otherwise take hours; so the time-out is a little longer.
 _LOCK_TIMEOUT = "1500ms"
-# Somebody's DDL that waits for a table that we have locked, and has the one that we wait for, fails
-# by a deadlock after that second: who has many locked waits for much less.
+# Foreign DDL that waits for a table we have locked, and holds the one we wait for, fails by a
+# deadlock after that second: a transaction that locks many tables waits much less.
 _LOCK_TIMEOUT_OF_MANY = "100ms"
 
 
@@ -152,8 +152,8 @@ def _add(
 ) -> None:
     """Add tables, all or none; raises TableProblem for one that Postgres would then refuse.
 
-    ALTER PUBLICATION locks the table against being altered, and counts from its commit on: what is
-    judged under that lock is what is published.
+    ALTER PUBLICATION locks the table against being altered, and takes effect at its commit: the
+    table is published exactly as it is judged under that lock.
     """
     with _briefly(connection, _LOCK_TIMEOUT if len(tables) == 1 else _LOCK_TIMEOUT_OF_MANY):
         for statement in placement(connection, publication, tables, other):

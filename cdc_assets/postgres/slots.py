@@ -1,7 +1,7 @@
-"""Slots and positions: creating slots, and what the server says of them.
+"""Slots and positions: creating slots, and their state as the server reports it.
 
-The stream itself is read in ``flusher``; what is published is in ``publications``; which snapshot
-belongs to which table is in ``pins``.
+``flusher`` reads the stream itself; ``publications`` decides its content; ``pins`` ties snapshots
+to tables.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cdc_assets.postgres.session.waits import writers
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# The server versions that two-phase slots, conflicts, and slots that a standby can have too came
-# with.
+# The first server versions with two-phase slots, with conflicts, and with failover slots.
 TWO_PHASE, CONFLICTS, FAILOVER_SLOTS = 140000, 160000, 170000
-# Slot creation waits for every transaction that runs; after this long we say which ones instead.
+# Slot creation waits for every running transaction; after this long it fails, and names them.
 SLOT_PATIENCE_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A replication slot as ``pg_replication_slots`` shows it; bytes of WAL it keeps.
+    """A replication slot as ``pg_replication_slots`` shows it.
 
-    ``plugin`` and ``database`` are empty for a physical slot. ``invalidation``: why it can't be
-    used any more, if the server says so. What an older server doesn't know is False.
+    ``retained_bytes``: the WAL it keeps. ``plugin`` and ``database`` are empty for a physical slot.
+    ``invalidation``: why it can't be used any more, if the server reports so. A flag that an older
+    server doesn't know is False.
     """
 
     name: str
@@ -50,9 +50,9 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class NewSlot:
-    """A slot just made: the snapshot shows exactly what committed below ``consistent_point``.
+    """A new slot: its snapshot shows exactly what committed below ``consistent_point``.
 
-    The snapshot dies with the next command on ``connection``, or with it.
+    The snapshot dies with ``connection``, or with the next command on it.
     """
 
     consistent_point: Lsn
@@ -61,7 +61,7 @@ class NewSlot:
 
 
 def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
-    """What the server knows of ``slot``, None if there is none of that name in the cluster."""
+    """The state of ``slot``, None if there is none of that name in the cluster."""
     version = connection.info.server_version
     invalidation = "null::text"
     if version >= FAILOVER_SLOTS:
@@ -100,12 +100,12 @@ def create_slot(
 ) -> NewSlot:
     """Create a logical slot that exports its snapshot (invariant 5).
 
-    One that stays is a failover slot where the server knows those: a standby that is promoted can
-    have it too.
+    A permanent one is a failover slot where the server knows those: a promoted standby can have it
+    too.
 
-    Waits for the transactions that run now, for ``patience_seconds`` at most (None: for
-    SLOT_PATIENCE_SECONDS); then SlotBusy.
-    The caller closes the connection once the snapshot is held elsewhere.
+    Waits for the running transactions, for ``patience_seconds`` at most (None: for
+    SLOT_PATIENCE_SECONDS); then raises SlotBusy. The caller closes the connection once the snapshot
+    is held elsewhere.
     """
     connection = replication_connect(dsn, f"cdc_assets pin {slot}")
     patience = SLOT_PATIENCE_SECONDS if patience_seconds is None else patience_seconds
@@ -139,7 +139,7 @@ def make_failover(dsn: str, slot: str) -> None:
 
 
 def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
-    """Where the server's ``timeline`` left ``ancestor``; None if it doesn't come from it."""
+    """Where the server's ``timeline`` left ``ancestor``; None if it doesn't descend from it."""
     connection = replication_connect(dsn, "cdc_assets timeline")
     try:
         history = _command(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
@@ -165,7 +165,7 @@ def export_snapshot(dsn: str) -> NewSlot:
     """A snapshot without a slot, for a copy that no stream follows.
 
     Needs neither ``wal_level=logical`` nor REPLICATION, and works on a standby. The consistent
-    point says where it stands, and nothing relies on it.
+    point is informative only: nothing relies on it.
     """
     connection = pq.PGconn.connect(conninfo(dsn, "cdc_assets pin").encode())
     try:
@@ -205,7 +205,7 @@ def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
 
 
 def drop_slot(connection: Connection, slot: str) -> None:
-    """Drop ``slot`` if it exists; raises psycopg.errors.ObjectInUse while somebody streams it."""
+    """Drop ``slot`` if it exists; raises psycopg.errors.ObjectInUse while it is streamed from."""
     connection.execute(
         "select pg_drop_replication_slot(slot_name) from pg_catalog.pg_replication_slots"
         " where slot_name = %s",
@@ -240,15 +240,15 @@ def system_identifier(connection: Connection) -> str:
     return str(row[0]) if row else ""
 
 
-# Postgres 17 notes since when nobody reads from a slot.
+# Since this version the server notes since when a slot has had no reader.
 _INACTIVE_SINCE = 170000
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """The slot as a danger to its source. Bytes, seconds, transactions.
+    """How much a slot endangers its source, in bytes, seconds and transactions.
 
-    ``safe_bytes``: what may still be written before the slot loses WAL; None without
+    ``safe_bytes``: the WAL that may still be written before the slot loses some; None without
     ``max_slot_wal_keep_size`` (``keep_bytes``).
     """
 

@@ -1,13 +1,13 @@
-"""The one table of types: what a Postgres type is in the lake, and how both paths get there.
+"""The one table of types: each Postgres type's form in the lake, and how both paths get there.
 
 A value reaches the lake on two paths, and must be the same on both: the snapshot (a SELECT whose
 result ADBC hands over as Arrow, ``select_expression`` and then ``snapshot.convert``) and the log
 (Postgres's text form inside staged JSON, then ``TypeMapping.cast``). The SELECT sends a value as it
 is where Arrow has a type for it, decimals as text, and everything else in its text form.
 
-What a lake type can't hold (infinity, years outside 1 to 9999, NaN in a decimal, a
+A value that a lake type can't hold (infinity, years outside 1 to 9999, NaN in a decimal, a
 multi-dimensional array) follows the column's policy; a row is never dropped. Key columns have to be
-exact: two rows whose keys can't be told apart are one row too many.
+exact: different keys have to stay different.
 
 Pure functions; a property test runs both paths over generated values of every type.
 """
@@ -43,9 +43,9 @@ _DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
 MAX_PRECISION = 38
 _NUMERIC = re.compile(r"\Anumeric\((\d+),(-?\d+)\)\Z")
 _LENGTH = re.compile(r"\((\d+)\)")
-# Types whose cast to text is their output function, too: half a microsecond a value saved.
+# Types whose cast to text is their output function, too: the cast saves half a microsecond a value.
 _CASTS_PRINT = frozenset({"numeric", "uuid", "json", "jsonb"})
-# What Postgres is made to refuse as a number, and says then.
+# A text that Postgres is made to refuse as a number: its error shows the text.
 _NO_LIST = "column {}: no list is like it"
 _REFUSED_ARRAY = re.compile(r'"column (.*): no list is like it"', re.DOTALL)
 
@@ -54,10 +54,10 @@ _REFUSED_ARRAY = re.compile(r'"column (.*): no list is like it"', re.DOTALL)
 class TypeMapping:
     """How a column of one Postgres type is carried.
 
-    ``lake`` is the Spark SQL type. ``native`` says that ADBC's Arrow value, or its elements, are
-    the lake's. ``cast`` turns a Spark SQL expression of the text form into one of the lake type;
-    under policy ``fail`` it gives NULL for what doesn't fit, which ``fits`` finds first. ``fits``
-    is the condition that the lake's value is exactly the text's; None where every value fits.
+    ``lake`` is the Spark SQL type. ``native``: ADBC's Arrow value, or its elements, are the lake's.
+    ``cast`` turns a Spark SQL expression of the text form into one of the lake type; under policy
+    ``fail`` it gives NULL for a value that doesn't fit, which ``fits`` finds first. ``fits`` is the
+    condition that the lake's value is exactly the text's; None where every value fits.
     """
 
     lake: str
@@ -218,8 +218,8 @@ def arrow_type(lake: str) -> pa.DataType:
 def text_form(value: sql.Composable) -> sql.Composable:
     """A value as its output function prints it, which is the very text that the log has.
 
-    A cast to text may be another function. ``is not null`` denies a composite with a field that is
-    NULL, which isn't NULL itself.
+    A cast to text may be another function. ``is not null`` is false for a composite with a NULL
+    field, though it isn't NULL itself.
     """
     return sql.SQL(
         "case when {0} is distinct from null then pg_catalog.format('%s', {0}) end"
@@ -231,7 +231,8 @@ def select_expression(
 ) -> sql.Composable:
     """How the snapshot's SELECT sends the column: as it is, or as its output function prints it.
 
-    Under policy ``fail`` an array that has no form in the lake fails it (:func:`refused_array`).
+    Under policy ``fail`` an array that has no form in the lake fails the SELECT
+    (:func:`refused_array`).
     """
     name = sql.Identifier(column.name)
     sent = name if found.native else text_form(name)
@@ -243,13 +244,13 @@ def select_expression(
 
 
 def _list(column: Column, found: TypeMapping, *, refuse: bool, shift: bool) -> sql.Composable:
-    """An array of one dimension. ``shift``: one that doesn't begin at 1 does so, as slices do."""
+    """One-dimensional array. ``shift``: one with another lower bound is made to begin at 1."""
     flat = "coalesce(pg_catalog.array_ndims({0}), 1) = 1"
     usual = "coalesce(pg_catalog.array_lower({0}, 1), 1) = 1"
     cases = [f"when {flat} and {usual} then {{0}}{{1}}"]
     if shift:
         cases.append("when pg_catalog.array_ndims({0}) = 1 then ({0})[:]{1}")
-    if refuse:  # a text that is no bound: Postgres refuses and shows it, not the value
+    if refuse:  # a text that is no number: Postgres's error shows it, not the value
         cases.append("else ({0})[:(left({0}::text, 0) || {2})::int4]{1}")
     return sql.SQL(f"case {' '.join(cases)} end").format(
         sql.Identifier(column.name),
@@ -259,6 +260,6 @@ def _list(column: Column, found: TypeMapping, *, refuse: bool, shift: bool) -> s
 
 
 def refused_array(message: str) -> str | None:
-    """The column that Postgres refused an array of, by :func:`select_expression`."""
+    """The column whose array Postgres refused by :func:`select_expression`; None if none."""
     found = _REFUSED_ARRAY.search(message)
     return found[1] if found else None

@@ -1,8 +1,8 @@
-"""Whether a source may be streamed, and the way back where it may not: the record's consequences.
+"""Act on the restart record: refuse to stream, park tables, or start the log anew.
 
-What is wrong is found in ``source.restart_record``. Here the source's errors are raised before a
-byte is streamed, tables with an error are parked by name, and once every table is to be copied anew
-what can't be continued is let go: the slot, the log, and the memory of the source.
+``source.restart_record`` finds the errors. Here the source's errors are raised before a byte is
+streamed, tables with an error are parked by name, and once every table is to be copied anew, the
+old slot, the log, and the record of the source are dropped.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# How long somebody who streams from a slot that is of no use any more is waited for: a flusher that
-# meets the same findings ends within seconds.
+# How long to wait for the reader of a slot that is of no use any more: a flusher that meets the
+# same findings ends within seconds.
 _DROP_SECONDS = 30.0
 _DROP_LOOK_SECONDS = 0.5
 
 
 def admit(pipeline: Pipeline) -> Lsn:
-    """Where to stream from: ``flushed_lsn``, if the source is what the log was made from.
+    """The LSN to stream from: ``flushed_lsn``, if the source is the one that the log is of.
 
-    Raises SourceMismatch naming everything that is wrong. Tables with a gap are parked.
+    Raises SourceMismatch naming every error. Tables with a gap are parked.
     """
     with pipeline.connect_source("flusher check") as source:
         found = refuse_or_park(pipeline, source)
@@ -50,7 +50,7 @@ def admit(pipeline: Pipeline) -> Lsn:
 
 
 def refuse_or_park(pipeline: Pipeline, source: Connection) -> Source:
-    """Raise what is wrong with the source, park what is wrong with a table."""
+    """Raise the source's errors, park the tables with errors of their own."""
     found, now = _compare(pipeline, source)
     found.refuse()
     _park(pipeline, found)
@@ -82,7 +82,7 @@ def settle(pipeline: Pipeline, source: Connection) -> Source:
 
 
 def make_slot_follow_failovers(pipeline: Pipeline, source: Connection) -> None:
-    """Turn a slot of an earlier version into one that standbys can have too, while it is idle."""
+    """Turn an idle slot that an earlier version made into a failover slot."""
     if source.info.server_version < FAILOVER_SLOTS:
         return
     slot = slot_status(source, pipeline.config.slot)
@@ -112,7 +112,7 @@ def _park(pipeline: Pipeline, found: Review) -> None:
 
 
 def _drop_slot(slots: Connection, slot: str) -> None:
-    """Drop the slot that nothing can be continued from, once nobody streams from it."""
+    """Drop a slot that no stream can continue from, once it is idle."""
     deadline = time.monotonic() + _DROP_SECONDS
     while True:
         try:

@@ -1,9 +1,9 @@
-"""What has to be right before a process begins: whatever is wrong is said at once, or it starts.
+"""Preconditions of the flusher; all failures are reported together.
 
-The flusher's part of ``check`` (``surroundings`` has the rest: this one is imported by every
-flusher, and must not take Spark along). What a process meets while it works stays where it is met.
-What the log remembers of the source is judged in ``admission``, which knows when it may begin anew;
-here it is only named beside other errors. An error of one table never stops the others.
+The flusher's part of ``check`` (``surroundings`` has the rest: every flusher imports this module,
+which must not import Spark). Errors that a process meets at work are handled there. ``admission``
+judges the log's record of the source, because it decides whether to start anew; here the record is
+only reported beside other errors. An error of one table never stops the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect, pools_transactions
 from cdc_assets.readiness.source.server import preflight
 
-# A database that is down comes back by itself: that is waited for, or tried again.
+# A database that is down comes back by itself: callers wait for it, or try again.
 _PASSING = frozenset(
     {
         "source_unreachable",
@@ -40,8 +40,8 @@ _PASSING = frozenset(
 def refuse(findings: Iterable[Finding]) -> None:
     """Raise NotReady naming every error, if there is one that waiting may not mend.
 
-    What only a database that is down is to blame for isn't refused here: whoever connects next
-    meets it, and knows whether to wait.
+    If databases that are down are the only errors, nothing is raised: the next code that connects
+    meets them, and decides whether to wait.
     """
     errors = list(dict.fromkeys(f for f in findings if f.severity == "error" and f.table is None))
     if {finding.code for finding in errors} - _PASSING:
@@ -55,17 +55,17 @@ def refuse(findings: Iterable[Finding]) -> None:
 def refuse_to_flush(config: SourceConfig) -> None:
     """Raise NotReady if anything is wrong that the flusher of ``config`` needs.
 
-    Tables aren't looked at one by one: there may be thousands, and whoever registers them parks
-    those that can't go on. Costs a few round trips, and one small file.
+    Tables aren't checked one by one: there may be thousands, and their registration parks those
+    that can't go on. Costs a few round trips, and one small file.
     """
     refuse([*source_findings(config, start=True), *coordination_findings(config), *staging(config)])
 
 
 def source_findings(config: SourceConfig, *, start: bool = False) -> list[Finding]:
-    """What is wrong with the source.
+    """Findings about the source.
 
-    ``start``: not with single tables; and what the log remembers of the source is only compared
-    where something else is wrong, too.
+    ``start``: without single tables; the log's record of the source is only compared if there is
+    another error.
     """
     try:
         dsn = source_dsn(config)
@@ -100,9 +100,9 @@ def _remedy(error: Exception, otherwise: str) -> str:
 
 @contextmanager
 def _known(config: SourceConfig) -> Iterator[tuple[LogStore | None, bool]]:
-    """What is remembered of the source, if anything can be read; never created or migrated here.
+    """The log's record of the source, None if it can't be read; never created or migrated here.
 
-    And whether something is that can be read only after an upgrade.
+    The flag: whether the record is of an older version, and can be read only after an upgrade.
     """
     store, found = None, list(coordination_findings(config))
     if not any(finding.severity == "error" for finding in found):
@@ -115,7 +115,7 @@ def _known(config: SourceConfig) -> Iterator[tuple[LogStore | None, bool]]:
 
 
 def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
-    """What is wrong with the coordination database."""
+    """Findings about the coordination database."""
     dsn = ""
     try:
         dsn = coordination_dsn(config)
@@ -138,8 +138,8 @@ def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
         )
 
 
-# Who the role is, and what it may do: make the schema; make tables in it (NULL where there is no
-# such schema); look into it; alter its tables; write to all of them.
+# The role, and its rights: make the schema; make tables in it (NULL where there is no such
+# schema); look into it; alter its tables; write to all of them.
 _RIGHTS = """
 select current_user::text, current_database()::text,
        pg_catalog.current_setting('transaction_read_only') = 'on',

@@ -1,10 +1,9 @@
-"""Other people's errors, in words that name the thing and the way out.
+"""Foreign errors, in words that name the thing and the way out.
 
-Postgres, Spark, the catalog and the file system have errors of their own, and each message of
-theirs may carry a stack trace of Python or Java. At the edge, where a person reads, there is one
-sentence instead (:func:`explained`), and the trace is in a file that the sentence names; neither
-has a value of a row (``messages.foreign_words``). What this package raises on purpose is a sentence
-already.
+Messages of Postgres, Spark, the catalog and the file system may carry a stack trace of Python or
+Java. A person gets one sentence instead (:func:`explained`), and the trace is in a file that the
+sentence names; neither has a value of a row (``messages.foreign_words``). Errors that this package
+raises on purpose are sentences already.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LACKS = (
 
 
 def explained(error: Exception, config: SourceConfig | None) -> CdcError:
-    """``error`` for a person; one of ours as it is, and the trace of any other is kept."""
+    """``error`` for a person; ours stay as they are, the trace of any other is kept."""
     if isinstance(error, CdcError):
         return error
     kind, what, remedy = _known(error, config)
@@ -70,7 +69,7 @@ def _is_lost(error: psycopg.OperationalError) -> bool:
 
 
 def _whose(said: str, config: SourceConfig | None) -> tuple[str, str]:
-    """Which database a message is about, by the address in it; and the settings that name it."""
+    """The database that a message is about, by the address in it; and the settings that name it."""
     if config is None:
         return "Postgres", "its address"
     here = f"the Postgres of source {config.name}"
@@ -83,7 +82,7 @@ def _whose(said: str, config: SourceConfig | None) -> tuple[str, str]:
     if config.state.postgres_url is not None:
         dsns.append((state, "state.postgres_url", coordination_dsn(config)))
     named = [each for each in dsns if _names(said, each[2])]
-    # Where the addresses are the same, the role tells.
+    # Where the addresses are the same, the role decides.
     named = [
         each for each in named if f'"{conninfo_to_dict(each[2]).get("user")}"' in said
     ] or named

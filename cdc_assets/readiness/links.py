@@ -1,9 +1,8 @@
-"""Links to other hosts on which somebody in between could read, or pretend to be the other side.
+"""Links to other hosts on which a third party could read, or pretend to be the other side.
 
-``check`` tells of each as a warning: a network may be closed by other means, as containers' is on
-one host, and what was set up that way goes on. Only what the SQL catalog's address demands and
-Spark's driver can't be held to is an error. Nothing is connected to, and no address that may be a
-secret is in a message.
+``check`` reports each as a warning: a network may be closed by other means, as containers' is on
+one host, and such a set-up goes on. Only a demand of the SQL catalog's address that Spark's driver
+can't meet is an error. No connection is made, and no address that may be a secret is in a message.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cdc_assets.postgres.session.parameters import elsewhere, hosts, resolved, s
 
 
 def transport_findings(config: SourceConfig) -> Iterator[Finding]:
-    """What of the configuration's links isn't verified, or can't be kept as it is demanded."""
+    """Links of the configuration that aren't verified, or can't be as safe as demanded."""
     yield from jdbc_findings(config)
     yield from _postgres(config)
     yield from _spark(config)
@@ -35,7 +34,7 @@ def transport_findings(config: SourceConfig) -> Iterator[Finding]:
 
 
 def jdbc_findings(config: SourceConfig) -> Iterator[Finding]:
-    """What the SQL catalog's address demands and JDBC lacks; an embedded source that is down: none.
+    """Demands of the SQL catalog's address that JDBC lacks; none if an embedded source is down.
 
     Spark's sessions raise the same.
     """
@@ -78,7 +77,7 @@ def _spark(config: SourceConfig) -> Iterator[Finding]:
     try:
         builder = DefaultChannelBuilder(config.spark.remote)
     except (PySparkValueError, ValueError):
-        return  # no session opens by it, which is said elsewhere
+        return  # no session opens by it, which is reported elsewhere
     host = builder.host
     if elsewhere(host) and not builder.secure:
         yield _warning(
@@ -117,7 +116,7 @@ def _http(code: str, what: str, address: str) -> Iterator[Finding]:
     try:
         parts = urlsplit(address)
     except ValueError:
-        return  # nobody can speak to it
+        return  # no client can use it
     if parts.scheme == "http" and elsewhere(parts.hostname or ""):
         yield _warning(
             code,

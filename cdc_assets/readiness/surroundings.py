@@ -1,10 +1,10 @@
 """Whether all that a source needs is ready: the source itself, and everything around it.
 
-``check`` prints it, and the check ``ready`` of the source assets shows it. Each question is asked
-by itself, so that whatever is missing is named at once; what can't be reached is a finding, too.
-Probes write, read and remove again: afterwards everything is as it was before.
+``check`` prints it, and the check ``ready`` of the source assets shows it. Each check is made by
+itself, so that all faults are reported together; an unreachable service is a finding, too. Probes
+write, read and remove again: afterwards everything is as it was before.
 
-A materializer asks for what it needs when it begins (:func:`admitted`), the flusher in
+A materializer checks its own preconditions when it begins (:func:`admitted`), the flusher in
 ``flushing``.
 """
 
@@ -48,7 +48,7 @@ _ICEBERG = next(p.rsplit(":", 1)[1] for p in PACKAGES if "iceberg-spark-runtime"
 
 
 def review(config: SourceConfig) -> list[Finding]:
-    """Everything that is wrong or worth knowing, the source's first."""
+    """All findings, the source's first."""
     return [
         *source_findings(config),
         *coordination_findings(config),
@@ -61,12 +61,12 @@ def review(config: SourceConfig) -> list[Finding]:
 
 
 def admitted(config: SourceConfig, opened: Callable[[], SparkSession]) -> SparkSession:
-    """The session that ``opened`` gives, if nothing is wrong that merging needs.
+    """The session that ``opened`` gives, if all preconditions of merging hold.
 
-    Raises NotReady naming all that is. Nothing is written: a merge does that, and a run of it may
-    begin every few minutes. A server of ours has the right versions.
+    Raises NotReady naming every error. There are no probes that write: the merge itself writes, and
+    runs may begin every few minutes. Versions are only checked if the server isn't ours.
     """
-    refuse(jdbc_findings(config))  # no session would open
+    refuse(jdbc_findings(config))  # with such an error no session would open
     found = [*coordination_findings(config), *_readable(config), *_catalog_answers(config)]
     session, problem = None, spark_problem(config) if config.spark.remote else None
     try:
@@ -123,7 +123,7 @@ def _clocks(config: SourceConfig) -> Iterator[Finding]:
     try:
         offsets = [_offset(source_dsn(config)), _offset(coordination_dsn(config))]
     except (psycopg.OperationalError, CdcError):
-        return  # said above
+        return  # reported by other checks
     apart = abs(offsets[0] - offsets[1])
     if apart > SKEW_SECONDS:
         yield Finding(
@@ -216,7 +216,7 @@ def _spark(config: SourceConfig) -> Iterator[Finding]:
             return
         url = server(config).url()
         if url is None:
-            return  # it is started, in its right version, once it is needed
+            return  # it will be started in the right version when needed
     problem = spark_problem(config)  # the client would try for minutes
     try:
         session = open_session(config, url) if problem is None else None
@@ -250,7 +250,7 @@ def _versions(session: SparkSession) -> Iterator[Finding]:
         )
 
     def version_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The version of this package in a Spark task; sent there whole, as it may not be there."""
+        """This package's version in a Spark task; pickled by value, as the task may lack it."""
         for _ in batches:
             found = importlib.metadata.version("cdc-assets")
             yield pa.RecordBatch.from_pydict({"version": [found]})

@@ -1,4 +1,4 @@
-"""A schema change that no change of a row has followed yet."""
+"""A schema change that no row change has followed yet."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the source's catalog told a table before ``lsn``."""
+    """A table's relation as the source's catalog had it before ``lsn``."""
 
     told: Told
     lsn: Lsn
 
 
 def look(pipeline: Pipeline, table: TableId) -> Look | None:
-    """Read how the catalog tells the table; None if it is what the lake has.
+    """Read the table's relation from the catalog; None if the lake has the same.
 
-    Every row of another relation committed before the LSN. Raises TableProblem if it is gone.
+    Every row of another relation committed before the LSN. Raises TableProblem if the table is
+    gone.
     """
     row = pipeline.store.table(table)
     if row is None or row.state != "streaming":
@@ -41,11 +42,11 @@ def look(pipeline: Pipeline, table: TableId) -> Look | None:
 
 
 def relation_ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> Told | None:
-    """What the catalog tells that no row of the log has told, once nothing else can come before.
+    """A relation of the catalog that no row of the log has yet, once no older row can come.
 
-    An ALTER TABLE waits for all who wrote to the table. So if the catalog told this before some
-    LSN, and tells it still, and the log is applied up to there, no row of the relation before is
-    to come.
+    An ALTER TABLE waits for all transactions that wrote to the table. So if the catalog had this
+    relation before some LSN, and still has it, and the log is applied up to that LSN, no row of the
+    previous relation is to come.
     """
     store, table = pipeline.store, lake.row.table
     if seen is None:

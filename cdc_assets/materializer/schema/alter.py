@@ -1,12 +1,12 @@
 """Taking a lake table from one relation to the next, in place where that is right.
 
-Each statement is a commit of its own, so whoever dies between two leaves a table that is altered
-half-way. What is left to be done is found by field ids and attribute numbers, which renames keep
-(``lake.columns``): every step is done once, however often it is tried. The steps end before a row
-of the new relation is merged; the cursor doesn't move with them.
+Each statement is a commit of its own, so a writer that dies between two leaves a table that is
+altered half-way. The remaining steps are found by field ids and attribute numbers, which renames
+keep (``lake.columns``): every step is done once, however often it is tried. The steps end before a
+row of the new relation is merged; the cursor doesn't move with them.
 
-A dropped column stays, NULL in every row that is written from then on. An added one gets the values
-that rows of before show in it (``fill``). What can't be followed is refused.
+A dropped column stays, NULL in every row that is written from then on. In an added column older
+rows get the values that the source shows (``fill``). Changes that can't be followed are refused.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ logger = logging.getLogger(__name__)
 def current(
     pipeline: Pipeline, session: SparkSession, lake: LakeTable, state: LakeState
 ) -> tuple[LakeTable, bool]:
-    """``lake`` as the table itself describes it; what a dead writer has begun is ended.
+    """``lake`` as the table itself describes it; an alteration that a dead writer began is ended.
 
-    True if that can't be ended before the relation is known: :func:`follow` does it. What somebody
-    else renamed gets its name back. Parks the table and raises TableProblem if its columns can't be
-    those of its rows: dropped by somebody, of before a schema change, of another configuration.
+    True if that needs the relation: :func:`follow` does it then. Columns that somebody else renamed
+    get their names back. Parks the table and raises TableProblem if its columns can't be those of
+    its rows: one was dropped, the table was set back to before a schema change, or it was made with
+    another configuration.
     """
     loaded = lake.load()
     assert loaded is not None
@@ -61,7 +62,7 @@ def current(
 
 
 def reconfigured(described: TableColumns, rules: ColumnsConfig) -> str | None:
-    """How the configuration differs from what the table was made with, where that concerns it."""
+    """How the configuration differs from that of the table's creation, None if it doesn't."""
     if described.exclude is None or described.types is None:
         return None
     for column in described.columns:
@@ -95,8 +96,8 @@ def follow(
         pipeline.store.park(lake.row.table, str(problem), lake.row.epoch)
         raise problem from refused
     if statements or described.fill:
-        # A writer that finds the table half-way sees that it is ours. The fields are named now, as
-        # columns may have gone by their names, which are about to change.
+        # A writer that finds the table half-way sees that the change is ours. The field ids are
+        # recorded now: until here names may have identified the columns, and names are to change.
         known = lake.recorded(loaded)
         begun = replace(known, fields=described.fields, altering=True)
         if begun != known:
@@ -119,9 +120,9 @@ def follow(
 
 
 def _alter(pipeline: Pipeline, session: SparkSession, lake: LakeTable, statement: str) -> None:
-    """One step. Raises psycopg.OperationalError if the writer lock is lost, with its session.
+    """One step. Raises psycopg.OperationalError if the session with the writer lock is lost.
 
-    Nothing in the table itself would refuse what comes late, of a writer that was taken for dead.
+    The table itself wouldn't refuse a late statement of a writer that was taken for dead.
     """
     pipeline.store.server_now()
     session.sql(f"alter table {lake.sql_name} {statement}")
@@ -153,7 +154,7 @@ def _restored(
     described: TableColumns,
     schema: Schema,
 ) -> TableColumns:
-    """Give columns that somebody else renamed their names back; their field ids are known then."""
+    """Undo foreign renames of columns; record the columns' field ids."""
     ids = {f.name: f.field_id for f in schema.fields}
     fields = described.fields or lake.described(schema).fields
     try:

@@ -18,7 +18,7 @@ from cdc_assets.postgres.publications import listed_columns
 
 
 class Refused(Exception):
-    """``what`` of a schema change can't be followed, and the ``remedy``."""
+    """A schema change that can't be followed: ``what`` is in the way, and the ``remedy``."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         self.what, self.remedy = what, remedy
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def next_columns(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[TableColumns, LakeTable]:
-    """What the table is to be: as its property will say (with the fields before), and as a table.
+    """The table's next form: its property's next value (with the old fields), and the table.
 
     Raises Refused.
     """
@@ -98,7 +98,7 @@ def next_columns(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[Table
             if told.numbers and any(
                 c.name == column.source.name and c.number not in names for c in row.columns
             ):
-                # Dropped and added again, it may have been taken for the old one until now.
+                # A column that was dropped and added again may have been taken for the old one.
                 at[number] = replace(at[number], missing=None, has_default=True)
             missing |= _missing(pipeline, after, column, at[number])
     described = after.described()
@@ -144,7 +144,7 @@ def _of_the_same_type(known: Column, now: Column) -> bool:
 def _missing(
     pipeline: Pipeline, lake: LakeTable, column: LakeColumn, now: Attribute
 ) -> dict[int, str | None]:
-    """What older rows show in an added column, as ``fill`` takes it."""
+    """The values that older rows show in an added column, as ``fill`` takes them."""
     if now.dropped:
         return {}
     if now.missing is not None:
@@ -153,8 +153,8 @@ def _missing(
     with pipeline.connect_source("schema", reads=True) as source:
         parts = heaps(source, row.table, row.oid)
         files = {heap.oid: heap.filenode for heap in parts}
-        # A rewrite gives every row its value, be it by a volatile default or later. And what a
-        # partition's rows show, the partitioned table doesn't know.
+        # A rewrite, by a volatile default or later, stores a value in every row. And a partitioned
+        # table's catalog entry doesn't have the values that its partitions' rows show.
         same_files = files == planned_files(store, row) and not any(p.is_leaf for p in parts)
         if not now.has_default and same_files:
             return {}

@@ -1,8 +1,8 @@
-"""What older rows show in a column that was added: Postgres never sends it.
+"""The values that older rows show in an added column: Postgres never sends them.
 
-A constant default is taken from the catalog. What a volatile one gave to each row is read again
-from the source, by key. Either way the lake's rows are written anew in one commit, which does the
-same if it is done again: no row of the new relation is merged before.
+A constant default is taken from the catalog. The values that a volatile one gave to each row are
+read again from the source, by key. Either way the lake's rows are written anew in one commit, which
+can be repeated with the same result: no row of the new relation is merged before.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def fill(
     state: LakeState,
     values: Mapping[int, str | None],
 ) -> None:
-    """Write added columns' values into the rows that are there, all anew, in one commit.
+    """Write added columns' values into the existing rows, all anew, in one commit.
 
     ``values``: by attribute number, a text, or None where each row of the source has its own.
-    ``state`` is the table's before it is altered: Fenced is raised if there are other rows by now.
+    ``state`` is the table's state before it is altered: raises Fenced if its rows have changed.
     """
     added = [c for c in lake.columns if c.source.number in values]
     if added and lake.has_rows(state):
-        assert state.cursor is not None  # or nothing is applied to the table
+        assert state.cursor is not None  # a table without a cursor gets no log applied
         with (
             naming_refusals(pipeline.store, lake),
             summary(session, lake.reached(state.cursor, state.foreign)),
@@ -50,7 +50,7 @@ def fill(
             ExitStack() as cleanup,
         ):
             filled = rows = session.table(branch)
-            # Of a delete only its key was known, and of a truncate nothing.
+            # A delete has only a key, and a truncate no values.
             has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
             for column in added:
                 value = values[column.source.number]
@@ -69,14 +69,14 @@ def fill(
 
 
 def _ours(name: str) -> str:
-    """A name beside a table's own: longer than Postgres's can be."""
+    """A name that no column of the table has: it is longer than Postgres allows."""
     return name + "_" * 64
 
 
 def _joined(
     rows: DataFrame, read: DataFrame, lake: LakeTable, again: Sequence[LakeColumn]
 ) -> DataFrame:
-    """``rows`` with the columns ``again`` of the row of the same key in ``read``."""
+    """``rows`` with the columns ``again`` from the row with the same key in ``read``."""
     condition = F.lit(True)
     for i, c in enumerate(lake.key):
         condition = condition & (rows[ticked(c.name)] == read[_ours(f"k{i}")])
@@ -92,7 +92,7 @@ def _read_again(
 ) -> DataFrame:
     """Key and some columns of every row of the source, as it is now.
 
-    That may be later than the log's position; what changed in between is still to come.
+    That may be later than the log's position; the changes in between are still to come.
     """
     config, wanted = pipeline.config, [*lake.key, *again]
     slot = export_snapshot(pipeline.source_dsn)
@@ -123,7 +123,7 @@ def _read_again(
         names = [*keys, *(_ours(f"v{i}") for i in range(len(again)))]
         texts = read_texts(session, plan)
         for i, c in enumerate(lake.key):
-            # The source may be ahead: a key that no row of the lake can have.
+            # The source may be ahead, and have a key that no row of the lake can have.
             if c.mapping.fits is not None:
                 texts = texts.where(c.mapping.fits(f"t{i}"))
             texts = texts.where(f"{of_later(c, f't{i}')} is not null")

@@ -1,10 +1,10 @@
-"""From one relation to the next: which column is which, and what the lake can follow in place.
+"""From one relation to the next: matching columns, and the changes that the lake can follow.
 
 A Relation message names columns without their attribute numbers, and the catalog may be ahead of
 the log. But numbers only ever grow, columns are sent in their order, a column that the source still
-has was there all the time since it was added, and a number is never used twice. So of the ways to
-give the told columns numbers few are possible; the one that agrees best with the names before and
-now is taken, and if two agree equally well about a column that is still there, nothing is guessed.
+has was there all the time since it was added, and a number is never used twice. So only few ways to
+number the message's columns are possible; the one that agrees best with the names before and now is
+taken. If two are equally good and differ in a column that still exists, nothing is guessed.
 
 Pure functions.
 """
@@ -35,7 +35,7 @@ class Ambiguous(Exception):
 def numbered(
     known: Sequence[Column], told: Told, now: Sequence[Attribute], newest: int
 ) -> list[int]:
-    """The attribute number of each told column.
+    """The attribute number of each column of ``told``.
 
     ``known``: the columns as of the relation before; ``newest``: the highest number that any had by
     then. ``now``: the source's catalog, which may be ahead. Raises Ambiguous.
@@ -46,7 +46,7 @@ def numbered(
         raise Ambiguous("the source's catalog doesn't fit the log")
     gone = {a.number for a in now if a.dropped}
     for column, one, other in zip(told.columns, first, last, strict=True):
-        # Of columns that are gone by now, either will do: nobody can compare them any more.
+        # If both columns are gone by now, either will do: they can't be compared any more.
         if one != other and not {one, other} <= gone:
             raise Ambiguous(f"column {column.name} may be one of two")
     return first
@@ -87,7 +87,7 @@ def _align(
 
 
 def _cost(told: ToldColumn, known: Column | None, now: Attribute) -> int:
-    """How little a told column looks like one of the catalog: its name counts more."""
+    """How little a column of the log resembles one of the catalog; the name counts for more."""
     named = told.name == (known.name if known else None) or (
         not now.dropped and told.name == now.name
     )
@@ -100,13 +100,13 @@ def _cost(told: ToldColumn, known: Column | None, now: Attribute) -> int:
     near = {(oid, told.type_oid) for oid, _ in types} | {(told.type_oid, oid) for oid, _ in types}
     if not near & _WIDENINGS:
         return cost + 3
-    # Of a wider type it is rather another column of that name; if no name speaks for it, a type
-    # that columns are often changed to tells nothing.
+    # A wider type with the same name costs 1: it may be another column. With another name it costs
+    # no more: columns often change to such a type, so it proves nothing.
     return cost + 1 if named else cost
 
 
 def same_values(before: str, after: str, *, as_text: bool) -> bool:
-    """Whether a change of type leaves every value what it is in the lake, of a wider type maybe.
+    """Whether a change of type keeps every value in the lake as it is, maybe in a wider type.
 
     ``as_text``: the lake keeps the text form. Types are ``format_type``'s spelling.
     """
@@ -122,7 +122,7 @@ def same_values(before: str, after: str, *, as_text: bool) -> bool:
         return varying is not None
     wider = _VARYING.match(after)
     if wider and (varying or before == "text"):
-        # A shorter one may cut trailing blanks off.
+        # A shorter type may cut trailing blanks off.
         longest = int(varying[1]) if varying and varying[1] else math.inf
         return int(wider[1]) >= longest if wider[1] else True
     return False

@@ -17,7 +17,7 @@ _DECIMAL = re.compile(r"\Adecimal\((\d+), ?(\d+)\)\Z")
 
 
 def alterations(after: LakeTable, schema: Schema, fields: Mapping[int, int]) -> list[str]:
-    """What is left to be altered, after ``alter table t``. Raises Refused."""
+    """The remaining alterations, each to follow ``alter table t``. Raises Refused."""
     name_of = {f.field_id: f.name for f in schema.fields}
     type_of = {f.field_id: str(f.field_type) for f in schema.fields}
     id_of = {name: field_id for field_id, name in name_of.items()}

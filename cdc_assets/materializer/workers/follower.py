@@ -1,6 +1,6 @@
 """A worker that goes on for ever: ``materialize --follow``, on any number of machines.
 
-A table that can't go on is logged, given away and tried again, later and later; the others flow on.
+A table with a problem is logged, given away and tried again with growing delay; the others flow on.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from cdc_assets.process.traces import noted
 
 logger = logging.getLogger(__name__)
 
-# How soon a change that is registered is seen; the look costs a millisecond or two.
+# How soon a registered change is seen; the look costs a millisecond or two.
 _LOOK_SECONDS = 0.5
-# Schema changes that no row of the log tells are looked for in the source's catalog.
+# How often the source's catalog is searched for schema changes that no row of the log has.
 _CATALOG_SECONDS = 10.0
 _BACKOFF = Backoff(first_seconds=10.0, cap_seconds=600.0)
 
 
 class Follower:
-    """Goes round this worker's share of ``tables`` until ``stop``; remembers who failed."""
+    """Merges this worker's share of ``tables`` until ``stop``; remembers tables that failed."""
 
     def __init__(
         self, tables: Sequence[TableId], stop: threading.Event, on_merge: Callable[[str], None]
@@ -48,7 +48,7 @@ class Follower:
         self._catalog_at = 0.0
 
     def work(self, pipeline: Pipeline, session: SparkSession) -> None:
-        """Be a worker until ``stop``. Raises what takes another session or connection."""
+        """Be a worker until ``stop``. Raises errors that need another session or connection."""
         with (
             Worker(pipeline, self._tables) as worker,
             Turns(pipeline, session, worker, self._on_merge) as turns,

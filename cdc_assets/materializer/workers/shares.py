@@ -1,10 +1,10 @@
-"""Which tables a worker gives away, and which it takes: fair shares without a leader.
+"""The tables that a worker gives away and takes: fair shares without a leader.
 
-Every worker decides for itself from what all of them have, again and again. It gives a table away
-if another worker that wants it has at least two fewer; it takes a free one unless another that
-wants it has fewer. Tables with a long backlog are counted by themselves first, so that they are
-spread, too. Whatever order workers decide in, and also when several decide at once from the same
-view, this comes to rest with shares that differ by one at most.
+Every worker decides for itself from all workers' shares, again and again. It gives a table away if
+another worker that wants it has at least two fewer; it takes a free one unless another worker that
+wants it has fewer. Tables with a long backlog are counted separately and first, so that they are
+spread, too. In whatever order workers decide, even several at once from the same view, the shares
+converge, and differ by one at most.
 
 Pure.
 """
@@ -19,7 +19,7 @@ from cdc_assets.postgres.names import TableId
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A worker: the tables it would look after, and those it does."""
+    """A worker: the tables it wants, and those it has."""
 
     wants: frozenset[TableId]
     has: frozenset[TableId]
@@ -27,7 +27,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What a worker does to come nearer to its share."""
+    """The tables that a worker gives and takes to come nearer to its share."""
 
     give: tuple[TableId, ...]
     take: tuple[TableId, ...]
@@ -39,15 +39,15 @@ def moves(
     heavy: Collection[TableId] = (),
     stray: Collection[TableId] = (),
 ) -> Moves:
-    """What is to be given and taken now.
+    """The tables to be given and taken now.
 
-    What nobody has and somebody wants is free. ``heavy``: those with a long backlog. ``stray``:
-    those that were free for so long that those who should take them must be held up.
+    A wanted table that no worker has is free. ``heavy``: tables with a long backlog. ``stray``:
+    tables that were free for so long that the workers that should take them must be held up.
     """
     given = list[TableId]()
     counts = [_Counts(peer, heavy) for peer in others]
     mine = _Counts(me, heavy)
-    # Heavy ones first; of the others any will do, but in one order, so that few of them move.
+    # Heavy ones first; any others will do, but in a fixed order, so that few of them move.
     for table in sorted(me.has, key=lambda t: (t not in heavy, t)):
         of = table in heavy
         wanting = [c for c in counts if table in c.wants]

@@ -1,12 +1,11 @@
-"""Going round the tables that a worker looks after, several at once.
+"""A worker's turns at its tables, several at once.
 
-Whose last turn is longest ago goes first, and a turn ends where the log ended when it began, or
+The least recently served table goes first, and a turn ends where the log ended when it began, or
 after TURN_SECONDS: so a hot table can't starve the others, however long its backlog is. Before a
-turn the worker gives and takes what makes shares fair. What a problem of a table means is the
-caller's business.
+turn the worker gives and takes tables to make shares fair. The caller handles a table's problems.
 
-A hand is a thread with a connection to the log, which has the locks, and a Spark session, whose
-commits carry the table's cursor. Everything else happens in the caller's thread.
+A hand is one thread with its own log connection, which has the locks, and its own Spark session,
+whose commits carry the table's cursor. Everything else happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from cdc_assets.postgres.names import TableId
 
 logger = logging.getLogger(__name__)
 
-# One table's share of a long backlog before the others have their turn.
+# How long a table with a long backlog is served before the others have their turn.
 TURN_SECONDS = 20.0
-# A table that somebody else writes (a comparison, compaction) is looked at again after it.
+# A table that another writer has (a comparison, compaction) is tried again after this time.
 BUSY_SECONDS = 5.0
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -49,7 +48,7 @@ class _Hand:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn that is over; nothing drained and no error: another one is at the table."""
+    """A turn that is over; nothing drained and no error: another writer has the table."""
 
     table: TableId
     drained: Drained | None
@@ -78,9 +77,9 @@ class Turns:
         self._free = self._hands(session)
         self._pool = ThreadPoolExecutor(len(self._free), "hand")
         self.mine: frozenset[TableId] = frozenset()
-        """What this worker looks after, as of the last :meth:`pending`."""
+        """This worker's tables, as of the last :meth:`pending`."""
         self.offsets: Mapping[TableId, int] = {}
-        """Up to where every table's log is applied, whoever did it, as of then."""
+        """The offset up to which each table's log is applied, by any worker, as of then."""
 
     @property
     def busy(self) -> bool:
@@ -88,14 +87,14 @@ class Turns:
 
     @property
     def relieved(self) -> bool:
-        """Whether a worker that came later would look after all that this one does."""
+        """Whether a later worker wants all of this one's tables."""
         return self._worker.relieved
 
     def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
-        """What of this worker's share of ``wants`` has something to apply, the next one first.
+        """Tables of this worker's share of ``wants`` with something to apply, the next one first.
 
-        Of those that had no turn yet, the one with the oldest change. Without what is being
-        applied. ``also``: tables that want a turn in any case. Raises Fenced.
+        Among tables without a turn yet, the one with the oldest change comes first. Tables that are
+        at work are left out. ``also``: tables that want a turn in any case. Raises Fenced.
         """
         config = self._pipeline.config
         backlogs = [b for b in self._pipeline.store.backlogs() if b.table in wants]
@@ -118,7 +117,7 @@ class Turns:
         return [table for _, _, table in sorted(waiting)]
 
     def start(self, table: TableId) -> bool:
-        """Have what is registered now applied; False if no hand is free."""
+        """Begin to apply the log that is registered now; False if no hand is free."""
         if not self._free:
             return False
         self._turns += 1

@@ -1,14 +1,13 @@
-"""The workers that merge: who is there, and which tables each looks after.
+"""The workers that merge, and the tables that each has claimed.
 
 A worker is one process, on any machine: a Dagster run, ``materialize``, ``materialize --follow``.
-It is alive by the heartbeats of ``log.sessions.heartbeat``; the tables of one that isn't are free
-at once, its sessions, and with them its locks, are ended there. Shares are made fair by
-``shares``.
+It is alive by the heartbeats of ``log.sessions.heartbeat``, which ends the sessions, and with them
+the locks, of a dead one; a dead worker's tables are free at once. ``shares`` makes shares fair.
 
-Keeps invariant 9 with three fences for one that was taken for dead and comes back: its session is
-gone, and with it all that it could write to the coordination schema; its claim has another epoch;
-and what it has begun in the lake can't be published (``lake.publish``). So a table's log is
-applied once whoever does it, and its claim only says who is to do it.
+Keeps invariant 9 with three fences against a worker that was taken for dead and comes back: its
+session is gone, so it can't write to the coordination schema; its claim has another epoch; and a
+commit that it began in the lake can't be published (``lake.publish``). So a table's log is applied
+once, by any worker; the claim only assigns it to one.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.children import process_name
 
-# Between two looks at what the others have: a cycle takes longer, waiting for one does not.
+# Between two reads of the others' shares: a cycle takes longer, waiting for one does not.
 LOOK_SECONDS = 1.0
-# What nobody takes for so long is anyone's: who should take it is held up by something.
+# Any worker may take a table that was free for this long: the worker due is held up by something.
 STRAY_SECONDS = 10.0
 
 _STRAY = """
@@ -67,7 +66,7 @@ class Worker:
         self._heart.start()
         self._has = frozenset[TableId]()
         self.relieved = False
-        """As of the last :meth:`share`: one that came later would look after all of its tables."""
+        """As of the last :meth:`share`: a later worker wants all of this one's tables."""
         self._looked_at = 0.0
         self._store.connection.execute(
             "insert into consumer (worker, consumer_group, source, process, tables)"
@@ -85,10 +84,10 @@ class Worker:
         heavy: Collection[TableId] = (),
         keep: Collection[TableId] = (),
     ) -> frozenset[TableId]:
-        """The tables that are this worker's to look after now, of those that it would.
+        """The tables of ``wants`` that this worker has now.
 
-        ``heavy``: those with a long backlog. ``keep``: those that it is at, so that it can't give
-        them away. Raises Fenced if this worker was taken for dead.
+        ``heavy``: those with a long backlog. ``keep``: those at work, which it can't give away.
+        Raises Fenced if this worker was taken for dead.
         """
         if time.monotonic() - self._looked_at < LOOK_SECONDS and self._wants == frozenset(wants):
             return self._has
@@ -133,13 +132,13 @@ class Worker:
         return self._has
 
     def adopt(self, store: LogStore) -> None:
-        """Vouch for a session that holds locks for this worker, too."""
+        """Send heartbeats for another session that holds locks for this worker."""
         self._heart.adopt(store)
 
     def leave(self) -> None:
         """Give everything away, and be no worker any more."""
         self._heart.close()
-        with suppress(psycopg.Error):  # the end of the session says it, too
+        with suppress(psycopg.Error):  # the end of the session has the same effect
             for statement in (
                 "delete from consumer where worker = %s",
                 "delete from sessions where holder = %s",

@@ -19,7 +19,7 @@ from cdc_assets.errors import ReplicationLost
 from cdc_assets.postgres.session.parameters import SECRET, resolved
 from cdc_assets.postgres.session.tls import tls_problem
 
-# One text form for each value, whatever the role or the database has set.
+# One text form for each value, independent of the settings of role and database.
 TEXT_FORM = {
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -34,22 +34,22 @@ NO_TIMEOUTS = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-# Whoever looks at many tables waits no longer for the lock of one. More than the second after which
-# the server ends an autovacuum that is in the way.
+# A session that looks at many tables waits at most this long for the lock of one: longer than the
+# second after which the server ends an autovacuum that is in the way.
 LOCK_SECONDS = 2.0
 # Where a policy would hide rows from the role, a query fails instead: a copy whose table gets
 # row-level security half-way would silently lack rows.
 NO_HIDDEN_ROWS = {"row_security": "off"}
-# Names that a statement doesn't qualify are Postgres's own, whatever others planted in a schema of
-# the role's own path: an operator for oids, a function of a built-in one's name.
+# Unqualified names are Postgres's own, even if others planted objects in a schema of the role's
+# path: an operator for oids, a function with a built-in one's name.
 OWN_NAMES = {"search_path": "pg_catalog"}
-# Those that older servers don't know, so that they can't be part of a connection's options.
+# Time-outs that older servers don't know, so that they can't be part of a connection's options.
 NO_NEW_TIMEOUTS = (
     "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     " where name in ('transaction_timeout', 'idle_session_timeout') and setting <> '0'"
 )
 # A dead peer is noticed after about 30 + 3 * 10 seconds instead of the kernel's two hours; after 30
-# if it doesn't take what we send.
+# if sent data isn't acknowledged.
 KEEPALIVES = {
     "keepalives": "1",
     "keepalives_idle": "30",
@@ -63,7 +63,7 @@ KEEPALIVES = {
 def conninfo(
     dsn: str, application_name: str, *, lock_seconds: float | None = None, **extra: str
 ) -> str:
-    """``dsn`` with our session settings; what the user's DSN sets itself (keepalives…) wins.
+    """``dsn`` with our session settings; the DSN's own parameters (keepalives…) win.
 
     ``lock_seconds``: how long a statement waits for a lock; None: for as long as it takes.
     """
@@ -82,7 +82,7 @@ def uri(dsn: str, application_name: str) -> str:
     """The same connection as a libpq URI, for drivers (ADBC) that accept nothing else."""
     from urllib.parse import quote, urlencode
 
-    # Where it connects from, PG… variables may be others.
+    # The machine that it connects from may have other PG… variables.
     params = resolved(conninfo(dsn, application_name))
     host, port = params.pop("host", ""), params.pop("port", "")
     query = dict(params)
@@ -93,7 +93,7 @@ def uri(dsn: str, application_name: str) -> str:
     return "postgresql://?" + urlencode(query, quote_via=quote)
 
 
-# Others who use the pooler may come in between.
+# Other clients of the pooler may spoil a try.
 _POOLER_TRIES = 3
 
 
@@ -106,8 +106,8 @@ def connect(
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """An ordinary session with the pinned text form. Raises psycopg.OperationalError.
 
-    That is a TlsProblem where certificates are to blame. ``lock_seconds``: after so long its
-    statements stop waiting for a lock, and raise LockNotAvailable.
+    The error is a TlsProblem where certificates are to blame. ``lock_seconds``: a statement waits
+    this long for a lock, then raises LockNotAvailable.
     """
     address = conninfo(dsn, application_name, lock_seconds=lock_seconds)
     try:
@@ -122,7 +122,7 @@ def connect(
 
 
 def pools_transactions(connection: psycopg.Connection[Any], dsn: str) -> bool:
-    """Whether a transaction pooler stands between us and the server of ``connection``, by ``dsn``.
+    """Whether a transaction pooler is between us and the server of ``connection``, by ``dsn``.
 
     Such a pooler lends the backend that was used last. So a second session that begins a
     transaction gets the first one's, and the first one is then given another, or has to wait.

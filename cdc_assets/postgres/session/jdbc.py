@@ -1,8 +1,8 @@
-"""The connection of a DSN as PostgreSQL's JDBC driver takes it, which isn't libpq.
+"""A DSN's connection for PostgreSQL's JDBC driver, which isn't libpq.
 
 Each parameter of libpq is decided here: it has a counterpart, means nothing to this driver, or is
-refused, for some values or for all. One that isn't decided is refused, too: what a DSN demands of a
-connection isn't dropped in silence. The names of the driver's own are those of its 42.7.11.
+refused, for some values or for all. An undecided one is refused, too: no demand of a DSN is dropped
+in silence. Names of the driver's properties are those of its version 42.7.11.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HARMLESS: Mapping[str, str] = {
     "requirepeer": "of unix sockets, which the driver doesn't have",
     "sslkeylogfile": "libpq writes its own keys there; the driver writes none",
 }
-# What these values ask for, as the driver's properties; every other value is refused.
+# The driver's properties for these values; every other value is refused.
 VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     # Java disables TLS 1.1 and older ones, and speaks up to 1.3.
     "ssl_min_protocol_version": {"TLSv1": {}, "TLSv1.1": {}, "TLSv1.2": {}},
@@ -63,7 +63,7 @@ VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "primary": {"targetServerType": "primary"},
     },
     "load_balance_hosts": {"disable": {}, "random": {"loadBalanceHosts": "true"}},
-    "require_auth": {},  # and what is_authentication says
+    "require_auth": {},  # and what _AUTHENTICATION matches
 }
 # Why not, and what to do instead.
 REFUSED: Mapping[str, str] = {
@@ -97,10 +97,10 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 
 
 def jdbc(params: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The address and the driver's properties for libpq's parameters; the latter have the password.
+    """The driver's address and properties for libpq's parameters; the password is a property.
 
-    Files of certificates have to be on Spark's machine. Raises ConfigurationError for what the
-    driver can't be held to.
+    Files of certificates have to be on Spark's machine. Raises ConfigurationError for a parameter
+    that the driver can't honour.
     """
     given = {key: value for key, value in params.items() if value}
     properties = _tls(given)
@@ -117,7 +117,7 @@ def jdbc(params: Mapping[str, str]) -> tuple[str, dict[str, str]]:
 
 
 def refused(key: str, why: str = "") -> ConfigurationError:
-    """A parameter that the driver can't be held to, with the way out."""
+    """The error for a parameter that the driver can't honour, with the way out."""
     reason = why or REFUSED.get(key, "it is newer than this program")
     return ConfigurationError(
         f"{key} can't be had of Spark's connection to the SQL catalog, which is by JDBC: {reason}.",
@@ -183,14 +183,14 @@ def _tls(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-# The algorithm of an elliptic curve's key, as it stands at the beginning of a PKCS-8 file.
+# The algorithm of an elliptic curve's key, at the beginning of a PKCS-8 file.
 _EC = bytes.fromhex("2a8648ce3d0201")
 
 
 def jdbc_key(path: str) -> dict[str, str]:
     """The parameters by which the JDBC driver reads the key file that libpq reads, too.
 
-    Raises ConfigurationError for a file whose name it doesn't understand: it goes by that.
+    Raises ConfigurationError for a name by which the driver doesn't recognise the format.
     """
     if not path.endswith((".pem", ".pk8")):
         raise ConfigurationError(
@@ -204,5 +204,5 @@ def jdbc_key(path: str) -> dict[str, str]:
             if _EC in base64.b64decode("".join(lines))[:40]:
                 return {"sslkey": path, "pemKeyAlgorithm": "EC"}
         except (OSError, UnicodeDecodeError, binascii.Error):
-            pass  # libpq says what is wrong with it
+            pass  # libpq reports what is wrong with it
     return {"sslkey": path}

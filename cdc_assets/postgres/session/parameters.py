@@ -1,6 +1,6 @@
-"""What libpq makes of a DSN: its parameters with those of the environment, and what they promise.
+"""A DSN as libpq reads it: its parameters with those of the environment, and their safety.
 
-libpq itself says which parameters there are. psycopg, ADBC and SQLAlchemy hand all of them to it;
+libpq itself lists the parameters. psycopg, ADBC and SQLAlchemy hand all of them to it;
 ``postgres.session.jdbc`` decides about each for the one driver that isn't libpq.
 """
 
@@ -18,15 +18,15 @@ ROOT_CERTIFICATES = "~/.postgresql/root.crt"
 
 _KNOWN = pq.Conninfo.get_defaults()
 KNOWN = frozenset(option.keyword.decode() for option in _KNOWN)
-# libpq marks what isn't to be shown as *, and what is for debugging or for foreign data wrappers,
-# keys of SCRAM among it, as D.
+# libpq marks secrets as *, and parameters for debugging or for foreign data wrappers, SCRAM keys
+# among them, as D.
 SECRET = frozenset(option.keyword.decode() for option in _KNOWN if option.dispchar in (b"*", b"D"))
 
 
 def from_environment() -> dict[str, str]:
-    """What libpq takes from ``PG…`` variables, and the name of the system's user.
+    """The parameters that libpq takes from ``PG…`` variables, and the name of the system's user.
 
-    Not PGPASSFILE: each driver looks for that itself, where it is.
+    Not PGPASSFILE: each driver looks for that itself, on its own machine.
     """
     return {
         option.keyword.decode(): option.val.decode()
@@ -41,7 +41,7 @@ def resolved(dsn: str) -> dict[str, str]:
     They hold for a driver that doesn't know the variables, and on another machine.
     """
     given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
-    # What a service file has comes before the environment, and only libpq reads it.
+    # A service file's values come before the environment's, and only libpq reads it.
     return given if "service" in given else from_environment() | given
 
 
@@ -51,7 +51,7 @@ def hosts(params: Mapping[str, str]) -> list[str]:
 
 
 def elsewhere(host: str) -> bool:
-    """Whether a host is another one: neither a unix socket nor a name or address of loopback."""
+    """Whether a host is another machine: neither a unix socket nor a loopback name or address."""
     name = host.strip("[]").rstrip(".").lower()
     if not name or name.startswith(("/", "@")):
         return False
@@ -62,7 +62,7 @@ def elsewhere(host: str) -> bool:
 
 
 def sslmode(params: Mapping[str, str]) -> str:
-    """The sslmode that libpq acts by: a root certificate makes ``require`` verify, as it does."""
+    """The sslmode that libpq acts by: a root certificate makes ``require`` verify."""
     root = params.get("sslrootcert") or ROOT_CERTIFICATES
     mode = params.get("sslmode") or ("verify-full" if root == "system" else "prefer")
     if mode == "require" and Path(root).expanduser().exists():
@@ -71,7 +71,7 @@ def sslmode(params: Mapping[str, str]) -> str:
 
 
 def verified(params: Mapping[str, str]) -> bool:
-    """Whether nobody in between can read or pretend to be the server."""
+    """Whether no third party can read, or pretend to be the server."""
     local = "service" not in params and not any(elsewhere(host) for host in hosts(params))
     kerberos = params.get("gssencmode") == "require"
     return local or kerberos or sslmode(params) in ("verify-ca", "verify-full")

@@ -1,9 +1,9 @@
-"""Connections that TLS refuses: what is wrong with which certificate, and the way out.
+"""Connections that TLS refuses: the certificate's fault, and the way out.
 
-libpq says it in one of a few sentences, from this side or the server's. The errors stay
-psycopg.OperationalErrors for whoever waits for a database: certificates are renewed under a process
-that runs, and the next try may be well. What is said is the same wherever it is seen: a flusher's
-log and its line in ``status``, a sensor, a command.
+libpq reports a fault in one of a few sentences, from this side or the server's. The errors stay
+psycopg.OperationalErrors, so that callers that wait for a database go on waiting: certificates are
+renewed under a running process, and the next try may succeed. The words are the same everywhere: in
+a flusher's log and its line in ``status``, a sensor, a command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TlsProblem(CdcError, psycopg.OperationalError):
     """The server and this side don't agree on certificates, or on encryption at all."""
 
 
-# libpq's sentence, what it means, what to do.
+# libpq's sentence, its meaning, the remedy.
 _SENTENCES = (
     (
         r"root certificate file .* does not exist|could not read root certificate file",
@@ -71,7 +71,7 @@ _FOUND = tuple((re.compile(p, re.IGNORECASE), what, remedy) for p, what, remedy 
 
 
 def tls_problem(text: str) -> TlsProblem | None:
-    """The problem that a failed connection's message tells of; None if it isn't one of TLS."""
+    """The problem that a failed connection's message reports; None if it isn't one of TLS."""
     for pattern, what, remedy in _FOUND:
         if pattern.search(text):
             said = text.strip().splitlines()[-1].strip()

@@ -1,8 +1,8 @@
-"""Who keeps us waiting at the source, and for how long we keep its vacuum waiting.
+"""Sessions that keep ours waiting at the source, and for how long ours hold up its vacuum.
 
-Read-only, and never waits itself: asked of the server's own lists of sessions and locks. Sessions
-of ours are known by their application_name. Of other roles' sessions everybody sees the process
-and its application; since when their transaction runs takes pg_read_all_stats.
+Read-only, and never waits itself: the facts come from the server's lists of sessions and locks.
+Sessions of ours are known by their application_name. Every role sees the process and application
+of other roles' sessions; the start of their transactions takes pg_read_all_stats.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cdc_assets.postgres.names import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Said where it would help to see more.
+# Added to messages where that right would show more.
 UNSEEN = "(grant pg_read_all_stats to our role to see since when)"
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A session of ours that waits for a lock: what for, and who holds it."""
+    """A session of ours that waits for a lock, with the lock's object and its holders."""
 
     session: str
     waits_for: str
@@ -38,7 +38,7 @@ class Wait:
         )
 
 
-# How a session of somebody else's is named to a person; a is its row of pg_stat_activity.
+# A foreign session in words; a is its row of pg_stat_activity.
 _WHO: LiteralString = """
 'process ' || a.pid || ' (' || coalesce(nullif(a.application_name, ''), 'no application name')
 || coalesce(', role ' || a.usename, '') || ')'
@@ -103,7 +103,7 @@ select distinct on (1, 2) t.schema_name, t.table_name, {who}
    and l.pid <> pg_catalog.pg_backend_pid()
  order by 1, 2, l.granted desc
 """.replace("{who}", _WHO)
-# What reading waits for; and what ALTER PUBLICATION does.
+# Lock modes that reading waits for, and those that ALTER PUBLICATION waits for.
 _AGAINST_READING = ("AccessExclusiveLock",)
 _AGAINST_ALTER = (
     *("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock"),
@@ -114,10 +114,10 @@ _AGAINST_ALTER = (
 def locked(
     connection: Connection, tables: Sequence[TableId], *, against_alter: bool = False
 ) -> dict[TableId, str]:
-    """The tables that can't be read now (or altered), and who is to blame.
+    """The tables that can't be read now (or altered), each with the session to blame.
 
-    That includes who waits for such a lock: everybody else waits behind. A partitioned table is as
-    locked as any of its partitions.
+    A session that waits for such a lock counts, too: all others wait behind it. A partitioned table
+    is as locked as any of its partitions.
     """
     if not tables:
         return {}
@@ -134,7 +134,7 @@ def locked(
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A session of ours that keeps a pin's snapshot, and with it vacuum from removing rows.
+    """A session of ours that holds a pin's snapshot, and so keeps vacuum from removing rows.
 
     ``xmin_age``: in transactions.
     """
@@ -155,7 +155,8 @@ def held_snapshots(connection: Connection, source: str) -> tuple[HeldSnapshot, .
     return tuple(HeldSnapshot(int(pid), seconds, int(age)) for pid, seconds, age in found)
 
 
-# Who has a transaction ID, and so keeps a slot from being made. Everybody sees the locks on those.
+# Sessions with a transaction ID, which keep a slot from being made. Every role sees the locks on
+# those IDs.
 _WRITERS: LiteralString = """
 select {who} from pg_catalog.pg_stat_activity a
  where a.backend_xid is not null and a.pid <> pg_catalog.pg_backend_pid()
@@ -169,6 +170,6 @@ select pg_catalog.format('the prepared transaction %L (%s) since %s', gid, owner
 
 
 def writers(connection: Connection) -> list[str]:
-    """Who holds up slot creation: the oldest transactions that write, prepared ones included."""
+    """The oldest transactions that write and so hold up slot creation, prepared ones included."""
     rows = [*connection.execute(_WRITERS).fetchall(), *connection.execute(_PREPARED).fetchall()]
     return [str(row[0]) for row in rows]

@@ -1,4 +1,4 @@
-"""What keeps a table from being enrolled: the rules that ``check`` and ``pins.enrol`` share."""
+"""Rules that keep a table from being enrolled, shared by ``check`` and ``pins.enrol``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cdc_assets.postgres.publications import listed_columns, published_in_bulk, 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-# The other way out, behind the SQL of the first.
+# The alternative, appended to the SQL of the first way out.
 OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alone"
 
 
 def unsent_columns(
     source: Connection, config: SourceConfig, found: SourceTable, sent: Collection[str]
 ) -> list[Column]:
-    """Those that the stream doesn't carry: generated ones, and what a column list leaves out."""
+    """Columns that the stream doesn't carry: generated ones, and those that a list leaves out."""
     if config.snapshot.mode != "snapshot_only":
         listed = listed_columns(source, config.publication, [found.oid])
         if (numbers := listed.get(found.oid)) is not None:
@@ -39,7 +39,7 @@ def unread(table: TableConfig, unsent: Collection[Column]) -> set[str]:
 
 
 def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
-    """Why a table that others inherit from isn't followed unless that is meant."""
+    """The problem of a table that others inherit from, unless ``only`` is set."""
     listed = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
     return TableProblem(
         table,
@@ -52,7 +52,7 @@ def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
 def without_identity(
     source: Connection, config: SourceConfig, found: SourceTable
 ) -> Sequence[Trouble]:
-    """Why only its inserts can be published, if so; raises TableProblem where that isn't meant."""
+    """Why only its inserts can be published, if so; raises TableProblem unless mode allows that."""
     wrong = unidentified(source, config.publication, [found.oid]).get(found.oid, ())
     if not wrong:
         return ()
@@ -88,7 +88,7 @@ def refuse_mode(found: SourceTable, table: TableConfig) -> None:
 
 
 def refuse_excluded_key(found: SourceTable, table: TableConfig) -> None:
-    """Raise TableProblem if a column of its key shall stay in the source."""
+    """Raise TableProblem if a column of its key is excluded."""
     if hidden := set(table.columns.exclude) & set(found.key_columns):
         raise TableProblem(
             found.id,

@@ -1,8 +1,7 @@
-"""What ``check`` finds left behind: slots that nobody reads, tables that nobody asks for.
+"""Leftovers that ``check`` reports: slots without a reader, tables out of the configuration.
 
-A source that was renamed, and a table that was taken out of the configuration, go on costing the
-source its disk, and staging its own. Nothing here knows whether that is meant, so nothing is
-removed: it is named, with the SQL.
+A renamed source, and a table that was taken out of the configuration, go on using disk space at the
+source and in staging. That may be on purpose, so nothing is removed, only reported with the SQL.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from cdc_assets.postgres.publications import inserts_publication, published_tabl
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Somebody's receiver may be between two sessions; what it keeps meanwhile is less.
+# A slot's reader may be between two sessions; its slot keeps less than this meanwhile.
 UNREAD_BYTES = 10**9
 
 _UNREAD = """
@@ -36,7 +35,7 @@ select slot_name::text, pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_la
 def left_findings(
     connection: Connection, config: SourceConfig, store: LogStore | None
 ) -> Iterator[Finding]:
-    """What this source's past may have left at the database."""
+    """Findings about leftovers of this source's past at the database."""
     for slot, kept in connection.execute(_UNREAD, (config.slot,)).fetchall():
         yield Finding(
             "slot_unread",

@@ -1,7 +1,7 @@
-"""What the source is now, beside what the log remembers of it: the questions, not the verdict.
+"""The source's present state and the log's record of it: the queries, not the verdict.
 
-Read-only, and cheap enough to be asked at the start of each session and while it goes on: a handful
-of queries, however many tables there are. What a difference means is in ``restart_record``.
+Read-only, and cheap enough for the start of each session and for repeats during it: a handful of
+queries, however many tables there are. ``restart_record`` judges the differences.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def recorded(store: LogStore) -> Recorded:
-    """What the coordination database remembers of the source."""
+    """The coordination database's record of the source."""
     timeline, restart = store.meta("timeline"), store.meta("slot_restart_lsn")
     return Recorded(
         store.flushed_lsn(),
@@ -50,7 +50,7 @@ def recorded(store: LogStore) -> Recorded:
 def look(
     connection: Connection, dsn: str, slot: SlotStatus | None, publication: str, known: Recorded
 ) -> Source:
-    """What the source is now; ``dsn`` is for a timeline's history, if that has to be asked for."""
+    """The source's present state; ``dsn`` is for a timeline's history, if that is needed."""
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
         " else pg_current_wal_insert_lsn() end::text, (select oid::text from pg_catalog.pg_database"
@@ -148,7 +148,7 @@ _BY_SCHEMA: LiteralString = """
 """
 
 
-# A column list may leave out what is excluded, by the name or the number that it has.
+# A column list may leave out excluded columns, known by name or number.
 _LACKING: LiteralString = """
 r.prattrs is not null and exists (
     select from pg_catalog.pg_attribute x
@@ -159,7 +159,7 @@ r.prattrs is not null and exists (
 
 
 def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
-    """How the publication p has a relation, at most one row; with ``lists`` since Postgres 15."""
+    """The publication p's entry for a relation, at most one row; ``lists``: since Postgres 15."""
     by_schema = sql.SQL(_BY_SCHEMA if lists else "").format(relation=sql.SQL(relation))
     return sql.SQL(_ENTRY).format(
         relation=sql.SQL(relation),
@@ -172,9 +172,9 @@ def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
 def look_at_tables(
     connection: Connection, publication: str, rows: Sequence[TableRow]
 ) -> dict[TableId, TableNow]:
-    """What the source has of the registered tables now: one query, however many there are.
+    """The registered tables as the source has them now: one query, however many there are.
 
-    It waits for nobody's lock.
+    It waits for no lock.
     """
     lists = connection.info.server_version >= COLUMN_LISTS
     query = sql.SQL(_TABLES).format(
@@ -221,8 +221,8 @@ def review(
 ) -> tuple[Review, Source]:
     """Compare everything; changes nothing.
 
-    A flusher may be at work: slot, log and end of WAL are asked for in the order in which none of
-    them may overtake the next.
+    A flusher may be at work: slot, log and end of WAL are read in this order, in which none may be
+    ahead of the next.
     """
     stands = slot_status(connection, slot)
     known = recorded(store)
@@ -249,7 +249,7 @@ def review(
 
 
 def remember(store: LogStore, source: Source) -> None:
-    """Write down what the log is being made from; only after a review without errors."""
+    """Record the source that the log is made from; only after a review without errors."""
     now = {
         "system_identifier": source.system,
         "timeline": str(source.timeline),

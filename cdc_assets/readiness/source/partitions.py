@@ -1,9 +1,9 @@
-"""Partitions whose changes don't come: what ``pins.enrol`` and ``check`` refuse them for.
+"""Partitions whose changes aren't sent: ``pins.enrol`` and ``check`` refuse them.
 
 With publish_via_partition_root the changes of a partition are sent as those of its topmost ancestor
-that is published in any publication that the stream asks for, and never as its own. What is written
-to an unlogged partition is in no WAL, whatever its root is. Only the catalogs are read, so no lock
-of anybody's is waited for. ``now`` asks the same of the tables that are followed.
+that is published in any publication that the stream asks for, and never as its own. Changes of an
+unlogged partition are in no WAL, whatever its root is. Only the catalogs are read, so no lock is
+waited for. ``now`` checks the followed tables in the same way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UNLOGGED: LiteralString = """
 
 
 def sent_as(root: object) -> str:
-    """What is wrong with a partition whose ancestor ``root`` is published."""
+    """The problem of a partition whose ancestor ``root`` is published, in words."""
     return (
         f"it is a partition of {root}, which is published: its changes are sent as those of"
         f" {root}, never as its own"
@@ -55,7 +55,7 @@ def sent_as(root: object) -> str:
 def sent_as_root(
     connection: Connection, config: SourceConfig, table: SourceTable
 ) -> TableProblem | None:
-    """What is wrong with a partition whose root is published, or will be; None if there is none."""
+    """The problem of a partition whose root is published, or will be; None if there is none."""
     above = [TableId(*row) for row in connection.execute(_ABOVE, {"oid": table.oid}).fetchall()]
     if not above:
         return None
@@ -78,7 +78,7 @@ def sent_as_root(
 
 
 def unlogged(connection: Connection, table: SourceTable) -> TableProblem | None:
-    """What is wrong with a table that isn't in the WAL, or of which a partition isn't."""
+    """The problem of a table that isn't in the WAL, or has a partition that isn't; None else."""
     row = connection.execute(
         f"select {UNLOGGED} from pg_catalog.pg_class c where c.oid = %s".encode(), (table.oid,)
     ).fetchone()

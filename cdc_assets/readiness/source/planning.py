@@ -1,8 +1,8 @@
 """Whether Postgres can plan a query of a table in our sessions, where pg_catalog alone is searched.
 
 Planning simplifies the expressions of the table's indexes, statistics and constraints, and reads
-the bodies of the functions that they call: a name without a schema isn't found there, and then no
-query of that table is planned.
+the bodies of the functions that they call. A name without a schema isn't found in such a body, and
+then planning any query of that table fails.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cdc_assets.postgres.catalog import SourceTable, heaps
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# What the table's indexes, statistics and constraints call, by functions and operators that have a
-# body and no search_path of their own; those first whose names the error has.
+# The functions that the table's indexes, statistics and constraints call, directly or by operators,
+# and that have a body and no search_path of their own; and whether the error has their names.
 _CALLED = """
 with recursive part (oid) as (
     select %(oid)s::oid

@@ -1,6 +1,6 @@
-"""What ``check`` finds of the publication: whether it is there, or who can make it.
+"""Findings of ``check`` about the publication: whether it exists, or this role can make it.
 
-Nothing is changed. What a publication sends of a table is judged in ``tables``.
+Nothing is changed. ``tables`` judges how a publication sends a table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdc_assets.postgres.publications import (
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Of the tables by these names: which there are, and whether this role owns them all.
+# The tables of these names that exist, and whether this role owns them all.
 _OWNED = """
 select pg_catalog.array_agg(c.oid::bigint),
        pg_catalog.bool_and(pg_catalog.pg_has_role(c.relowner, 'USAGE'))

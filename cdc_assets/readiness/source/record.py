@@ -1,4 +1,4 @@
-"""What the log remembers of its source, what the source is now, and what a comparison found."""
+"""Values: the log's record of its source, the source's present state, a comparison's findings."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cdc_assets.postgres.publications import PublishedShape
 from cdc_assets.postgres.slots import SlotStatus
 
 ANEW = "cdc-assets resync --all copies every table anew through a new slot."
-# What a new slot and new copies don't mend: it is the configuration, or somebody else's slot.
+# Errors that a new slot and new copies don't mend: of the configuration, or of a foreign slot.
 _NOT_HEALED = frozenset({"in_recovery", "slot_plugin", "slot_database"})
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRestart:
-    """Where the slot began, on the timeline that the server had then.
+    """The slot's restart LSN, with the server's timeline at that moment.
 
-    A server never goes back behind it. The standby that takes its place may: it has the slot as it
-    was when it last heard of it.
+    A server never goes back behind it. A promoted standby may: it has the slot as it was when last
+    synchronized.
     """
 
     lsn: Lsn
@@ -32,14 +32,14 @@ class SlotRestart:
 
     @classmethod
     def parse(cls, text: str) -> SlotRestart | None:
-        """None for what an earlier version wrote down, without a timeline."""
+        """None for a record of an earlier version, which has no timeline."""
         lsn, _, timeline = text.partition(" ")
         return cls(Lsn.parse(lsn), int(timeline)) if timeline else None
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the coordination database remembers; None where nothing was written down yet."""
+    """The coordination database's record of the source; None where there is none yet."""
 
     flushed: Lsn | None
     system: str | None = None
@@ -51,9 +51,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the source is now. ``left_at``: where its timeline left the recorded one, if it did.
+    """The source's present state. ``left_at``: where its timeline left the recorded one, if so.
 
-    ``database`` and ``publication`` are oids, which another one of the same name doesn't have.
+    ``database`` and ``publication`` are oids: a new object of the same name has another one.
     """
 
     in_recovery: bool
@@ -69,10 +69,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class PublishedAs:
-    """Which entry a publication has a table by; which publication, with what we see of it; since.
+    """A table's entry in a publication, that publication with its visible settings, its version.
 
-    ``entry`` has an oid, which another entry for the same table doesn't have. ``version`` is the
-    transaction that altered the publication last: it tells of what was altered and put back.
+    ``entry`` has an oid: a new entry for the same table has another one. ``version`` is the
+    transaction that altered the publication last: it reveals an alteration that was undone.
     """
 
     entry: str
@@ -84,11 +84,11 @@ class PublishedAs:
 
     @classmethod
     def parse(cls, text: str) -> PublishedAs:
-        """Also of an earlier version, which wrote down the entry alone."""
+        """Also reads a record of an earlier version, which has the entry alone."""
         return cls(*text.split("/"))
 
     def was_put_back(self, now: PublishedAs) -> bool:
-        """Whether the publication was altered, and looks as if it hadn't been."""
+        """Whether the publication was altered, and then put back as it was."""
         return (
             self.version != ""
             and self.publication == now.publication
@@ -100,9 +100,9 @@ class PublishedAs:
 class TableNow:
     """A followed table as the source has it now.
 
-    ``oid``: of the table of that name; ``name_of_oid``: what the recorded oid is called now.
-    ``unlogged``: it, or a partition of it, that isn't in the WAL. ``sent_as``: the root as whose
-    part its changes are sent.
+    ``oid``: of the table of that name; ``name_of_oid``: the present name of the recorded oid.
+    ``unlogged``: the name of the table or its partition that isn't in the WAL. ``sent_as``: the
+    partition root as which its changes are sent.
     """
 
     oid: int | None
@@ -117,12 +117,12 @@ class TableNow:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Everything that was found, the source's first."""
+    """All findings, the source's first."""
 
     source: tuple[Finding, ...]
     tables: tuple[tuple[TableRow, Finding], ...] = ()
     published_as: tuple[tuple[TableRow, PublishedAs], ...] = ()
-    """Of the tables with nothing wrong, where it isn't what was written down."""
+    """Entries of tables without an error that differ from the recorded ones."""
 
     @property
     def errors(self) -> list[Finding]:

@@ -1,18 +1,18 @@
-"""The restart record: what the log remembers of its source, held against what the source is now.
+"""The restart record: the log's record of its source, compared with the source's present state.
 
 A log may only be continued from the very source it was made from, through a slot that still has
-everything after ``flushed_lsn``. Each way in which that can fail to be so has a finding of its own:
-its code stays the same for ever, its remedy says what to do. Those of the *source* stop all
-streaming and are named together; those of one *table* set that table aside, the others flow on.
-Nothing is ever skipped to get going again: the way out is a copy made anew (``resync``), which is
-why a finding that can disappear by itself (a table taken out of the publication, and added again)
-leaves something behind that doesn't (an oid that was written down, a parked table).
+everything after ``flushed_lsn``. Each violation has a finding of its own: its code stays the same
+for ever, and it has a remedy. Findings of the *source* stop all streaming and are reported
+together; those of one *table* park that table, the others flow on. Nothing is ever skipped to get
+going again: the way out is a copy made anew (``resync``). So a finding that can disappear by itself
+(a table taken out of the publication, and added again) leaves a lasting trace (a recorded oid, a
+parked table).
 
 Why that is complete: a change is in the log if the slot's position never was ahead of
 ``flushed_lsn`` (nobody else consumed), if WAL and slot are the ones that the position belongs to
 (same cluster, same database, a timeline that doesn't leave ours below it, no older state of
 either), and if the publication had the table, whole, all the time. The comparisons below are these
-three. They are pure: ``now`` asks the source, ``readiness.admission`` acts upon what was found.
+three. They are pure: ``now`` queries the source, ``readiness.admission`` acts on the findings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cdc_assets.readiness.source.record import ANEW, PublishedAs, Recorded, Sour
 
 
 def compare(known: Recorded, now: Source, slot: str, publication: str) -> Iterator[Finding]:
-    """What is wrong with the source as a whole."""
+    """Findings about the source as a whole."""
     if now.in_recovery:
         yield Finding(
             "in_recovery",
@@ -93,7 +93,7 @@ def _compare_wal(known: Recorded, flushed: Lsn, now: Source) -> Iterator[Finding
 
 
 def _compare_restart(known: Recorded, now: Source, name: str) -> Iterator[Finding]:
-    """What follows another timeline is judged by where it left ours."""
+    """Whether the slot went back on its timeline; ``_compare_wal`` judges a change of timeline."""
     before, slot = known.slot_restart, now.slot
     if before is None or slot is None or slot.restart is None or before.timeline != now.timeline:
         return
@@ -110,7 +110,7 @@ def _compare_restart(known: Recorded, now: Source, name: str) -> Iterator[Findin
 def compare_slot(
     known: Recorded, slot: SlotStatus | None, database: str, name: str
 ) -> Iterator[Finding]:
-    """What is wrong with the slot, the worst first; a healthy one gives no error."""
+    """Findings about the slot, the worst first; a healthy one gives no error."""
     flushed = known.flushed
     if slot is None:
         if flushed is not None:
@@ -167,7 +167,7 @@ def compare_slot(
             "Start the flusher, or raise max_slot_wal_keep_size, at once.",
         )
     if slot.two_phase:
-        # The server then sends PREPARE instead of rows at COMMIT, whatever the stream asks for.
+        # The server then sends PREPARE instead of rows at COMMIT, even if the stream asks for none.
         yield Finding(
             "slot_two_phase",
             "error",
@@ -196,7 +196,7 @@ def compare_slot(
 
 
 def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Finding]:
-    """What is wrong with one followed table; at most one finding, the root of the others."""
+    """The finding about one followed table; at most one, the root of the others."""
 
     def found(code: str, message: str, remedy: str) -> Finding:
         return Finding(code, "error", f"{row.table}: {message}.", remedy)

@@ -1,9 +1,9 @@
-"""Whether a role may read all that is wanted of a table: every heap of it, each column, every row.
+"""Whether a role may read all wanted parts of a table: every heap, each column, every row.
 
 A copy reads each heap (the plain table, or a leaf of a partitioned one) by its own name, and
-Postgres then asks for rights on that heap, which has none of its root's; and for the use of its
-schema. A grant by columns is enough if it has those that are wanted, and those of Postgres by which
-pages and their age are told. Read-only, one query a table, which waits for nobody's lock.
+Postgres then demands rights on that heap, which inherits none of its root's, and USAGE of its
+schema. A grant by columns is enough if it has the wanted columns, and the system columns of a row's
+page and age. Read-only, one query a table, which waits for no lock.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cdc_assets.postgres.names import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# A reason is read by a person; the remedy has all of them.
+# A message names this many tables at most; the remedy has all of them.
 _LISTED = 5
 
-# By ctid pages are read; by the others a heap's rows are told from those of another file.
+# ctid serves to read pages; the others distinguish a heap's rows from those of another file.
 SYSTEM_COLUMNS = ("ctid", "xmin", "cmin")
 
 _RIGHTS = """
@@ -52,9 +52,9 @@ select n.nspname::text, c.relname::text,
 def missing_rights(
     connection: Connection, oid: int, excluded: Collection[str] = ()
 ) -> list[Finding]:
-    """Why this role would see only some of the table, or nothing; the remedies are SQL.
+    """Reasons why this role would see only some of the table, or nothing; the remedies are SQL.
 
-    ``excluded``: columns that aren't wanted; those that aren't sent are among them.
+    ``excluded``: columns that aren't wanted, unsent ones among them.
     """
     wanted = {"oid": oid, "system": list(SYSTEM_COLUMNS), "excluded": list(excluded)}
     rows = connection.execute(_RIGHTS, wanted).fetchall()

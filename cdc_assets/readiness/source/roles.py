@@ -1,8 +1,8 @@
-"""What ``check`` finds of the roles: the one that reads, and the one that streams if it is another.
+"""Findings of ``check`` about the roles: the one that reads, and the one that streams, if another.
 
-Whoever owns a table may have written functions that Postgres calls when it plans a query of it (a
+A table's owner may have written functions that Postgres calls when it plans a query of the table (a
 constant call in an index, a constraint, statistics). They run with the rights of the role that
-reads, so every right beyond reading is named. Nothing is changed.
+reads, so every right beyond reading is reported. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _ROLE = "select current_user::text"
 _LEAST = "Give it what infra/postgres/roles.sql gives, and no more."
 
-# On RDS and Aurora nobody gets the attribute REPLICATION; a membership stands for it there.
+# On RDS and Aurora no role gets the attribute REPLICATION; a membership replaces it there.
 _MAY_REPLICATE = """
 select r.rolreplication or r.rolsuper
        or exists (select from pg_catalog.pg_roles g
@@ -36,8 +36,8 @@ select r.rolreplication or r.rolsuper
  where r.rolname = current_user
 """
 
-# What a role may by itself, in a person's words. Memberships count that it can make use of, which
-# NOINHERIT only delays.
+# A role's own rights, in words. Every membership that it can use counts; NOINHERIT only delays
+# that.
 _ATTRIBUTES = """
 select current_user::text, r.rolsuper, pg_catalog.array_remove(array[
          case when r.rolcreaterole then 'may create roles' end,
@@ -55,8 +55,8 @@ select current_user::text, r.rolsuper, pg_catalog.array_remove(array[
   from pg_catalog.pg_roles r where r.rolname = current_user
 """
 
-# Of the replicated tables with their partitions, and of every other: which are the role's, which it
-# may change, and which it may read. Not ours, nor an extension's.
+# Whether the role owns, may change and may read each replicated table with its partitions, and each
+# other table, except ours and extensions'.
 _TABLES = """
 with recursive part (root, oid) as (
     select c.oid, c.oid
@@ -87,7 +87,7 @@ select n.nspname::text, c.relname::text, pg_catalog.bool_or(p.root is not null),
  group by n.nspname, c.relname
  order by 3 desc, 1, 2
 """
-# A finding is read by a person.
+# A finding names this many tables at most.
 _LISTED = 5
 
 # Event triggers that run at a login or at DDL, by functions that are not a superuser's.
@@ -102,7 +102,7 @@ select e.evtname::text, o.rolname::text
 
 
 def role_findings(connection: Connection, config: SourceConfig, follows: bool) -> Iterator[Finding]:
-    """Whether the roles may do what they have to, and what they may do besides."""
+    """Findings about rights that the roles lack, and rights that they don't need."""
     given = config.postgres.replication_dsn
     if not config.postgres.embedded:  # whose only role is its superuser
         yield from _excess(connection, config, "reads the tables", apart=given is not None)
@@ -135,7 +135,7 @@ def _may_replicate(connection: Connection) -> Iterator[Finding]:
 
 
 def _streams(source: Connection, config: SourceConfig, dsn: str) -> Iterator[Finding]:
-    """Whether the second address is the same database's, and what its role may."""
+    """Whether the second address is that of the same database, and its role's rights."""
     try:
         with connect(dsn, application_name="cdc_assets check") as slots:
             if _place(slots) != _place(source):
@@ -160,7 +160,7 @@ def _streams(source: Connection, config: SourceConfig, dsn: str) -> Iterator[Fin
 
 
 def _place(connection: Connection) -> tuple[object, ...]:
-    """What a standby has in common with its primary, and whether it is one."""
+    """Cluster and database, the same at a standby and its primary; and whether it is a standby."""
     row = connection.execute(
         "select current_database()::text, pg_catalog.pg_is_in_recovery()"
     ).fetchone()
@@ -171,7 +171,7 @@ def _place(connection: Connection) -> tuple[object, ...]:
 def _excess(
     connection: Connection, config: SourceConfig, does: str, *, apart: bool
 ) -> Iterator[Finding]:
-    """What the session's role may besides what it ``does``; ``apart``: another role streams."""
+    """Rights of the session's role beyond what it ``does``; ``apart``: another role streams."""
     reads = does != "streams"
     found = _tables(connection, config)
     hidden = reads and any(t.replicated and t.hides_rows for t in found)
@@ -204,7 +204,7 @@ def _excess(
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table at the source, and what the role may do with it or a partition of it."""
+    """A table at the source, and the role's rights on it or a partition of it."""
 
     id: TableId
     replicated: bool

@@ -1,7 +1,7 @@
 """Looking at a source before anything is created: what is missing, and what to do about it.
 
-Every finding names what is wrong and the remedy, in words that can be pasted into psql. Nothing is
-changed. More guards belong here as more is known; a finding's ``code`` stays the same for ever.
+Every finding reports the fault and the remedy, in words that can be pasted into psql. Nothing is
+changed. Further checks of a server belong here; a finding's ``code`` stays the same for ever.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from cdc_assets.readiness.source.tables import table_findings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Minor versions from which a table added to a publication is seen by decoding at once, whatever
-# transactions were under way.
+# The first minor versions whose decoding sees a table added to a publication at once, whatever
+# transactions are under way.
 STALE_RELATIONS = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
 # The oldest server whose pgoutput and publication commands we use.
 OLDEST = 130000
@@ -50,8 +50,8 @@ def preflight(
 ) -> list[Finding]:
     """All findings, the server's first, then those of ``tables`` (default: all).
 
-    With ``store``, what the log remembers of the source is compared too (``dsn``: the source's).
-    Without ``record``, what the restart record judges is left to it: a standby, the slot's state.
+    With ``store``, the log's record of the source is compared too (``dsn``: the source's). Without
+    ``record``, checks that the restart record makes are left to it: a standby, the slot's state.
     """
     follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
@@ -69,7 +69,7 @@ def preflight(
 def _unless_locked(
     connection: Connection, config: SourceConfig, table: TableConfig, follows: bool
 ) -> list[Finding]:
-    """What is to be said of a table; if it is locked, that."""
+    """The findings about a table; if it is locked, the only finding is that."""
     try:
         return list(table_findings(connection, config, table, follows))
     except psycopg.errors.LockNotAvailable:
@@ -153,9 +153,9 @@ def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -
         )
 
 
-# What runs for longer than this at the source holds up the creation of a slot for as long.
+# A transaction that has run for longer than this at the source is reported: slots wait for it.
 LONG_TRANSACTION_SECONDS = 60.0
-# Of max_slot_wal_keep_size: with less than this left the flusher has to catch up soon.
+# The share of max_slot_wal_keep_size: with less than this left the flusher has to catch up soon.
 HEADROOM = 0.5
 
 _LONG_TRANSACTIONS = """
@@ -192,8 +192,8 @@ def _free_slots(
 
 
 def _before_a_slot(connection: Connection) -> Iterator[Finding]:
-    """What would keep a slot from being made, or from being read."""
-    yield from _free_slots(connection, 2)  # the slot, and a temporary one for what is added later
+    """Findings that would keep a slot from being made."""
+    yield from _free_slots(connection, 2)  # the slot, and a temporary one for tables added later
     old = {"old": LONG_TRANSACTION_SECONDS}
     rows = connection.execute(_LONG_TRANSACTIONS, old).fetchall()
     if not _one(connection, "select pg_has_role('pg_read_all_stats', 'usage')"):
@@ -294,7 +294,7 @@ def _objects(
         found, _ = review(
             connection, replication_dsn(config), store, config.slot, config.publication
         )
-        yield from (f for f in found.source if f.code != "in_recovery")  # said above
+        yield from (f for f in found.source if f.code != "in_recovery")  # reported above
         yield from (replace(finding, table=str(table)) for table, finding in found.tables)
     elif slot is not None:
         yield from compare_slot(Recorded(None), slot, _database(connection), config.slot)

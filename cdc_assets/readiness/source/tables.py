@@ -1,6 +1,6 @@
-"""What ``check`` finds of one table: whether it can be followed, and as what one expects.
+"""Findings of ``check`` about one table: whether it can be followed, and as configured.
 
-Nothing is changed. The same rules decide in ``pins.enrol`` what is registered and published.
+Nothing is changed. ``pins.enrol`` registers and publishes tables by the same rules.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ def _unplannable(connection: Connection, found: SourceTable) -> Iterator[Finding
 def _publishable(
     connection: Connection, config: SourceConfig, table: TableId, oid: int, *, inserts_only: bool
 ) -> Iterator[Finding]:
-    """Whether this role can publish the table as what it is, if nobody has."""
+    """Whether this role can publish the table in its publication, if it isn't published yet."""
     name = inserts_publication(config.publication) if inserts_only else config.publication
     present = published_tables(connection, name)
     if present is None and not inserts_only:
-        return  # a finding of its own
+        return  # publication_findings reports that
     other = config.publication if inserts_only else inserts_publication(config.publication)
     moves = table in (published_tables(connection, other) or {})
     needed, involved = list[str](), [name, *([other] if moves else [])]
@@ -207,7 +207,7 @@ def _identity(
 
 
 def _toast(connection: Connection, found: SourceTable, table: TableConfig) -> Iterator[Finding]:
-    """An update doesn't say large values that it left alone, unless the identity is FULL."""
+    """An update leaves out large values that it didn't change, unless the identity is FULL."""
     rows = connection.execute(
         "select attname from pg_catalog.pg_attribute where attrelid = %s and attnum > 0"
         " and not attisdropped and attstorage in ('x', 'e') order by attnum",
