@@ -221,9 +221,9 @@ class _Table:
         self._note(compacted=replace(compacted, manifests_before=before, manifests_after=after))
 
     def _look_after_cursor(self, lake: LakeTable) -> None:
-        """Find what others did to a table that no change comes for; keep its cursor within reach.
+        """Find others' changes to a table that gets none of ours; keep its cursor within reach.
 
-        The snapshot that names it may be expired by others, and one of older metadata is forgotten.
+        Others may expire the snapshot that names it, and one of older metadata is forgotten.
         """
         store = self._store
         if not is_begun(store, lake) or not store.try_lock(lock := f"write:{lake.row.table}"):

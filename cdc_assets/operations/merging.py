@@ -45,7 +45,7 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
     ends: dict[TableId, int] = {}
     looks: dict[TableId, Look] = {}
     for table in tables:
-        with suppress(TableProblem):  # the log of a table that is gone from the source may still be applied
+        with suppress(TableProblem):  # gone from the source: its log may still be applied
             if (seen := look(pipeline, table)) is not None:
                 looks[table] = seen
     if looks:
