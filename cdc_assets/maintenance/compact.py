@@ -223,7 +223,7 @@ def _rewrite(
 
 
 def _move(session: SparkSession, lake: LakeTable, branch: str, due: Slice) -> Compacted:
-    """Write the rows of files of an older partition spec anew; appends take the present one.
+    """Rewrite the rows of files of an older partition spec; appends take the present spec.
 
     Where deletes don't rewrite files, the old ones stay, with all of their rows hidden, until the
     next slice finds them hollow.

@@ -1,4 +1,4 @@
-"""What a table needs: pure functions of its files, manifests and snapshots.
+"""The care that a table needs: pure functions of its files, manifests and snapshots.
 
 Compaction is planned in *slices*: what one call of ``rewrite_data_files`` may rewrite while it
 holds the table's writer lock. Iceberg's planner picks the files; the options made here bound it to

@@ -227,7 +227,7 @@ class _Table:
         """
         store = self._store
         if not is_begun(store, lake) or not store.try_lock(lock := f"write:{lake.row.table}"):
-            return  # whoever writes it looks for itself
+            return  # its writer looks for itself
         try:
             state, cursor = standing(store, lake)
             if not state.at_head:

@@ -1,4 +1,4 @@
-"""The facts that alerts are made of: of both databases, the slot, Spark, and what Dagster says.
+"""The facts behind alerts: of both databases, the slot, Spark, and what Dagster reports.
 
 Reads only, with short time-outs. What Dagster knows (freshness, runs, checks) is handed in, because
 the engine doesn't know Dagster.

@@ -49,7 +49,7 @@ def lines(notice: Notice) -> list[str]:
 
 
 def subject(source: str, notices: Sequence[Notice]) -> str:
-    """The worst notice, and how many more: one short line, whatever a table is called."""
+    """The worst notice, and how many more: one short line, however long a table's name is."""
     more = f" (and {len(notices) - 1} more)" if len(notices) > 1 else ""
     return header(f"[cdc {source}] {heading(notices[0])}", end=more)
 

@@ -19,7 +19,7 @@ from cdc_assets.observe.samples import Sample, applied_per_second, history, take
 from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.pipeline import Pipeline
 
-# What a person reads of one matter; the alerts and `status` have more.
+# The length that a person reads of one matter; the alerts and `status` have more.
 _CELL = 1_000
 TABLE_HEADINGS = ("table", "state", "chunks", "applied", "lag", "pending", "reason")
 

@@ -171,7 +171,7 @@ def away(sink: SinkConfig, error: BaseException) -> bool:
     if isinstance(error, URLError):  # until the request is sent
         lost = isinstance(error.reason, ConnectionError)
         return not lost or isinstance(error.reason, ConnectionRefusedError)
-    if isinstance(sink, MailSink):  # what isn't SMTP's own is of the socket that is to be opened
+    if isinstance(sink, MailSink):  # others than SMTP's own are of the socket that is to be opened
         opening = (smtplib.SMTPConnectError, smtplib.SMTPHeloError)
         return not isinstance(error, smtplib.SMTPException) or isinstance(error, opening)
     return isinstance(error, EndpointConnectionError | ConnectTimeoutError | ProxyConnectionError)

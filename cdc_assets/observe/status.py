@@ -1,4 +1,4 @@
-"""Where a source stands: its slot, its flusher, and every table. Read only.
+"""The state of a source: its slot, its flusher, and every table. Read only.
 
 One collection for the command line, the sensors and the checks, so that they can't disagree.
 """

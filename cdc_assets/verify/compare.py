@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks that matter of an equal table, too."""
+        """Remarks on the table, even if it is equal."""
         lost = [
             f"{name}: {count:,} values have no form in the lake, and were compared as what"
             " columns.unrepresentable makes of them"
