@@ -1,4 +1,4 @@
-"""The commands that do something; ``looks`` has those that only look."""
+"""The commands that do something; ``looks`` has the read-only ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
 
 
 def _until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
-    """Set once the process is told to end; ``told`` is called first, once."""
+    """An event that SIGTERM or SIGINT sets; ``told`` is called before that, once."""
     stop = threading.Event()
 
     def end(*_: object) -> None:

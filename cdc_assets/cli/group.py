@@ -73,7 +73,7 @@ def config_of(ctx: click.Context) -> SourceConfig:
     if ctx.obj is None:
         raise ConfigurationError("--config FILE is missing:", "it names the source to work on.")
     ctx.meta[_CONFIG] = config = load_config(ctx.obj)
-    home()  # whatever the command does: where others may write, nothing is done
+    home()  # raises where others may write: no command works there
     return config
 
 

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, messages and progress on stderr."""
+"""Output of the commands: results on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def shown(text: str) -> Text:
-    """``text`` as it is: nothing in it is rich's markup, or a terminal's to obey."""
+    """``text`` shown literally: no markup of rich and no control character takes effect."""
     return Text(plain(text))
 
 
@@ -86,7 +86,7 @@ class CopyBar:
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
-    """What ``check`` found, with remedies."""
+    """Findings of ``check``, with their remedies."""
     colours = {"error": "bold red", "warning": "yellow", "info": "green"}
     for finding in findings:
         told = f"{finding.code}: {finding.message}"
@@ -96,7 +96,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 
 def show_paused(store: LogStore) -> None:
-    """Since when the source is paused, or tables of it."""
+    """The pauses of the source and of its tables, with their begin."""
     from cdc_assets.log.wishes import paused, source_paused
 
     since = source_paused(store)
@@ -173,7 +173,7 @@ def show_health(health: Health) -> None:
             note(f"    {problem.condition.remedy}")
     table = Table(title=f"source {found.source}")
     for name in report.TABLE_HEADINGS:
-        table.add_column(name, overflow="fold")  # not cut: a name has to be told from others
+        table.add_column(name, overflow="fold")  # not cut: names must stay distinct
     for row in report.table_rows(found):
         table.add_row(*map(shown, row))
     Console().print(table)

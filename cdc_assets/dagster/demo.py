@@ -147,7 +147,7 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     The daemon could start a code server itself, but gives it up when a busy machine keeps it from
     answering for 20 s; this one stays.
     """
-    # No port: whoever reaches a code server runs code in it, and its folder is private.
+    # A socket in a private folder, not a port: a code server runs code for anybody who reaches it.
     address = home / "code-server.sock"
     definitions = ["-m", "cdc_assets.definitions"]
     commands = {
@@ -155,7 +155,7 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
         "daemon": ["dagster._daemon", "run", "--grpc-socket", str(address)],
     }
     started: list[subprocess.Popen[bytes]] = []
-    # Being ended in order (by a CI's time limit) has to end them too.
+    # A SIGTERM (by a CI's time limit) has to end them too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for name, command in commands.items():
@@ -167,7 +167,7 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
                 _listens(started[0], address)
         yield started[0]
     finally:
-        # As Ctrl-C in a terminal reaches the runs, too; else the code server waits for them.
+        # Ends the runs as Ctrl-C in a terminal does; else the code server waits for them.
         for child in psutil.Process(started[0].pid).children(recursive=True) if started else []:
             with contextlib.suppress(psutil.Error):
                 if "multiprocessing.spawn" in " ".join(child.cmdline()):
@@ -192,7 +192,7 @@ def _listens(server: subprocess.Popen[bytes], address: Path) -> None:
 
 
 class _Watch:
-    """Looks at the source until what is waited for is there, or says what never came."""
+    """Looks at the source until a condition holds, or raises with the name of what never came."""
 
     def __init__(self, config: SourceConfig, server: subprocess.Popen[bytes]) -> None:
         self._config = config
@@ -245,7 +245,7 @@ def _applied(pipeline: Pipeline) -> int:
 
 
 def _killed_snapshot_run(pipeline: Pipeline) -> tuple[str, int] | None:
-    """Kill a snapshot run whose table isn't complete yet: its id and pid."""
+    """Kill a snapshot run whose table isn't complete yet; returns its id and pid."""
     instance = dg.DagsterInstance.get()
     copying = {str(row.table) for row in pipeline.store.tables() if row.state == "copying"}
     for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]), limit=10):

@@ -19,7 +19,7 @@ def after_merges(at_most: str = EVERY_FIVE_MINUTES) -> dg.AutomationCondition[dg
 
     True once a dependency's *rows* changed (a report of a quiet table has the data version of the
     one before), whoever is merging, and the asset wasn't built since the last tick of the cron
-    schedule ``at_most``. What changes meanwhile isn't forgotten: it is built at the next tick.
+    schedule ``at_most``. A change in between is built at the next tick.
     """
     conditions = dg.AutomationCondition
     changed = conditions.any_deps_match(conditions.data_version_changed())

@@ -1,6 +1,6 @@
-"""What a person does to a source, as jobs: the same functions that the commands call.
+"""Operations on a source as jobs: the same functions that the commands call.
 
-Each says what it did as metadata of its operation's output. Maintenance has a job of its own
+Each reports what it did as metadata of its operation's output. Maintenance has a job of its own
 (``maintain_<source>_tables``).
 """
 

@@ -1,4 +1,4 @@
-"""What the UI shows of a table: the standard metadata of Dagster, made from the engine's values."""
+"""A table's metadata for the UI: Dagster's standard keys, made from the engine's values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from cdc_assets.messages.texts import COLUMN_COMMENT, TABLE_COMMENT, bounded
 from cdc_assets.postgres.comments import Described
 from cdc_assets.postgres.names import quoted
 
-# Dagster's name for it; what is downstream is built again when it changes.
+# Dagster's name for it; assets downstream are built again when it changes.
 DATA_VERSION_TAG = "dagster/data_version"
 ROW_COUNT = "dagster/row_count"
-# Carried on by the heartbeats of a quiet table: nothing of it has changed since.
+# Heartbeats of an idle table repeat these: nothing of them has changed since.
 STANDING = (
     *("dagster/column_schema", "dagster/column_lineage", ROW_COUNT, "dagster/uri"),
     COMMENT,
@@ -33,7 +33,7 @@ def source_metadata(names: TableAssets) -> dict[str, Any]:
     """Of the source asset's definition. An embedded Postgres's address isn't known yet."""
     dsn = names.config.postgres.dsn
     uri = shown_address(dsn.get_secret_value()) if dsn is not None else None
-    # With its database in front: Dagster takes assets whose tables have one name for one table.
+    # With its database in front: Dagster takes assets of one table name for one table.
     database = (uri or "").rpartition("/")[2] or "postgres"
     return {
         "dagster/table_name": f"{quoted(database)}.{names.table}",
@@ -117,7 +117,7 @@ def definition_metadata(names: TableAssets) -> dict[str, Any]:
 
 
 def column_schema(lake: LakeTable, docs: Mapping[str, str | None]) -> dg.TableSchema:
-    """The lake table's columns, described by what the table says of them and the Postgres type."""
+    """The lake table's columns, described by the table's own comments and the Postgres type."""
     key = {column.name for column in lake.key}
     return dg.TableSchema(
         columns=[
@@ -189,7 +189,7 @@ def drained_metadata(drained: Drained, lag_seconds: float | None) -> dict[str, A
 
 
 def chunk_metadata(chunk: ChunkProgress) -> dict[str, Any]:
-    """Of a partition of the copy; a chunk whose cost wasn't recorded says nothing of it."""
+    """Of a partition of the copy; costs that weren't recorded are left out."""
     found: Mapping[str, Any] = {
         "dagster/partition_row_count": chunk.rows,
         "rows": chunk.rows,

@@ -1,9 +1,9 @@
-"""What Dagster calls a table: asset keys, partitions, operations. Pure functions of configuration.
+"""Dagster's names for a table: asset keys, partitions, operations. Pure functions of configuration.
 
 Invariant: keys are stable and unique. Dagster derives operation names from keys, so a part of a key
 may hold letters, digits and underscores only. Other characters become underscores; where two tables
-of a source would then meet, the one that had to be changed gets a short hash of its SQL name.
-The true name stands in the metadata ``dagster/table_name``.
+of a source would then collide, the one that had to be changed gets a short hash of its SQL name.
+The metadata ``dagster/table_name`` has the true name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9_]")
 
 
 def plain(text: str) -> str:
-    """``text`` with every character that Dagster refuses in a name as an underscore."""
+    """``text`` with an underscore for every character that Dagster refuses in a name."""
     return _FOREIGN.sub("_", text)
 
 
 def _distinct(text: str, table: TableId) -> str:
-    """A name of ``table`` that is another one's too, once both are plain."""
+    """A name with a hash, for a ``table`` whose plain name is another table's, too."""
     return f"{plain(text)}_{hashlib.sha256(str(table).encode()).hexdigest()[:6]}"
 
 
@@ -40,7 +40,7 @@ class TableAssets:
     def _path(self, kind: str) -> dg.AssetKey:
         schema, name = self.table.schema, self.table.name
         parts = [plain(schema), plain(name)]
-        # Sensors ask for all names at each tick: others are looked at only where it may matter.
+        # Sensors ask for all names at each tick, so others are looked at only where it may matter.
         if parts != [schema, name] and any(
             [plain(t.id.schema), plain(t.id.name)] == parts
             for t in self.config.tables
@@ -95,7 +95,7 @@ class TableAssets:
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Whom the asset catalog names: the table's own, else the source's."""
+        """The owners that the asset catalog names: the table's own, else the source's."""
         own = self.config.table(self.table).owners
         return self.config.owners if own is None else own
 
@@ -113,12 +113,12 @@ def all_tables(config: SourceConfig) -> list[TableAssets]:
 # Tags of the runs that the sensors ask for and look for.
 SOURCE_TAG, WORK_TAG, TABLE_TAG = "cdc_assets/source", "cdc_assets/work", "cdc_assets/table"
 FAILED_TAG = "cdc_assets/failed_tables"
-# What they are asked for.
+# The kinds of work of these runs.
 WORKS = ("check", "maintain", "materialize", "ready", "sample", "snapshot")
 
 
 def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> dict[str, str]:
-    """The tags by which a sensor knows its own runs again."""
+    """The tags by which a sensor recognises its own runs."""
     tags = {SOURCE_TAG: config.name, WORK_TAG: work}
     return tags if table is None else {**tags, TABLE_TAG: str(table)}
 

@@ -1,7 +1,7 @@
-"""Where an asset is written down: the line of its table in the configuration file.
+"""Code references of assets: the line of a table in the configuration file.
 
-The UI links an asset to that line (Dagster's code references). The file is what the source was
-loaded from, wherever it is installed; nothing is read again when the UI asks.
+The UI links an asset to that line. The file is the one that the source was loaded from, wherever it
+is installed; nothing is read again when the UI asks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = "dagster/code_references"
 def with_references(defs: dg.Definitions, config: SourceConfig, path: Path) -> dg.Definitions:
     """``defs`` with every asset referring to its table's line of ``path``, or else the source's.
 
-    As they are where there is no such file: a component may be made in Python, too.
+    Unchanged if there is no such file: a component may be made in Python, too.
     """
     if not path.is_file():
         return defs

@@ -1,22 +1,22 @@
 """Compaction: small files become large ones, deletion vectors are applied, in bounded slices.
 
-Keeps invariants 7 and 9, and never loses the race with the merge. A compaction beside a writer that
-moves ``main`` every few seconds has to throw its work away every time, for days (a well-known
-pain); and one that moved ``main`` under a merge would cost the merge its work. So a slice holds
-the table's writer lock, as a merge does: nobody moves ``main`` meanwhile, and neither can fail
-because of the other. What bounds the wait is the slice: about one target file, some seconds. The
-lock is asked for in turn with others, so a busy table's merges can't keep compaction out; after a
-slice it steps aside until a merge that was turned away has had its turn. A merge thus waits for one
-slice at most, and a cycle is what it waits.
+Keeps invariants 7 and 9, and never loses the race with the merge. Without a lock, a compaction
+beside a writer that moves ``main`` every few seconds would lose its work every time, for days (a
+well-known pain); and one that moved ``main`` under a merge would cost the merge its work. So a
+slice holds the table's writer lock, as a merge does: nobody else moves ``main`` meanwhile, and
+neither can fail because of the other. A slice bounds the wait: about one target file, some seconds.
+Compaction queues for the lock, so a busy table's merges can't keep it out; after a slice it steps
+aside until a merge that was refused the lock has had its turn. A merge thus waits for one slice at
+most, and a cycle is what it waits.
 
-A slice is written on a branch (``lake.publish``) and compared with ``main`` there: the rows must
-be as many, by Iceberg's own counts, and in tables of up to CHECKED_ROWS their keys the same.
-Then a commit of no rows carries the cursor on and ``main`` moves, in one step. Wrong rows are never
-seen; a slice that dies leaves a branch that the next writer drops, and files that are orphans.
+A slice is written on a branch (``lake.publish``) and compared with ``main`` there: it must have as
+many rows, by Iceberg's own counts, and in tables of up to CHECKED_ROWS the same keys. Then a commit
+of no rows carries the cursor on and ``main`` moves, in one step. Readers never see wrong rows; a
+slice that dies leaves a branch that the next writer drops, and files that are orphans.
 
-Which files are rewritten is Iceberg's planner's choice within the options of ``plan``. It rewrites
-files only with others of their partition, drops the deletion vectors of the files that it rewrote
-and no others, and sorts by the table's sort order if there is one.
+Iceberg's planner picks the files to rewrite, within the options of ``plan``. It rewrites files only
+with others of their partition, drops the deletion vectors of the files that it rewrote and no
+others, and sorts by the table's sort order if there is one.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ LOCK_SECONDS = 120.0
 # A run that found the lock taken looks again within 5 seconds.
 STEP_ASIDE_SECONDS = 8.0
 _LOOK_SECONDS = 0.1
-# A scan of so many keys takes half a second; beyond, Iceberg's counts have to do.
+# A scan of so many keys takes half a second; above that only Iceberg's counts are compared.
 CHECKED_ROWS = 10_000_000
-# Table properties that bound what every commit writes anew, and what a batch of a scan has.
+# Table properties that bound the metadata each commit rewrites, and the batches of a scan.
 _LIMITS = (
     "write.metadata.delete-after-commit.enabled",
     "write.metadata.previous-versions-max",
@@ -89,8 +89,8 @@ class _NothingToPublish(Exception):
 def writing(store: LogStore, row: TableRow) -> Iterator[None]:
     """Hold the writer lock of the table that ``row`` describes.
 
-    Raises Busy, also if its copy was begun anew since: what is to be written says of which copy it
-    is, and has the columns of that one.
+    Raises Busy, also if its copy was begun anew since: a commit would name the old copy, and have
+    its columns.
     """
     lock = f"write:{row.table}"
     if not store.lock_within(lock, LOCK_SECONDS):
@@ -105,9 +105,9 @@ def writing(store: LogStore, row: TableRow) -> Iterator[None]:
 
 
 def step_aside(store: LogStore, table: TableId) -> None:
-    """Let a merge that was turned away have its turn, if anything waits to be merged.
+    """Let a merge that was refused the lock have its turn, if anything waits to be merged.
 
-    Who was turned away leaves no trace, so it is waited for as long as it may take to come back.
+    A refused merge leaves no trace, so this waits for as long as it may take to come back.
     """
     deadline = time.monotonic() + STEP_ASIDE_SECONDS
     while time.monotonic() < deadline and not store.is_locked(f"write:{table}"):
@@ -123,7 +123,7 @@ def compact(
     *,
     until: float,
 ) -> Compacted:
-    """Rewrite what needs it, slice by slice, until it is well or ``time.monotonic()`` is ``until``.
+    """Rewrite slice by slice until nothing needs it or ``time.monotonic()`` is ``until``.
 
     Asks for a session only if there is something to do. Raises Busy if nothing could be done,
     TableProblem (the check failed; nothing was published), or what Spark raises.
@@ -135,7 +135,7 @@ def compact(
     while _due(lake) is not None and time.monotonic() < until:
         try:
             with writing(store, lake.row):
-                # Merges went on since, and only now they don't.
+                # Looked at again: merges went on until the lock was ours.
                 due = _due(lake)
                 found = _slice(session(), lake, due, done) if due is not None else None
         except Busy:
@@ -152,7 +152,7 @@ def compact(
 def _state(lake: LakeTable) -> LakeState:
     """The table's state. Raises Busy if it is that of another copy.
 
-    Whose log was another, and the commits to come say that they are of the present one.
+    That copy had another log, and commits from now on name the present copy.
     """
     state = lake.state()
     if state.epoch not in (None, lake.row.epoch):
@@ -223,10 +223,10 @@ def _rewrite(
 
 
 def _move(session: SparkSession, lake: LakeTable, branch: str, due: Slice) -> Compacted:
-    """Write the rows of files of an older partition spec anew; appends take the present one.
+    """Rewrite the rows of files of an older partition spec; appends take the present spec.
 
-    Where files aren't rewritten by deletes, the old ones stay, with all of their rows hidden, until
-    the next slice finds them hollow.
+    Where deletes don't rewrite files, the old ones stay, with all of their rows hidden, until the
+    next slice finds them hollow.
     """
     rows = session.table(lake.sql_name)
     moved = rows.where(F.col("_file").isin(list(due.moved))).select(
@@ -276,7 +276,7 @@ def _fingerprint(session: SparkSession, lake: LakeTable, target: str) -> tuple[i
 
 
 def set_limits(store: LogStore, lake: LakeTable, session: Callable[[], SparkSession]) -> None:
-    """Give a table that an earlier version made, or somebody altered, its limits. Raises Busy."""
+    """Set the limits of a table that an earlier version made, or somebody altered. Raises Busy."""
     loaded = lake.load()
     wanted = {key: lake.properties()[key] for key in _LIMITS}
     if loaded is not None and any(loaded.properties.get(k) != v for k, v in wanted.items()):
@@ -287,9 +287,9 @@ def set_limits(store: LogStore, lake: LakeTable, session: Callable[[], SparkSess
 def tidy_metadata(
     store: LogStore, lake: LakeTable, session: Callable[[], SparkSession]
 ) -> tuple[int, int]:
-    """Branches of dead writers, manifests.
+    """Drop the branches of dead writers, and rewrite manifests if there are too many.
 
-    Returns how many manifests there were and are, (0, 0) if they were left as they are. Raises
+    Returns the number of manifests before and after, (0, 0) if they were left as they are. Raises
     Busy.
     """
     if not _untidy(lake):
@@ -316,7 +316,7 @@ def tidy_metadata(
 
 
 def _untidy(lake: LakeTable) -> bool:
-    """Whether there is anything to do; a branch may be a living writer's, which the lock tells."""
+    """Whether there may be work; only the lock shows whether a branch's writer is still alive."""
     loaded = lake.load()
     if loaded is None:
         return False

@@ -1,14 +1,14 @@
 """Removing from the lake what no reader needs any more: snapshots, orphans, copies that died.
 
-Expiry takes no writer lock, and may: it changes no row and moves no branch. Iceberg commits it by
+Expiry needs no writer lock: it changes no row and moves no branch. Iceberg commits it by
 compare-and-swap, beside merges, and deletes afterwards only what none of the remaining snapshots
-has; a merge under way holds its branch, which is a reference like ``main``. What it keeps is
-decided in ``plan``: above all the newest snapshot that names the cursor.
+has; a merge under way holds its branch, which is a reference like ``main``. ``plan`` decides what
+is kept: above all the newest snapshot that names the cursor.
 
-Orphans are files below the table's location that no snapshot and no metadata ever named: of writers
-that died, and of workers whose copy was given up. Nothing tells these from files of a write under
-way but their age, so they get a grace of a day at least, and a table that isn't copied completely
-is left alone altogether: its workers' files wait for their commit for as long as the copy takes.
+Orphans are files below the table's location that no snapshot and no metadata ever named: those of
+dead writers, and of workers whose copy was given up. Only their age distinguishes them from files
+of a write under way, so they get a grace of a day at least. A table that isn't copied completely is
+left alone: its workers' files wait for their commit for as long as the copy takes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from cdc_assets.maintenance.plan import expiry
 
 logger = logging.getLogger(__name__)
 
-# States of a table in which no copy of it is under way, or may be resumed.
+# States of a table without a copy that is under way, or may be resumed.
 SETTLED = ("streaming", "copied")
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Files that are gone; of ``snapshots`` where it is expiry that removed them."""
+    """Removed files; ``snapshots``: how many were expired for it."""
 
     files: int = 0
     bytes: int = 0
@@ -81,13 +81,13 @@ def expire_snapshots(
         .first()
     )
     assert row is not None
-    # What merges add meanwhile makes it look like less, never like more.
+    # Files that merges add meanwhile make it too small, never too large.
     freed = before.bytes - stored(storage, loaded.location()).bytes
     return Removed(sum(int(count or 0) for count in row), max(0, freed), wanted.snapshots)
 
 
 def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[datetime]]:
-    """``main``'s snapshots, the newest first, and those that nothing leads to."""
+    """``main``'s snapshots, the newest first, and those that no branch or tag leads to."""
     by_id = {s.snapshot_id: s for s in loaded.metadata.snapshots}
     led_to: set[int] = set()
     ancestors = []
@@ -115,7 +115,7 @@ def _timestamp(at: datetime) -> str:
 def remove_orphans(
     store: LogStore, lake: LakeTable, session: Callable[[], SparkSession], now: datetime
 ) -> Removed:
-    """Remove the files below the table's location that nothing ever named, and old enough."""
+    """Remove files below the table's location that nothing ever named and that are old enough."""
     loaded = lake.load()
     if loaded is None or lake.row.state not in SETTLED:
         return NOTHING
@@ -139,7 +139,7 @@ def remove_orphans(
 
 
 def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed:
-    """Drop what copies that were given up landed in, and what their workers left behind."""
+    """Drop the targets of copies that were given up, and the files that their workers left."""
     gone = NOTHING
     oldest = now - lake.config.maintenance.orphan_grace
     # A table that is complete needs the target of no copy any more, its own included.
@@ -148,7 +148,7 @@ def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed
         shadow = LakeTable(lake.config, lake.table, lake.row, suffix=f"{SUFFIX}{epoch}")
         loaded = shadow.load()
         if loaded is not None and COPYING not in loaded.properties:
-            continue  # somebody's own table, of an unlucky name
+            continue  # somebody's own table that has such a name
         if loaded is not None:
             with suppress(Busy), writing(store, lake.row):
                 gone += Removed(*drop_copy(shadow, loaded))
@@ -158,7 +158,7 @@ def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed
 
 
 def _remove_old(place: Place, oldest: datetime) -> Removed:
-    """Delete the files in a place that are older, and the folders that are empty then."""
+    """Delete the files of ``place`` older than ``oldest``, and the folders that are then empty."""
     selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
     found = place.filesystem.get_file_info(selector)
     gone = place.delete(i.path for i in found if i.is_file and i.mtime < oldest)

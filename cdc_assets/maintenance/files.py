@@ -1,8 +1,8 @@
-"""What a lake table consists of: its live data files with their deletes, its manifests, its bytes.
+"""A lake table's contents: its live data files with their deletes, its manifests, its bytes.
 
-Read through pyiceberg's metadata, so that nothing to do costs no Spark. pyiceberg 0.12 reads every
-manifest as format version 2, where a deletion vector doesn't say which file it belongs to; so
-manifests are read here with the schema of version 3, of which they all are a part.
+pyiceberg reads them from the metadata, so a look that finds no work needs no Spark. pyiceberg 0.12
+reads every manifest as format version 2, where a deletion vector doesn't name its data file; so
+manifests are read here with the schema of version 3, of which the others are a part.
 """
 
 from __future__ import annotations

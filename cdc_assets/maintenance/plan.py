@@ -1,4 +1,4 @@
-"""What a table needs: pure functions of its files, manifests and snapshots.
+"""The care that a table needs: pure functions of its files, manifests and snapshots.
 
 Compaction is planned in *slices*: what one call of ``rewrite_data_files`` may rewrite while it
 holds the table's writer lock. Iceberg's planner picks the files; the options made here bound it to
@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from cdc_assets.config.sections import MaintenanceConfig
 from cdc_assets.maintenance.files import LiveFile
 
-# Opening a small file costs as much as reading some hundred kilobytes: so many are a slice, too.
+# The most files of a slice: opening one costs as much as reading some hundred kilobytes.
 SLICE_FILES = 500
 # A file of a quarter of the target is good to read, and rewriting it again wouldn't pay.
 _SMALL = 0.25
@@ -24,8 +24,7 @@ _SMALL = 0.25
 MANY_MANIFESTS = 20
 _MANIFEST_BYTES = 8 * 2**20  # commit.manifest.target-size-bytes
 _NEVER = 2**31 - 1
-# Reading some files of a table takes a look at all of them, so a table isn't moved to another
-# partition spec in more steps than that.
+# The most steps of a move to another partition spec: each looks at all files of the table.
 _MOVES = 16
 
 
@@ -33,7 +32,7 @@ _MOVES = 16
 class Slice:
     """One call's options for ``rewrite_data_files``; ``files`` and ``bytes`` are its bounds.
 
-    Or, if there are any, the files ``moved`` to the table's present partition spec.
+    If ``moved`` names files, these are moved to the table's present partition spec instead.
     """
 
     options: Mapping[str, str]
@@ -45,11 +44,11 @@ class Slice:
 def next_slice(
     files: Sequence[LiveFile], wanted: MaintenanceConfig, spec_id: int = 0
 ) -> Slice | None:
-    """What is to be rewritten next; None if the table is well. Its spec is ``spec_id``.
+    """The slice to rewrite next; None if there is none. ``spec_id``: the table's present spec.
 
-    First what is of an older partition spec, which Iceberg's planner takes no notice of. Then small
-    files, where a partition has enough of them: most deletions are of rows that came lately. Then
-    files of which many rows are deleted, whatever their size.
+    Files of an older partition spec come first, which Iceberg's planner takes no notice of. Small
+    files come next, where a partition has enough of them: most deletions are of recent rows. Files
+    with many deleted rows come last, whatever their size.
     """
     if old := [file for file in files if file.spec_id != spec_id and file.deleted < file.rows]:
         return _moved(old, wanted)
@@ -80,7 +79,7 @@ def _moved(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice:
 
 
 def _fitting(files: Sequence[LiveFile], limit_bytes: int) -> int:
-    """How many of ``files``, whichever they are, surely have no more than ``limit_bytes``."""
+    """How many of ``files``, whichever are picked, have no more than ``limit_bytes`` together."""
     size = number = 0
     for file in sorted(files, key=lambda file: -file.bytes):
         size += file.bytes
@@ -104,7 +103,7 @@ def _slice(
         "target-file-size-bytes": str(target),
         "min-file-size-bytes": str(min_file_size_bytes),
         "max-file-size-bytes": str(2**62),  # large files stay as they are
-        # A group that is full has more than the target then, which is reason enough to rewrite it.
+        # A full group is then larger than the target, which is reason enough to rewrite it.
         "max-file-group-size-bytes": str(target * 3 // 2),
         "min-input-files": str(wanted.min_input_files),
         "max-files-to-rewrite": str(number),
@@ -135,7 +134,7 @@ def expiry(
     wanted: MaintenanceConfig,
     now: datetime,
 ) -> Expiry | None:
-    """What may be expired; None if nothing may.
+    """The snapshots to expire; None if there are none.
 
     ``ancestors`` of ``main``, the newest first: when each was made, and whether it names the
     cursor. The newest that names it is kept whatever its age, with all that came after it

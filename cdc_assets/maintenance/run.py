@@ -1,9 +1,9 @@
-"""One maintenance run: a source's tables one after the other, each step of each told apart.
+"""One maintenance run: a source's tables one after the other, each step of each reported.
 
-The order is that of who refers to what: compaction leaves old files to expiry, expiry leaves
-unnamed files to the removal of orphans; the log comes last. Every step can be the last one that a
-run lives to do, and is done again by the next. Work that somebody else's lock keeps from being done
-is left for the next run; an error of one table doesn't stop the others, nor the steps after it.
+The order follows the references: compaction leaves old files to expiry, expiry leaves unnamed files
+to the removal of orphans; the log comes last. A run may die after any step; the next run does every
+step again. Work that somebody else's lock prevents is left for the next run; an error of one table
+stops neither the others nor the steps after it.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ ORPHANS_EVERY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What was done to one table, and how it stands after it.
+    """The work done on one table, and the table's state after it.
 
-    ``left_alone`` says why its lake table wasn't touched, or not rewritten; ``problem`` what went
+    ``left_alone``: why its lake table wasn't touched, or not rewritten. ``problem``: what went
     wrong.
     """
 
@@ -132,22 +132,22 @@ def maintain(
     thorough: bool = True,
     budget_seconds: float | None = None,
 ) -> Iterator[Maintained]:
-    """Maintain ``tables``, yielding what was done to each; failures are in it, not raised.
+    """Maintain ``tables``, yielding a result for each; failures are in it, not raised.
 
-    ``session`` is asked only if there is something to do that needs Spark. Without ``thorough``
+    ``session`` is called only if there is something to do that needs Spark. Without ``thorough``
     orphans are looked for once a day. Once ``budget_seconds`` are over no compaction begins.
     """
     until = time.monotonic() + budget_seconds if budget_seconds is not None else math.inf
     settle(pipeline)
     for number, table in enumerate(tables):
-        # The first one's turn looks after what tables share, too.
+        # The first table's turn removes the orphans of shared files, too.
         turn = _Table(pipeline, session, table, shared=number == 0)
         yield turn.maintain(until, thorough=thorough)
     remove_old_rows(pipeline.store)
 
 
 class _Table:
-    """One table's turn; what is done is kept step by step, so that an error doesn't hide it."""
+    """One table's turn; results are kept step by step, so that an error doesn't hide them."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Table:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Note what goes wrong, so that what comes after it is done all the same."""
+        """Note an error and go on, so that the steps after it are done all the same."""
         table = self._done.table
         try:
             yield
@@ -199,7 +199,7 @@ class _Table:
             if row.state == "streaming":
                 self._look_after_cursor(lake)
             self._annotate(lake)
-            # What grows has to be removed, also from a table that can't be compacted.
+            # What grows has to be removed, even if the table can't be compacted.
             with self._told(), surviving(store, table, "its compaction"):
                 self._rewrite(lake, until)
             with self._told():
@@ -222,13 +222,13 @@ class _Table:
         self._note(compacted=replace(compacted, manifests_before=before, manifests_after=after))
 
     def _look_after_cursor(self, lake: LakeTable) -> None:
-        """Find what others did to a table that no change comes for; keep its cursor within reach.
+        """Find others' changes to a table that gets none of ours; keep its cursor within reach.
 
-        The snapshot that names it may be expired by others, and one of older metadata is forgotten.
+        Others may expire the snapshot that names it, and one of older metadata is forgotten.
         """
         store = self._store
         if not is_begun(store, lake) or not store.try_lock(lock := f"write:{lake.row.table}"):
-            return  # whoever writes it looks for itself
+            return  # its writer looks for itself
         try:
             state, cursor = standing(store, lake)
             if not state.at_head:
@@ -256,9 +256,9 @@ class _Table:
                 self._store.unlock(lock)
 
     def _staged(self, lake: LakeTable, now: datetime) -> None:
-        """The log, in whatever state the table is."""
+        """Remove what the table's log needs no more, whatever state the table is in."""
         store, config = self._store, self._pipeline.config
-        # Its row is read before its cursor: a copy that ends between would only be missed.
+        # The row was read before the cursor: a copy that ends in between is only missed this time.
         mark_passed(store, lake.row, passed_offset(store, lake.row, lake.state().cursor))
         with self._told():
             grace = config.maintenance.staged_grace
@@ -270,7 +270,7 @@ class _Table:
         self._note(staged_orphans=orphans)
 
     def _look(self, lake: LakeTable) -> None:
-        """How the table stands now, for people."""
+        """Note the table's files and snapshots, for people."""
         loaded = lake.load()
         current = loaded.current_snapshot() if loaded is not None else None
         if loaded is None or current is None:

@@ -1,15 +1,15 @@
 """Removing staged files: those that every consumer group is past, and those nobody registered.
 
-Keeps invariant 11, staged files die last. A file goes a grace period after every group's cursor is
-past it; the lake's cursor is what the Iceberg table says, never its cache. First the entry goes
-from ``log_index``, then the file: a run that dies between leaves an orphan, never an entry without
-its file.
+Keeps invariant 11, staged files die last. A file is removed a grace period after every group's
+cursor is past it; the lake's cursor is read from the Iceberg table, never from its cache. The entry
+is deleted from ``log_index`` before the file: a run that dies in between leaves an orphan, never an
+entry without its file.
 
-A file that small tables share goes with the last entry that names it; until then it is kept.
+A file that small tables share is removed with the last entry that names it.
 
 An orphan is a file below the table's folder, or the shared one, without an entry. A flusher stages
 a long transaction in parts and registers them at its COMMIT, perhaps days later, so age alone
-proves nothing. What does: every transaction that ran when the file was written has ended, and what
+proves nothing. The proof: every transaction that ran when the file was written has ended, and what
 had committed by then is registered. ``Settling`` watches for that, over as many runs as it takes.
 """
 
@@ -38,10 +38,10 @@ from cdc_assets.postgres.slots import current_lsn
 
 logger = logging.getLogger(__name__)
 
-# Entries a transaction; a crash after it leaves so many orphans.
+# Entries deleted in one transaction; a crash after it leaves so many orphans.
 _BATCH = 1000
 _SETTLING = "maintenance.settling"
-# A pin that no table is read under any more is told apart from one that is being made by its age.
+# Only its age distinguishes a pin that no table is read under from one that is being made.
 _PIN_GRACE = timedelta(days=1)
 
 
@@ -63,10 +63,10 @@ def passed_offset(store: LogStore, row: TableRow, lake: Cursor | None) -> int:
 
 
 def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
-    """Note which entries every group is past since when; take it back where a cursor went back.
+    """Record since when every group is past an entry; clear it where a cursor went back.
 
-    While a table is copied, what the copy holds (``snapshot_lsn``) isn't needed by the lake's
-    group; with others about, their cursors alone decide.
+    While a table is copied, the lake's group doesn't need entries that the copy has
+    (``snapshot_lsn``); if there are other groups, their cursors alone decide.
     """
     alone = not store.connection.execute(
         "select from mat_cursor where source = %s and table_name = %s and consumer_group <> %s"
@@ -74,7 +74,7 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
         " and consumer_group <> %s",
         (store.source, str(row.table), GROUP) * 2,
     ).fetchall()
-    # Once the copy is complete the table names its cursor, and the log has to go on there.
+    # Only while copying: the complete table names its cursor, and the log has to go on there.
     copied = row.snapshot_lsn if alone and row.state == "copying" else None
     store.connection.execute(
         "update log_index set passed_at = case when end_offset <= %(offset)s"
@@ -95,7 +95,7 @@ def remove_passed(
 ) -> Removed:
     """Remove the files that were passed longer ago than ``grace``, their entries first.
 
-    Of shared files their share is counted in bytes, and the last table counts the file. Raises
+    Each table counts its share of a shared file's bytes, and the last one counts the file. Raises
     TableProblem, at the end, if entries name files that are none of the source's; these stay.
     """
     gone, foreign = NOTHING, set[str]()
@@ -113,7 +113,7 @@ def remove_passed(
             " returning path, byte_size, first_row is not null",
             (store.source, str(table), grace, [n for n, path in found if path not in foreign]),
         ).fetchall()
-        # After the deletion is committed: of two that do this at once, the last one sees nothing.
+        # Asked after the deletion is committed: of two concurrent runs the last one finds no entry.
         kept = _shared(store, {path for path, _, shared in rows if shared})
         paths = {path for path, _, _ in rows} - kept
         for place in places:
@@ -140,7 +140,7 @@ def _shared(store: LogStore, paths: AbstractSet[str]) -> set[str]:
 def remove_staged_orphans(
     pipeline: Pipeline, table: TableId | None, settled: datetime | None, now: datetime
 ) -> Removed:
-    """Remove files that nobody registered nor will, older than the grace; None: shared ones."""
+    """Remove files older than the grace that never will be registered; table None: shared files."""
     config = pipeline.config
     if settled is None:
         return NOTHING
@@ -152,7 +152,7 @@ def remove_staged_orphans(
         found = list(_files(place, oldest))
         if not found:
             continue
-        # After the listing: what is registered meanwhile is seen.
+        # Asked after the listing, so that a file registered meanwhile is seen.
         registered = {
             place.below(place.path(path))
             for (path,) in pipeline.store.connection.execute(
@@ -167,7 +167,7 @@ def remove_staged_orphans(
             *place.delete(i.path for i in found if place.below(i.path) not in registered)
         )
         days = place.filesystem.get_file_info(fs.FileSelector(place.root))
-        # Nobody writes into an older day's any more.
+        # Nobody writes into the folder of an older day any more.
         place.delete_empty(i.path for i in days if (d := _day(i.path)) and d < oldest.date())
     return gone
 
@@ -193,10 +193,10 @@ def _day(path: str) -> date | None:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """``settled``: what was staged before it is registered, or never will be.
+    """``settled``: every file staged before it is registered, or never will be.
 
-    The next candidate is ``at``: it is settled once every transaction below ``xid`` has ended, and
-    then once the log is flushed beyond ``lsn``, where the WAL ended after that.
+    ``at`` is the next candidate: it is settled once every transaction below ``xid`` has ended, and
+    the log is then flushed beyond ``lsn``, where the WAL ended after that.
     """
 
     settled: str | None = None
@@ -206,9 +206,9 @@ class Settling:
 
 
 def settle(pipeline: Pipeline) -> datetime | None:
-    """Take the next step; returns since when everything is settled, None if it isn't known yet.
+    """Take the next step; returns the time before which all is settled, None if it isn't known.
 
-    Nor is it while the source can't be reached: the lake needs its care all the same.
+    None, too, if the source can't be reached: the lake is maintained without it.
     """
     if pipeline.config.snapshot.mode == "snapshot_only":
         return None
@@ -238,7 +238,7 @@ def settle(pipeline: Pipeline) -> datetime | None:
 
 
 def remove_old_rows(store: LogStore) -> int:
-    """Forget pins that no table is read under, and plans of epochs that are over; how many rows."""
+    """Delete pins that no table is read under, and plans of past epochs; returns how many rows."""
     store.forget_locks()
     pins = store.connection.execute(
         "delete from pins p where source = %s and created_at < now() - %s"

@@ -40,7 +40,7 @@ def at_once(severity: Severity) -> Limits:
 class Condition:
     """One thing that is wrong: ``what`` it is, how bad (``detail``), and the ``remedy``.
 
-    ``since`` where the facts know it; else since it was first seen.
+    ``since`` is set where the facts know it; else the condition began when it was first seen.
     """
 
     key: str

@@ -1,7 +1,7 @@
 """From facts to conditions: everything that is wrong at one moment. Pure functions.
 
-A condition is a matter that lasts: its key stays the same while it does, and its limits say after
-how long it is a warning and a failure. Whether anybody has been told already is not known here.
+A condition lasts: its key stays the same meanwhile, and its limits are the times after which it is
+a warning and a failure. ``notices`` knows whether it was reported already.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cdc_assets.observe.facts import Facts
 from cdc_assets.observe.slot_conditions import pins, slot
 from cdc_assets.observe.status import SourceStatus, TableStatus
 
-# A run of ours that fails is tried again by its sensor; so often in a row that it needs a person.
+# Sensors retry a failed run; after so many failures in a row it needs a person.
 _RUNS_FAIL = 3
 
 
@@ -23,7 +23,7 @@ _COPY_IDLE = Limits(600.0, 3600.0)
 
 
 def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
-    """Everything that is wrong; several may have one key, then the worst counts."""
+    """Everything that is wrong; several conditions may share a key, then the worst counts."""
     return [
         *_reachable(facts, config),
         *_flusher(facts, config),
@@ -37,12 +37,12 @@ def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
     ]
 
 
-# The keys of what is known without asking the databases how the source is.
+# The keys of conditions that are known without asking the databases.
 _ASKED_ELSEWHERE = ("source", "coordination", "facts", "spark", "run:", "check:", "sink:")
 
 
 def unknown(key: str, facts: Facts) -> bool:
-    """Whether the facts don't say if that is still wrong: where nothing can be asked it stays."""
+    """Whether the facts can't show if that is still wrong; such a condition stays."""
     return facts.status is None and not key.startswith(_ASKED_ELSEWHERE)
 
 

@@ -1,4 +1,4 @@
-"""The facts that alerts are made of: of both databases, the slot, Spark, and what Dagster says.
+"""The facts behind alerts: of both databases, the slot, Spark, and what Dagster reports.
 
 Reads only, with short time-outs. What Dagster knows (freshness, runs, checks) is handed in, because
 the engine doesn't know Dagster.
@@ -38,7 +38,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """The last finished run of a job (``name``) failed, with how many before it in a row."""
+    """The last finished run of a job (``name``) failed, the last of ``in_a_row`` failures."""
 
     name: str
     run_id: str
@@ -48,7 +48,7 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class FailedCheck:
-    """An asset check whose last evaluation failed, what it said, and what helps if it knows."""
+    """An asset check whose last evaluation failed, its message, and its remedy if it has one."""
 
     asset: str
     name: str
@@ -59,7 +59,7 @@ class FailedCheck:
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """When those of a check's ``tables`` that wait longest were last checked; None: never yet."""
+    """``tables`` of a check, and when the one waiting longest was checked; None: never yet."""
 
     name: str
     tables: int
@@ -109,12 +109,12 @@ def facts(pipeline: Pipeline) -> Facts:
 
 
 def unreachable(config: SourceConfig, error: Exception) -> Facts:
-    """What can be said where :func:`facts` can't be had: which of the databases it is."""
+    """The facts if :func:`facts` fails: which of the databases can't be reached."""
     found = Facts(datetime.now(UTC), spark_problem=spark_problem(config))
     source = log = _problem(lambda: source_dsn(config))
     if config.state.postgres_url is not None:
         log = _problem(lambda: coordination_dsn(config))
-    if source is None and log is None:  # it is back, or it is something else
+    if source is None and log is None:  # reachable again, or another problem
         return replace(found, problem=str(explained(error, config)))
     return replace(found, source_problem=source, log_problem=log if log != source else None)
 

@@ -1,4 +1,4 @@
-"""What a notice reads like: for a log, a mail, and Slack. What, since when, how bad, what helps."""
+"""The text of notices for a log, a mail, and Slack: what, since when, how bad, what helps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lasted(seconds: float) -> str:
 
 
 def heading(notice: Notice) -> str:
-    """Its state and what it is, in one line."""
+    """The notice's state and subject, in one line."""
     state = "OK" if notice.severity is None else notice.severity.upper()
     change = {
         "problem": "",
@@ -49,13 +49,13 @@ def lines(notice: Notice) -> list[str]:
 
 
 def subject(source: str, notices: Sequence[Notice]) -> str:
-    """The worst first, and how many more: one short line, whatever a table is called."""
+    """The worst notice, and how many more: one short line, however long a table's name is."""
     more = f" (and {len(notices) - 1} more)" if len(notices) > 1 else ""
     return header(f"[cdc {source}] {heading(notices[0])}", end=more)
 
 
 def text(source: str, notices: Sequence[Notice]) -> str:
-    """All of them for a mail, as far as a person reads and a topic takes them."""
+    """All of them for a mail or a topic, as far as a person reads and a topic takes them."""
     said, length = [f"Source {source}:"], 0
     for notice in notices[:_TEXT_SHOWN]:
         told = "\n".join(plain(line) for line in lines(notice))
@@ -73,7 +73,7 @@ def _more(left: int) -> list[str]:
 def slack(source: str, notices: Sequence[Notice]) -> dict[str, Any]:
     """JSON for an incoming webhook: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks.
 
-    Nothing in it is markup, and no address that stands in a name is fetched for a preview.
+    None of it is markup, and no address in a name is fetched for a preview.
     """
     attachments: list[dict[str, Any]] = []
     length = 0

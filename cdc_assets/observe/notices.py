@@ -1,12 +1,12 @@
-"""From conditions to notices: what changed since somebody was told. Pure functions over a memory.
+"""From conditions to notices: what changed since the last report. Pure functions over a memory.
 
-A key is told when its grade is another than the one told last, when it was worse in between, and
-again after ``remind``. Nothing is forgotten by the rate limit: what changes before the next message
-is due is in that one, and what came and went meanwhile is there with how bad it was.
+A key is reported when its grade differs from the one reported last, when it was worse in between,
+and again after ``remind``. The rate limit loses nothing: changes before the next message is due are
+in that one, and a condition that came and went meanwhile is in it with its worst grade.
 
-The memory is plain JSON, so that a sensor's cursor can hold it; what is well isn't in it. What
-names and errors say is taken in as plain text of a bounded length (``messages.texts``), so no
-message can be one that a sink doesn't take.
+The memory is plain JSON, so that a sensor's cursor can hold it; keys that are well aren't in it.
+Names and errors are stored as plain text of a bounded length (``messages.texts``), so that each
+sink can take every message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdc_assets.observe.condition import Condition
 
 Kind = Literal["problem", "worse", "better", "reminder", "recovered"]
 _RANK: dict[Severity | None, int] = {None: 0, "warn": 1, "fail": 2}
-# A sink that is down for long gets the newest ones when it is back.
+# A sink that was down for long gets only the newest ones when it is back.
 OUTBOX = 50
 # A sentence is read to its end, a reason of a hundred kilobytes isn't.
 _LENGTH = 800
@@ -31,7 +31,7 @@ _LENGTH = 800
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One transition, as it is told. Times are ISO; ``severity`` is None once it is well."""
+    """One transition, as it is reported. Times are ISO; ``severity`` is None once it is well."""
 
     key: str
     kind: Kind
@@ -45,13 +45,13 @@ class Notice:
 
     @property
     def rank(self) -> int:
-        """How bad it is or was: for sinks that want to know of the worse only."""
+        """How bad it is or was, whichever is worse: for sinks with a ``min_severity``."""
         return max(_RANK[self.severity], _RANK[self.before])
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is remembered of a key: since when, how bad it is, what was told and when."""
+    """What is remembered of a key: since when, how bad it is, what was reported and when."""
 
     since: str
     what: str
@@ -69,16 +69,16 @@ class Known:
 
     @property
     def matters(self) -> bool:
-        """Whether there is anything to remember, or to be told."""
+        """Whether there is anything to remember, or to report."""
         return self.present or self.told is not None or self.worst is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A message that a sink hasn't taken yet, as :class:`Notice` has each of its parts.
+    """A message that a sink hasn't taken yet; ``notices`` has each :class:`Notice` as a dictionary.
 
-    ``tries``: looks at which it was tried. ``refused``: those at which the sink said that it
-    doesn't take this one, or took another.
+    ``tries``: looks at which it was tried. ``refused``: looks at which the sink refused it, or took
+    another message instead.
     """
 
     notices: list[dict[str, Any]]
@@ -100,7 +100,7 @@ class Memory:
 
     @classmethod
     def load(cls, text: str | None) -> Self:
-        """The memory as it was dumped; what another version wrote is begun anew."""
+        """The memory as it was dumped; an empty one if another version wrote it in its own form."""
         if not text:
             return cls()
         try:
@@ -156,7 +156,7 @@ def observe(
 
 
 def due(memory: Memory, config: AlertsConfig, now: datetime) -> tuple[Memory, list[Notice]]:
-    """What is to be told now; the memory has it as told, and queued for every sink."""
+    """The notices due now; in the memory they are marked as reported, and queued for every sink."""
     if memory.sent_at and now - _time(memory.sent_at) < config.min_interval:
         return memory, []
     notices = []

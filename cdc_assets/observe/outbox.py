@@ -1,10 +1,10 @@
-"""What becomes of messages that wait: each is tried at every look until its sink takes it.
+"""Delivery of waiting messages: each is tried at every look until its sink takes it.
 
 A message may come twice, and isn't lost: while a sink is away, its newest ones wait. But a message
-that the sink never takes must not keep the others from it. It is known by the sink's own word, or
-by its taking another one in the same look; it is tried some minutes longer, beside the others, and
-then left out. That a sink doesn't take messages is a condition like any other, so the other sinks
-tell it before that.
+that the sink never takes must not keep the others from it. Such a message is known by the sink's
+refusal, or by the sink taking another one in the same look; it is tried some minutes longer, beside
+the others, and then left out. A sink that takes no messages is a condition like any other, so the
+other sinks report it before that.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cdc_assets.observe.sinks import TRANSIENT, away, refused, said, send
 
 # The sensor that delivers has a minute for everything; a message under way may take 20 s more.
 _BUDGET_SECONDS = 15.0
-# Looks come every 15 seconds. From so many on, a look may begin with another message.
+# Looks come every 15 seconds. After so many tries a look may begin with another message.
 _STUCK = 8
-# So often refused, a message is left out.
+# After so many refusals a message is left out.
 _REFUSALS = 20
 
 
 def deliver(config: SourceConfig, memory: Memory) -> tuple[Memory, list[str]]:
-    """Try what waits; what isn't taken goes on waiting, and is said.
+    """Try the waiting messages; those that aren't taken go on waiting, and are reported.
 
-    A sink that hangs holds up no other one, nor does a message that can't be made.
+    Neither a sink that hangs nor a message that can't be made holds up the others.
     """
     keys, sinks = sink_keys(config.alerts), config.alerts.sinks
 
@@ -47,7 +47,7 @@ def deliver(config: SourceConfig, memory: Memory) -> tuple[Memory, list[str]]:
 def _emptied(
     config: SourceConfig, key: str, sink: SinkConfig, waiting: Sequence[Waiting]
 ) -> tuple[list[Waiting], list[str]]:
-    """What is left of a sink's messages after one look, and what is to be said of it."""
+    """A sink's messages that are left after one look, and the problems to report."""
     deadline = time.monotonic() + _BUDGET_SECONDS
     left, problems, failed, taken = dict(enumerate(waiting)), list[str](), list[int](), False
     todo = _order(waiting) if waiting else []
@@ -63,14 +63,14 @@ def _emptied(
             if not its_fault:
                 failed.append(place)
                 if taken or one.tries < _STUCK or len(failed) > 1 or away(sink, error):
-                    break  # it isn't there: another message would show no more
+                    break  # the sink is away: another message would show no more
         except Exception as error:  # noqa: BLE001 - tried again it would fail again
             del left[place]
             problems.append(f"{key} can't be given a message, which is left out: {said(error)}")
         else:
             del left[place]
             taken = True
-            todo.sort()  # it is there: what is left comes in its order
+            todo.sort()  # the sink is there: the rest is sent in order
     if taken:
         for place in failed:
             left[place] = replace(left[place], refused=left[place].refused + 1)
@@ -83,7 +83,7 @@ def _emptied(
 
 
 def _order(waiting: Sequence[Waiting]) -> list[int]:
-    """The oldest first; last once it is stuck, and each look begins with another one then."""
+    """The oldest first; once it is stuck it comes last, and looks begin with the others in turn."""
     first, *others = range(len(waiting))
     if waiting[0].tries < _STUCK or not others:
         return [first, *others]
@@ -92,7 +92,7 @@ def _order(waiting: Sequence[Waiting]) -> list[int]:
 
 
 def undelivered(memory: Memory) -> list[Condition]:
-    """That a sink has taken nothing, or not some message, for some looks."""
+    """A condition for each sink that has a message which it hasn't taken for some looks."""
     found = []
     for key, waiting in memory.outbox.items():
         stuck = [one for one in waiting if one.tries >= _STUCK]

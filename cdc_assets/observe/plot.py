@@ -11,14 +11,14 @@ from datetime import datetime
 from xml.sax.saxutils import escape
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 520, 130, 70, 26, 20
-# More points than this aren't told apart at that width.
+# More points than this can't be distinguished at that width.
 _POINTS = 120
 
 
 def line_chart(
     title: str, points: Sequence[tuple[datetime, float | None]], show: Callable[[float], str]
 ) -> str:
-    """An SVG document; where a value is None the line has a gap. ``show`` words a value."""
+    """An SVG document; where a value is None the line has a gap. ``show`` formats a value."""
     drawn = thinned(points)
     known = [value for _, value in drawn if value is not None]
     top = max(known, default=0.0) or 1.0

@@ -19,7 +19,7 @@ from cdc_assets.observe.samples import Sample, applied_per_second, history, take
 from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.pipeline import Pipeline
 
-# What a person reads of one matter; the alerts and `status` have more.
+# The length that a person reads of one matter; the alerts and `status` have more.
 _CELL = 1_000
 TABLE_HEADINGS = ("table", "state", "chunks", "applied", "lag", "pending", "reason")
 
@@ -34,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Everything that is told of a source at one moment."""
+    """Everything that is reported of a source at one moment."""
 
     status: SourceStatus
     problems: tuple[Problem, ...]
@@ -53,7 +53,7 @@ class Health:
 
 
 def look(pipeline: Pipeline, *, sample: bool = True) -> Health:
-    """Say how everything is; take a sample if one is due. Raises psycopg.OperationalError."""
+    """Collect a source's health; take a sample if one is due. Raises psycopg.OperationalError."""
     found = facts(pipeline)
     assert found.status is not None  # `facts` raises where it can't be had
     if sample:
@@ -63,10 +63,10 @@ def look(pipeline: Pipeline, *, sample: bool = True) -> Health:
 
 
 def problems(found: Facts, config: SourceConfig) -> tuple[Problem, ...]:
-    """What is wrong, the worst first; what isn't bad enough yet to be told is left out."""
+    """The conditions, the worst first; those not bad enough yet to be reported are left out."""
     graded = []
     for condition in conditions(found, config):
-        # When it began isn't known here: it is told as young until the alerts grade it.
+        # A condition without a known begin is shown as young until the alerts grade it.
         age = (found.now - condition.since).total_seconds() if condition.since else 0.0
         severity = condition.limits.grade(age)
         if severity is not None or condition.since is None:
@@ -103,7 +103,7 @@ def table_rows(status: SourceStatus) -> list[tuple[str, ...]]:
 
 
 def part_rows(health: Health) -> list[tuple[str, str]]:
-    """What isn't a table's: the slot, the flusher, throughput; name and value."""
+    """Name and value of what isn't a table's: slot, flusher, waits, pins, throughput."""
     slot, told = health.status.slot, health.status.flusher
     kept = f"{slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
     parts = [

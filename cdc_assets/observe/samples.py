@@ -1,4 +1,4 @@
-"""How a source was at some moments: a row a minute, for a day.
+"""Samples of a source's state: a row a minute, for a day.
 
 The rows are for people to look at; nothing is decided by them.
 """
@@ -17,7 +17,7 @@ from cdc_assets.observe.status import SourceStatus
 EVERY_SECONDS = 60.0
 _KEPT = "1 day"
 
-# One of several who sample at once is enough.
+# Of several who sample at once only one inserts.
 _INSERT = f"""
 insert into health_samples (source, lag_seconds, lag_bytes, retained_bytes, pending_rows,
                             rows_staged, rows_applied)
@@ -34,7 +34,7 @@ select %(source)s, %(lag_seconds)s, %(lag_bytes)s, %(retained)s, %(pending)s,
 class Sample:
     """One moment. Lags are the worst of all tables; None while nothing is copied.
 
-    ``rows_staged`` and ``rows_applied`` count since ever.
+    ``rows_staged`` and ``rows_applied`` are totals since the beginning.
     """
 
     at: datetime

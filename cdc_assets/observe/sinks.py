@@ -1,8 +1,8 @@
 """Where notices go: a log, a webhook, an SNS topic, mail. One message for all notices of a moment.
 
-A message is tried a few times with short time-outs; what becomes of one that isn't taken is decided
-in ``outbox``. An address may be a secret: none is ever in an error or a log, and a webhook that
-leads elsewhere isn't followed there.
+A message is tried a few times with short time-outs; ``outbox`` decides what becomes of one that
+isn't taken. An address may be a secret: none is ever in an error or a log, and a webhook's redirect
+isn't followed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 3
 _ANSWER_BYTES = 64 * 1024
 TRANSIENT = (OSError, HTTPException, smtplib.SMTPException, BotoCoreError, ClientError)
-# Statuses that aren't about this message: who may send, where to, how often.
+# Statuses about the sender, the address or the rate, not about this message.
 _NOT_THE_MESSAGE = frozenset({401, 402, 403, 404, 405, 407, 408, 410, 421, 423, 425, 429, 451})
-# A recovery has to be where the problem was told: a log without settings has no INFO.
+# A recovery has to appear where the problem did: a log without settings has no INFO.
 _LEVELS = {"fail": logging.ERROR, "warn": logging.WARNING, None: logging.WARNING}
 
 
 def try_sinks(config: SourceConfig) -> dict[str, str | None]:
-    """Send every sink a message that says that it is a test; why it failed, by sink."""
+    """Send every sink a test message; returns by sink why it failed, None if it didn't."""
     now = datetime.now(UTC).isoformat()
     what, help_ = "this is a test", "Nothing: all is well."
     notice = Notice("test", "problem", "warn", None, what, "it was asked for", help_, now, 0.0)
@@ -87,7 +87,7 @@ def _send(config: SourceConfig, sink: SinkConfig, notices: Sequence[Notice]) -> 
 
 
 class _StayThere(urllib.request.HTTPRedirectHandler):
-    """What is for one address isn't told at another: a redirect is an answer that refuses."""
+    """A redirect counts as a refusal: what is meant for one address isn't sent to another."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -117,7 +117,7 @@ def _publish(config: SourceConfig, sink: SnsSink, notices: Sequence[Notice]) -> 
         config=Config(
             connect_timeout=_TIMEOUT_SECONDS,
             read_timeout=_TIMEOUT_SECONDS,
-            retries={"total_max_attempts": 1},  # they are counted here
+            retries={"total_max_attempts": 1},  # ``send`` counts them
         ),
     )
     subject = message.subject(config.name, notices)
@@ -133,7 +133,7 @@ def _mail(config: SourceConfig, sink: MailSink, notices: Sequence[Notice]) -> No
     mail["Subject"] = message.subject(config.name, notices)
     mail["From"], mail["To"] = sink.sender, ", ".join(sink.to)
     mail.set_content(message.text(config.name, notices), cte="quoted-printable")  # pure ASCII
-    context = ssl.create_default_context()  # smtplib's own believes any certificate
+    context = ssl.create_default_context()  # smtplib's own accepts any certificate
     where = (sink.host, sink.port)
     with ExitStack() as stack:
         server: smtplib.SMTP
@@ -150,7 +150,7 @@ def _mail(config: SourceConfig, sink: MailSink, notices: Sequence[Notice]) -> No
 
 
 def refused(error: BaseException) -> bool:
-    """Whether a sink says that it doesn't take this message: another try won't help."""
+    """Whether the sink refuses this message, so that another try won't help."""
     if isinstance(error, HTTPError):
         return 400 <= error.code < 500 and error.code not in _NOT_THE_MESSAGE
     if isinstance(error, smtplib.SMTPDataError):
@@ -163,15 +163,15 @@ def refused(error: BaseException) -> bool:
 def away(sink: SinkConfig, error: BaseException) -> bool:
     """Whether the sink wasn't reached, or opened no session: no other message would get there.
 
-    A connection that ends, or is silent, once the message is under way is another thing: it may be
-    the message.
+    False for a connection that ends, or is silent, once the message is under way: the message may
+    be the cause.
     """
     if isinstance(error, HTTPError):
         return False
     if isinstance(error, URLError):  # until the request is sent
         lost = isinstance(error.reason, ConnectionError)
         return not lost or isinstance(error.reason, ConnectionRefusedError)
-    if isinstance(sink, MailSink):  # what isn't SMTP's own is of the socket that is to be opened
+    if isinstance(sink, MailSink):  # others than SMTP's own are of the socket that is to be opened
         opening = (smtplib.SMTPConnectError, smtplib.SMTPHeloError)
         return not isinstance(error, smtplib.SMTPException) or isinstance(error, opening)
     return isinstance(error, EndpointConnectionError | ConnectTimeoutError | ProxyConnectionError)

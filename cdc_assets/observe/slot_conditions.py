@@ -1,4 +1,4 @@
-"""What endangers the source: WAL that a slot keeps, transaction IDs, pins."""
+"""Conditions that endanger the source: WAL that a slot keeps, transaction IDs, pins."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cdc_assets.observe.condition import COMMAND, FAIL, WARN, Condition, Limits,
 from cdc_assets.observe.facts import Facts
 from cdc_assets.postgres.slots import SlotFacts
 
-# Of max_slot_wal_keep_size: with less than this left somebody has to hurry.
+# Shares of max_slot_wal_keep_size: with less than this left somebody has to hurry.
 _SAFE_WARN, _SAFE_FAIL = 0.5, 0.2
-# Dead rows pile up at the source for as long as a snapshot is held; a day's are felt.
+# Dead rows pile up at the source for as long as a snapshot is held; after a day that is felt.
 _PIN_HELD = Limits(6 * 3600.0, 24 * 3600.0)
 
 

@@ -1,4 +1,4 @@
-"""Where a source stands: its slot, its flusher, and every table. Read only.
+"""The state of a source: its slot, its flusher, and every table. Read only.
 
 One collection for the command line, the sensors and the checks, so that they can't disagree.
 """
@@ -22,9 +22,9 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.waits import Wait, held_snapshots, waits
 from cdc_assets.postgres.slots import current_position, slot_status
 
-# What a flusher waits in for another session to begin, without the lock of its turn.
+# States in which a flusher waits for its next session to begin, without the lock of its turn.
 BETWEEN_SESSIONS = ("reconnecting", "stuck")
-# A flusher that has the turn tells every few seconds how it is.
+# A flusher that has the turn reports every few seconds.
 SILENT_SECONDS = 30.0
 
 
@@ -49,25 +49,25 @@ class TableStatus:
     chunks_total: int
     rows_copied: int
     copy_rows_per_second: float | None = None
-    """Of a copy under way: what all workers together wrote in the last minute."""
+    """Of a copy under way: the rate of all workers together in the last minute."""
     copy_seconds_left: float | None = None
     altered: bool = False
-    """The source's columns are others than the lake's: a schema change waits."""
+    """The source's columns differ from the lake's: a schema change waits."""
     worker: str | None = None
-    """The process that looks after it."""
+    """The process that merges it."""
     paused_since: str | None = None
-    """Somebody paused it, or its source: nothing is applied."""
+    """Since when it, or its source, is paused: nothing is applied."""
     applied_offset: int = 0
     """The first offset of its log that isn't applied."""
     copy_idle_seconds: float | None = None
-    """Of a copy under way: since when nothing of it was written."""
+    """Of a copy under way: for how many seconds nothing of it was written."""
     info: tuple[str, ...] = ()
     """What the lake table lacks on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker that merges. ``tables`` are those that it looks after now, with their epochs."""
+    """A worker that merges. ``tables`` are those that it has claimed now, with their epochs."""
 
     worker: str
     process: str
@@ -79,7 +79,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PinStatus:
-    """A session that holds a snapshot for copies, and by it keeps the source's vacuum waiting.
+    """A session that holds a snapshot for copies, and thereby holds back the source's vacuum.
 
     ``xmin_age``: in transactions. ``tables``: those that are copied under it.
     """
@@ -272,9 +272,9 @@ def _copied_under(store: LogStore) -> dict[int, tuple[str, ...]]:
 def _flusher(
     store: LogStore, flushed: Lsn | None, flushed_age: float | None, current: Lsn
 ) -> dict[str, Any]:
-    """The flusher as the log shows it, and as it told itself if one is active; else its last words.
+    """The flusher as the log shows it, with its own last report.
 
-    ``state`` is down when none is active, silent when the active one has stopped telling, and
+    ``state`` is down when none is active, silent when the active one has stopped reporting, and
     dropped when the source was given up.
     """
     active = store.is_locked(f"flusher:{store.source}")
@@ -296,7 +296,7 @@ def _flusher(
 
 
 def _idle(own: float | None, pinned: float | None, any_written: float | None) -> float | None:
-    """Since when nothing of a copy was written; one that hasn't begun waits for others' copies."""
+    """For how many seconds a copy wrote nothing; before its first chunk others' chunks count."""
     since = (any_written if own is None else own, pinned)
     return min((seconds for seconds in since if seconds is not None), default=None)
 
@@ -304,7 +304,7 @@ def _idle(own: float | None, pinned: float | None, any_written: float | None) ->
 def _behind(flusher: Mapping[str, Any], flushed_age: float | None) -> float | None:
     """For how long the log, and with it a table without a backlog, hasn't equalled the source.
 
-    A log that catches up moves all the time; how old what it shows is, its flusher knows.
+    A log that catches up moves all the time, so the lag that its flusher reports counts, too.
     """
     if flushed_age is None or not flusher["active"] or flusher["state"] == "silent":
         return flushed_age
@@ -323,7 +323,7 @@ def _info(*, inserts_only: bool, left_out: Sequence[str]) -> tuple[str, ...]:
 def _applied(
     state: str, snapshot: str | None, applied: str | None, pending: int, flushed: Lsn | None
 ) -> Lsn | None:
-    """How far the lake table shows the source; nothing before its copy is complete."""
+    """Up to which LSN the lake table shows the source; None before its copy is complete."""
     if state != "streaming" or snapshot is None:
         return None
     reached = max(Lsn.parse(snapshot), Lsn.parse(applied) if applied else Lsn.ZERO)

@@ -1,7 +1,7 @@
 """Copying tables: snapshot, resync, resume.
 
-Each works whether or not a flusher and other runs are active; what somebody else is doing already
-is awaited, never repeated.
+Each works whether or not a flusher and other runs are active; it waits for work that somebody else
+has begun, and never repeats it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # Pinning waits for the transactions that run at the source; slot creation itself gives up earlier.
 _PIN_PATIENCE_SECONDS = 180
 _PIN_LOOK_SECONDS = 2.0
-# A table that is truncated more often than this while it is copied has to be left in peace.
+# Retries of copies that have to begin anew (after TRUNCATE, say); then the tables are reported.
 _COPY_TRIES = 5
 _ANEW = (CopyRestarted, SnapshotLost, Fenced)
 
@@ -56,11 +56,11 @@ def snapshot(
     *,
     streams: bool = False,
 ) -> None:
-    """Pin and copy what isn't copied yet. Raises TablesFailed naming the tables that can't be.
+    """Pin and copy what isn't copied yet. Raises TablesFailed naming the tables that failed.
 
     A table whose copy has to begin anew (it was truncated, its pin was lost) gets some more tries.
-    While tables are copied somebody has to stream, or WAL would pile up at the source: a flusher is
-    started unless one is active, or the caller says that it has one (``streams``).
+    WAL would pile up at the source if nobody streamed during a copy: a flusher is started unless
+    one is active, or the caller has one (``streams``).
     """
     pins = Pins(pipeline)
     beside = ExitStack()
@@ -110,29 +110,29 @@ def resync(
 ) -> None:
     """Copy ``tables`` anew while the others flow; readers see the old rows until it is complete.
 
-    Whatever state a table is in, that is the way out: the source's description of it is taken anew
-    too. Raises like :func:`snapshot`.
+    This works in any state of a table; the source's description of it is taken anew, too. Raises
+    like :func:`snapshot`.
     """
     mark_for_copy(pipeline, tables)
     snapshot(pipeline, spark, tables, on_progress)
 
 
 def mark_for_copy(pipeline: Pipeline, tables: Sequence[TableId]) -> None:
-    """Have ``tables`` copied anew by whoever copies: a command, or Dagster's sensors."""
+    """Mark ``tables`` to be copied anew, by a command or by Dagster's sensors."""
     for table in tables:
         row = pipeline.store.table(table)
-        if row is not None:  # else it is described with the first start
+        if row is not None:  # else the first start describes it
             restart_copy(pipeline.store, row)
 
 
 def resume(pipeline: Pipeline) -> bool:
-    """End the source's pause, or take it up again after it was dropped (True)."""
+    """End the source's pause. True if the source had been dropped, and is taken up again."""
     resume_pauses(pipeline.store)
     return take_up_again(pipeline.store)
 
 
 def _pinned(pipeline: Pipeline, pins: Pins, tables: Sequence[TableId]) -> dict[TableId, TableRow]:
-    """The tables' rows once none of them waits for a pin any longer, or none will get one soon."""
+    """The tables' rows once none waits for a pin any longer, or none will get one soon."""
     deadline = time.monotonic() + _PIN_PATIENCE_SECONDS
     while True:
         busy = False
@@ -165,7 +165,7 @@ def _copy_all(
     pins: Pins,
     on_progress: Callable[[CopyProgress], None],
 ) -> dict[TableId, CdcError]:
-    """Copy ``tables``; what went wrong, by table."""
+    """Copy ``tables``; returns the failures, by table."""
     with spark.session() as session, Pipeline.open(pipeline.config) as own:
         with ThreadPoolExecutor(1) as coordinator:
             stop = threading.Event()
@@ -174,7 +174,7 @@ def _copy_all(
             )
             try:
                 while not wait([copied], timeout=_PIN_LOOK_SECONDS).done:
-                    # Holds the pins, if no flusher does, and has what lost its pin pinned again.
+                    # Holds the pins if no flusher does, and pins a table again whose pin was lost.
                     with suppress(SlotBusy):  # somebody else's table waits
                         pins.tick()
             except BaseException:

@@ -1,8 +1,8 @@
-"""Giving a source up: its slot and its publication go, the lake tables stay as they are.
+"""Giving a source up: its slot and its publication are removed, the lake tables stay as they are.
 
-First it is written down that the source is dropped. A flusher sees that within seconds and ends,
-and none begins: or the next one would make the slot again. Then nobody holds the slot any more.
-Whoever wants the source back resumes it, and every table is copied anew under the new slot.
+The source is first recorded as dropped. An active flusher sees that within seconds and ends, and no
+new one begins: it would create the slot again. Then nobody holds the slot any more. Resuming the
+source copies every table anew under a new slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.publications import inserts_publication, publication_oid
 from cdc_assets.postgres.slots import drop_slot, slot_status
 
-# A flusher looks every few seconds; one that hangs, or isn't ours, is told by the server.
+# A flusher looks every few seconds; the server ends a session that hangs or isn't ours.
 _PATIENCE_SECONDS, _LONGEST_SECONDS, _LOOK_SECONDS = 30.0, 60.0, 0.5
 
 
@@ -35,9 +35,9 @@ class Dropped:
 
 
 def drop_source(pipeline: Pipeline) -> Dropped:
-    """Remove slot and publication. Done half, it is done by doing it again.
+    """Remove slot and publication. If it was done half, another call does the rest.
 
-    Raises SlotBusy when somebody keeps the slot, and PreflightError, all else being done, with the
+    Raises SlotBusy if the slot stays in use, and PreflightError, once all else is done, with the
     SQL for a publication that somebody else owns.
     """
     store, config = pipeline.store, pipeline.config

@@ -29,14 +29,14 @@ from cdc_assets.readiness.surroundings import admitted
 logger = logging.getLogger(__name__)
 
 
-# How often one writer after the other may come between a merge and its commit.
+# How often other writers may come between a merge and its commit.
 _FENCED_TRIES = 10
 # A worker whose databases or Spark can't be reached.
 _BACKOFF = Backoff(cap_seconds=30.0)
 
 
 def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
-    """Apply what is registered now, and schema changes that no row of the log has told.
+    """Apply what is registered now, and schema changes that no row of the log carries.
 
     Raises TablesFailed naming the tables that can't go on, NotReady if nothing can begin.
     """
@@ -45,7 +45,7 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
     ends: dict[TableId, int] = {}
     looks: dict[TableId, Look] = {}
     for table in tables:
-        with suppress(TableProblem):  # what is gone from the source may be applied all the same
+        with suppress(TableProblem):  # gone from the source: its log may still be applied
             if (seen := look(pipeline, table)) is not None:
                 looks[table] = seen
     if looks:
@@ -76,7 +76,7 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
 
 
 def _own_first(worker: Worker, tables: Mapping[TableId, int]) -> Iterator[TableId]:
-    """This worker's share of ``tables``, as it is by then; after it what others left undone."""
+    """This worker's share of ``tables`` first, as it is by then; then what others left undone."""
     left = dict(tables)
     while left:
         share = worker.share(left)
@@ -109,7 +109,7 @@ def _drained(
             raise TableProblem(
                 table, "its copy was begun anew", "Its log is applied once that is complete."
             )
-        time.sleep(0.5)  # another worker is at it; what it leaves is ours
+        time.sleep(0.5)  # another worker merges it; what is left is merged here
 
 
 def follow(
@@ -118,10 +118,10 @@ def follow(
     stop: threading.Event,
     on_merge: Callable[[str], None],
 ) -> None:
-    """Look after this worker's share of ``tables`` until ``stop``: one of any number of workers.
+    """Merge this worker's share of ``tables`` until ``stop``; any number of workers may do so.
 
-    What goes wrong is logged and tried again, later and later; a table that can't go on doesn't
-    stop the others.
+    Errors are logged and retried, with growing delays; a table that can't go on doesn't stop the
+    others.
     """
     with Spark(config) as spark:
         follower = Follower(tables, stop, on_merge)

@@ -1,4 +1,4 @@
-"""What runs beside a command: Spark, and a flusher."""
+"""Processes beside a command: Spark, and a flusher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Spark:
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """A session of its own, whose settings nobody else changes."""
+        """A session of its own; nobody else changes its settings."""
         self._used = True
         if self._local is None and (problem := spark_problem(self._config)) is not None:
             # The client would try for minutes.
@@ -55,7 +55,7 @@ class Spark:
 
 @contextmanager
 def flushing(config: SourceConfig) -> Iterator[None]:
-    """A flusher in a child process while it lasts: WAL doesn't pile up while tables are copied.
+    """Run a flusher as a child process meanwhile, so that WAL doesn't pile up during a copy.
 
     If another flusher is active, the child waits behind it and does nothing.
     """

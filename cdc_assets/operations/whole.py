@@ -1,7 +1,7 @@
 """Operations on a whole source: sync, maintain, verify.
 
-Each works whether or not a flusher and other runs are active; what somebody else is doing already
-is awaited, never repeated.
+Each works whether or not a flusher and other runs are active; it waits for work that somebody else
+has begun, and never repeats it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def sync(
                 snapshot(pipeline, spark, tables, on_progress, streams=fresh)
             except TablesFailed as failed:
                 problems += failed.problems
-            # A copy that was resumed is whole only where its last snapshot stands.
+            # A copy that was resumed is complete only from the LSN of its last snapshot on.
             target = max(
                 target,
                 *(

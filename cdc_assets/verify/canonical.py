@@ -1,13 +1,13 @@
-"""What two sides are compared by: one text for equal values, made differently on each side.
+"""Comparable texts: equal values have the same text, which each side makes in its own way.
 
 The source's text is what Postgres itself prints, in a SELECT of its own; the lake's is rendered
-from the value that the lake has, by the type that it really has there. Neither the type table of
-the copy and the log, nor its casts, have a part in it, so an error of theirs is seen and not
-cancelled out. Only where a value's text isn't unique (floats) both sides are read as numbers.
+from the lake's value, by its actual lake type. Neither the type table of the copy and the log nor
+its casts are used, so an error of theirs is seen and not cancelled out. Only where a value's text
+isn't unique (floats) both sides are read as numbers.
 
-A value that its lake type has no form for is treated by the column's policy, by rules that are
+A value that has no form in its lake type is treated by the column's policy, by rules that are
 stated here in Postgres's SQL: it becomes NULL, or the end of the range, and is counted. So does an
-array of several dimensions; one that doesn't begin at 1 does so in the lake, and is counted, too.
+array of several dimensions. An array that doesn't begin at 1 does so in the lake, and is counted.
 
 Pure functions to SQL.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from psycopg import sql
 from pyspark.sql import types as T
 
-# Of Postgres's types, by format_type's spelling of them, those that have values a lake type hasn't.
+# Postgres's types, as format_type spells them, with values that the lake type lacks.
 _CALENDAR = {
     "date": ("0001-01-01", "9999-12-31", "10000-01-01"),
     "timestamp without time zone": (
@@ -40,7 +40,7 @@ _PRECISION = re.compile(r"\(\d+\)")
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """How the source prints a column: ``text``, and ``lost``, whether the value has no form.
+    """How the source prints a column: ``text``, and ``lost``: whether the value has no form.
 
     Both are SQL expressions; ``lost`` is None where every value has one.
     """
@@ -113,7 +113,7 @@ def _by_policy(
 
 
 def comparable_text(text: str, lake: T.DataType) -> str:
-    """The source's ``text`` as both sides are compared by (a Spark SQL expression)."""
+    """The source's ``text`` in the form that is compared (a Spark SQL expression)."""
     if isinstance(lake, (T.FloatType, T.DoubleType)):
         return _number(text, lake)
     if isinstance(lake, T.ArrayType) and isinstance(lake.elementType, (T.FloatType, T.DoubleType)):

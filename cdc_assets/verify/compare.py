@@ -44,18 +44,18 @@ from cdc_assets.verify.point import READ_AGAIN, moment, offset_of, passed, whole
 from cdc_assets.verify.rows import Shape, as_of, comparable, lake_side, shapes, source_side
 from cdc_assets.verify.source import LOST, REWRITTEN, count_source, read_source
 
-# Who truncates a table more often than this while it is read has to be asked to pause.
+# Attempts at a table that is truncated or altered while it is read.
 ROUNDS = 10
 Outcome = Literal["equal", "different", "not compared"]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What comparing one table found. ``keys`` names some that differ, ``columns`` what of them.
+    """The result of comparing one table. ``keys`` names some that differ, ``columns`` where.
 
     ``problem``: why it wasn't compared, ``since`` when. ``lost``: by column, how many values of the
-    source have no form in the lake; they are compared as what its policy makes of them. ``others``:
-    what was found of columns that only the lake has.
+    source have no form in the lake; they are compared as the column's policy changes them.
+    ``others``: remarks on columns that only the lake has.
     """
 
     table: TableId
@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """What a person should know of an equal table, too."""
+        """Remarks on the table, even if it is equal."""
         lost = [
             f"{name}: {count:,} values have no form in the lake, and were compared as what"
             " columns.unrepresentable makes of them"
@@ -101,7 +101,7 @@ def verify(
     *,
     show_keys: bool = False,
 ) -> list[Comparison]:
-    """Compare ``tables``, one after the other; ``show_keys``: for who asked, see ``key_names``.
+    """Compare ``tables``, one after the other; ``show_keys`` shows keys, too (``key_names``).
 
     ``flush_to`` returns once everything that committed below an LSN is registered. A table that
     can't be compared (its copy isn't complete, it is parked) is reported with its problem. One that
@@ -154,7 +154,7 @@ def _verified(
 
 
 class _Again(TableProblem):
-    """What was read isn't of one moment: it is read anew."""
+    """The rows that were read aren't of one moment: they are read anew."""
 
 
 def _compare(
@@ -231,7 +231,7 @@ def _applied(
 
 @contextmanager
 def _kept(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Iterator[None]:
-    """Have expiry leave the snapshot alone: a large table is read for longer than those stay."""
+    """Keep the snapshot from expiry: reading a large table takes longer than snapshots stay."""
     if snapshot_id is None:
         yield
         return
@@ -258,7 +258,7 @@ def _writing(store: LogStore, table: TableId) -> Iterator[None]:
 
 
 def counted_texts(texts: DataFrame, lake: LakeTable) -> tuple[int, dict[str, int]]:
-    """The rows that were read and, by column, how many values have no form in the lake."""
+    """The number of rows read and, by column, how many values have no form in the lake."""
     numbers = F.split(F.col(LOST), ",")
     counted = texts.agg(
         F.count(F.lit(1)),

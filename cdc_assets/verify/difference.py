@@ -1,4 +1,4 @@
-"""What two sides of a comparison have in common, and not: keys, and columns of them."""
+"""Differences between two sides of a comparison, by key and column."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyspark.sql import functions as F
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.verify.key_names import NameKey
 
-# As many differing keys as a person will read; the count is of all.
+# As many differing keys as a person will read; the count covers all of them.
 SHOWN_KEYS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What two sides have in common, and not; ``keys`` names some that differ."""
+    """Rows of two sides, and keys that differ; ``keys`` names some of these."""
 
     source_rows: int
     lake_rows: int
@@ -34,9 +34,9 @@ def balance(
     *,
     at_least: bool = False,
 ) -> Balance:
-    """Compare two sides (``rows.digested``); ``theirs`` says in ``lake`` how often a row counts.
+    """Compare two sides (``rows.digested``); ``lake`` in ``theirs`` is how often a row counts.
 
-    ``name``: what a row is called by its key.
+    ``name``: from a row's key to its name in messages.
 
     A row that doesn't occur equally often on both sides differs; with ``at_least`` one that occurs
     less often in the lake.
@@ -89,7 +89,7 @@ def balance(
 def _columns(
     read: DataFrame, theirs: DataFrame, lake: LakeTable, keys: Sequence[str]
 ) -> dict[str, list[str]]:
-    """By key, which columns differ, where either side has it once."""
+    """By key, the columns that differ, for keys that each side has once."""
     cells = [
         {row.key: row.cells for row in side.where(F.col("key").isin(list(keys))).collect()}
         for side in (read, theirs)

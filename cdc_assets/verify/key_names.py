@@ -1,7 +1,7 @@
-"""What a comparison calls a row in a message: by a hash of its key, and by the key only if asked.
+"""Names of rows in messages: a hash of the key, and the key itself only if asked.
 
-A hash is short, the same each time, and salted by a number that only the coordination database has:
-who reads a message can tell rows apart and match them with those that ``verify --show-keys`` lists,
+A hash is short, always the same, and salted by a number that only the coordination database has: a
+reader of messages can tell rows apart and match them with those that ``verify --show-keys`` lists,
 and can't try keys out. A row of a table without a key has nothing but its values, which no setting
 puts into a message.
 """
@@ -18,9 +18,9 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
 
 NameKey = Callable[[str], str]
-"""From the text of a key (``rows.as_key``) to what a message calls it."""
+"""From the text of a key (``rows.as_key``) to its name in messages."""
 
-# Of sixteen each: among millions of rows two are hardly ever called the same.
+# Hexadecimal digits: among millions of rows two hardly ever have the same name.
 _DIGITS = 12
 _SALT = "key_salt"
 
@@ -34,7 +34,7 @@ def salt(store: LogStore) -> str:
     row = store.connection.execute(
         "select value from pipeline_meta where source = %s and key = %s", (store.source, _SALT)
     ).fetchone()
-    assert row is not None  # it is there by now, whoever made it
+    assert row is not None  # some process has made it by now
     return str(row[0])
 
 
@@ -45,7 +45,7 @@ def hashed(secret: str, table: object, key: str) -> str:
 
 
 def key_names(pipeline: Pipeline, lake: LakeTable, *, asked: bool = False) -> NameKey:
-    """How rows of ``lake`` are called; ``asked``: by a person, who sees the answer alone."""
+    """The names of rows of ``lake``; ``asked``: by a person, who alone sees the answer."""
     secret, table = salt(pipeline.store), lake.row.table
     shown = asked or (pipeline.config.verify.show_keys and bool(lake.key))
 

@@ -1,18 +1,18 @@
-"""Does a key stand twice in a lake table? Asked of what is new, and of the rest in turn.
+"""Duplicate keys in a lake table: new files are looked at first, and the others in turn.
 
-A duplicate is made by a commit that adds a row whose key is there already. So a pass looks at the
-data files that were added since the last one: their keys are counted together with those of every
-file that may have the same ones, by the bounds that the table's metadata has of each file. With
-what is left of its budget the pass goes on with a round over all other files, which are looked at
-in the same way, in turn; so a duplicate that was there before is found, too.
+A commit that adds a row whose key is there already makes a duplicate. So a pass looks at the data
+files that were added since the last one: their keys are counted together with those of every file
+that may have the same ones, by the bounds of each file in the table's metadata. The rest of its
+budget goes to a round over all other files, which are looked at in the same way, in turn; so older
+duplicates are found, too.
 
-The keys' columns alone are read, by this process and not by Spark: a pass takes no core from a
+Only the key's columns are read, by this process and not by Spark: a pass takes no core from a
 merge, no lock, and about a second, however large the table is. Where all files may have all keys
-(random ones, in a large table) a budget doesn't reach for every pair; a pass then takes some at
-random, and says how many of how many.
+(random ones, in a large table) a budget isn't enough for every pair; a pass then takes some at
+random, and reports how many of how many.
 
-A pass that finds duplicates doesn't move on, and the next one reads the same files, so that it
-finds them again.
+A pass that finds duplicates doesn't move on: the next one reads the same files and finds them
+again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from cdc_assets.log.verified import KeysSeen
 
 # Keys that a pass reads: about a second of one core for numbers, some seconds for long texts.
 BUDGET_ROWS = 10_000_000
-# Keys whose duplicates are looked for at once; the others are compared with these.
+# Keys whose duplicates one pass looks for; other files' keys are compared with these.
 PROBED_ROWS = 1_000_000
-# A round over files that nobody touched is begun no more often than this.
+# A round over unchanged files begins no more often than this.
 ROUND_EVERY = timedelta(days=1)
 # Of the Iceberg specification: the field of a deletion vector that names its data file.
 _REFERENCED = next(
@@ -64,10 +64,9 @@ _START = (-1, "")
 class KeysLooked:
     """What a pass found and covered.
 
-    ``duplicated`` keys stand more than once, in ``rows``. It looked at ``looked`` of ``changed``
-    new files and at ``turned`` others, whose turn in the round it was, and read the keys of ``met``
-    of the ``meant`` files that may have the same. ``share`` of the table's rows is behind the
-    round.
+    ``duplicated`` keys occur more than once, in ``rows``. The pass looked at ``looked`` of
+    ``changed`` new files and, for the round, at ``turned`` others; it read the keys of ``met`` of
+    the ``meant`` files that may have the same. The round has covered ``share`` of the table's rows.
     """
 
     seen: KeysSeen
@@ -154,7 +153,7 @@ def look(
 
 
 def _take(files: Sequence[_File], rows: int) -> list[_File]:
-    """The leading files of up to ``rows``, one at least."""
+    """The first files with up to ``rows`` rows together, one at least."""
     taken: list[_File] = []
     size = 0
     for file in files:
@@ -183,9 +182,9 @@ def _count(
     *,
     by: str,
 ) -> _Counted:
-    """Count the keys of ``probes`` that stand more than once in ``files``.
+    """Count the keys of ``probes`` that occur more than once in ``files``.
 
-    Where the budget isn't enough for all of these, ``by`` decides at random which are read.
+    If the budget isn't enough for all of ``files``, ``by`` seeds the random choice.
     """
     if not probes:
         return _Counted()
@@ -201,7 +200,7 @@ def _count(
         others.sort(key=lambda file: blake2b(f"{by} {file.place}".encode()).digest())
         met = _take(others, left)
     parts, read = [mine], len(mine)
-    for file in met:  # one at a time: what isn't a probed key is let go
+    for file in met:  # one at a time: only probed keys are kept
         rows = _read(table, schema, [file])
         read += len(rows)
         parts.append(rows.join(keys, names, join_type="left semi").select(names))
@@ -217,7 +216,7 @@ def _read(table: Table, schema: Schema, files: Iterable[_File]) -> pa.Table:
 
 
 def _sorted(values: pa.ChunkedArray) -> list[Any] | None:
-    """Distinct values in order, as Iceberg's bounds are read; None where they have no order."""
+    """Distinct values, sorted, in the form of Iceberg's bounds; None where they have no order."""
     kind = values.type
     if pa.types.is_date32(kind):
         values = values.cast(pa.int32())
@@ -237,7 +236,7 @@ def _may_have(file: _File, firsts: list[Any] | None) -> bool:
 
 
 def _files(table: Table, schema: Schema) -> list[_File]:
-    """The live data files in the order of their places, with what deletes rows of each."""
+    """The live data files in the order of their places, each with its delete files."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
     first = schema.fields[0]
@@ -284,9 +283,9 @@ def _files(table: Table, schema: Schema) -> list[_File]:
 
 
 def _targets(table: Table, manifest: ManifestFile) -> list[str | None]:
-    """The data file that each live entry of a manifest of deletes is for, where it says so.
+    """The data file that each live entry of a delete manifest names, None if it names none.
 
-    pyiceberg 0.12 reads manifests as if of format version 2, where a deletion vector doesn't.
+    pyiceberg 0.12 reads manifests as if of format version 2, where a deletion vector names none.
     """
     opened = AvroFile[ManifestEntry](
         table.io.new_input(manifest.manifest_path),

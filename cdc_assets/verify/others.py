@@ -1,4 +1,4 @@
-"""What a lake table has that its source hasn't: columns, and whether anything is in them."""
+"""Columns that only the lake table has, and whether anything is in them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Comparing at one moment what goes on changing: a snapshot of the source, and one of the lake.
+"""Comparing changing tables at one moment: a snapshot of the source, and one of the lake.
 
-The source is read under the snapshot of a temporary slot, whose consistent point c says exactly
-what it shows: what committed below c. The lake is read as of one of its own snapshots. Where that
-one has more than what committed below c, the log between the two says which rows differ for that
-reason, and these aren't compared this time: so nobody's merge waits for a comparison.
+The source is read under the snapshot of a temporary slot, which shows exactly what committed below
+the slot's consistent point c. The lake is read as of one of its own snapshots. Where that has more
+than what committed below c, the log between the two names the rows that differ for that reason, and
+these aren't compared this time: so no merge waits for a comparison.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cdc_assets.verify.canonical import comparable_text, lake_text
 from cdc_assets.verify.rows import Beside, comparable, loses
 
 _LOOK_SECONDS = 0.2
-# Changes between the two snapshots, of which only the keys are kept.
+# The most changes between the two snapshots; only their keys are kept.
 _MOST_MOVED = 200_000
 
 Texts = tuple[str | None, ...]
@@ -47,10 +47,10 @@ READ_AGAIN = "rows that only the source has whole were read from it meanwhile"
 def moment(
     pipeline: Pipeline, purpose: str, patience_seconds: int | None = None
 ) -> Iterator[tuple[Lsn, str]]:
-    """A point of the source, and while it lasts the name of a snapshot of what is below.
+    """A point of the source, and the name of a snapshot of what committed below it.
 
-    A session holds the snapshot: the slot that it comes from would keep all WAL that is written
-    meanwhile. Where nothing is streamed there is no slot, and nothing relies on the point.
+    A session holds the snapshot meanwhile: its slot would keep all WAL that is written. Where
+    nothing is streamed there is no slot, and nothing relies on the point.
     """
     if pipeline.config.snapshot.mode == "snapshot_only":
         made = export_snapshot(pipeline.source_dsn)
@@ -86,7 +86,7 @@ def await_lake(
 ) -> tuple[LakeTable, LakeState]:
     """Wait until everything that committed below ``point`` is applied; the table as it is then.
 
-    Whoever merges the table does so as ever; it is merged here only where nobody does.
+    The table's worker merges it as ever; it is merged here only if it has no living worker.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -104,9 +104,9 @@ def await_lake(
 
 
 def whole_at(pipeline: Pipeline, table: TableId, point: Lsn) -> bool:
-    """Whether the lake, as it was before this is asked, has no rows of after ``point``.
+    """Whether the lake, in a state read before this call, has no rows of after ``point``.
 
-    A merge reads rows as they are now where only the source has a value (``materializer.reread``).
+    Where only the source has a value, a merge reads its rows as of now (``materializer.reread``).
     """
     row = pipeline.store.table(table)
     return row is not None and (row.complete_lsn or Lsn.ZERO) <= point
@@ -133,10 +133,10 @@ def _lacks(pipeline: Pipeline, lake: LakeTable, state: LakeState, point: Lsn) ->
 def moved(
     pipeline: Pipeline, beside: Beside, point: Lsn, offset: int, state: LakeState
 ) -> frozenset[Texts]:
-    """What tells the rows apart that the lake changed from ``point`` on, as the log has it.
+    """Keys (whole rows if there is no key) that the lake changed from ``point`` on, by the log.
 
     ``offset``: up to where the log was applied at some moment before ``point``. Raises TableProblem
-    where that can't be told.
+    if there are too many, or the table was truncated.
     """
     table, found, changes = beside.lake.row.table, set[Texts](), 0
     names = [beside.columns[i][0].source.name for i in beside.told_apart]
@@ -185,7 +185,7 @@ def still(side: DataFrame, beside: Beside, keys: Collection[Texts]) -> DataFrame
 
 
 def _of_log(text: str, column: LakeColumn, kind: T.DataType) -> str:
-    """How a value that the log tells is compared: where the lake loses some, as it has them."""
+    """The comparable text of a value in the log; where the lake loses some, as the lake has it."""
     if loses(column, kind):
         return lake_text(column.mapping.cast(text, column.policy), kind)
     return comparable_text(text, kind)

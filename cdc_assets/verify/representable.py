@@ -1,10 +1,9 @@
-"""How many values of a table its lake table can't hold: infinite, BC, NaN, many-dimensional.
+"""Counts of values that a lake table can't hold: infinite, BC, NaN, many-dimensional.
 
 They are NULL or clamped in the lake, by the column's policy, and an array that doesn't begin at 1
 does so there; a person should know. After a copy the source is asked once, with a count over the
-table; since then every staged change is looked at once.
-The numbers say how much there is, not how much there is now: a value that is gone again counts.
-Nothing of this is in the way of a merge.
+table; from then on every staged change is looked at once. The numbers are totals: a value that is
+gone again counts. No merge waits for this.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _ARRAY = re.compile(r"\Aarray<(.+)>\Z")
 
 
 def doubtful(lake: LakeTable) -> list[LakeColumn]:
-    """The columns that may lose something, be it only where their arrays begin."""
+    """The columns that may lose something, even if only where their arrays begin."""
     return [
         column
         for column in lake.columns
@@ -99,7 +98,7 @@ def _remember(store: LogStore, lake: LakeTable, offset: int, lost: Mapping[str, 
 def _at_source(
     source: psycopg.Connection[Any], lake: LakeTable, columns: Sequence[LakeColumn]
 ) -> Counter[str]:
-    """Range by range: a count of all at once would hold the table's lock, and vacuum, as long."""
+    """Counted by range: one count of all would hold the table's lock, and vacuum, throughout."""
     counts = sql.SQL(", ").join(
         sql.SQL("count(*) filter (where {})").format(_odd_at_source(column)) for column in columns
     )

@@ -1,7 +1,7 @@
 """The two sides of a comparison, row by row: a key, and a digest of its comparable text.
 
-The texts are ``canonical``'s; reading the source is in ``source``. What does not belong: which rows
-are compared, and at which point (``compare``, ``sample``, ``point``).
+``canonical`` makes the texts, ``source`` reads the source; ``compare``, ``sample`` and ``point``
+decide which rows are compared, and at which point.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Shape:
 
 
 def shapes(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, Shape]:
-    """TRUNCATE, CLUSTER and VACUUM FULL change a table's files, ALTER TABLE its columns."""
+    """Shapes by table. TRUNCATE, CLUSTER, VACUUM FULL change the files, ALTER TABLE the columns."""
     found = dict.fromkeys(tables, Shape(frozenset(), Told("n", ())))
     with pipeline.connect_source("verify", reads=True) as source:
         for row in pipeline.store.tables():
@@ -58,10 +58,10 @@ def comparable(pipeline: Pipeline, table: TableId) -> LakeTable:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A lake table as of a snapshot, to be held beside its source.
+    """A lake table as of a snapshot, to be compared with its source.
 
-    ``columns``: those that the source has, with the type that each really has in the lake.
-    ``others``: the lake's columns that neither the source has nor the table's mode.
+    ``columns``: those that the source has, each with its actual type in the lake. ``others``: the
+    lake's columns that come neither from the source nor from the table's mode.
     """
 
     lake: LakeTable
@@ -71,13 +71,13 @@ class Beside:
 
     @property
     def told_apart(self) -> tuple[int, ...]:
-        """The places of columns that tell rows apart: the key's; else all."""
+        """The positions of the columns that identify a row: the key's; else all."""
         keyless = not self.lake.key
         return tuple(i for i, (column, _) in enumerate(self.columns) if keyless or column.is_key)
 
 
 def loses(column: LakeColumn, kind: T.DataType) -> bool:
-    """Whether the source has values of it that the lake's type has no form for."""
+    """Whether the source's type has values that have no form in the lake's type."""
     return source_text(column.name, column.source.type, kind, column.policy).lost is not None
 
 
@@ -101,7 +101,7 @@ def as_of(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Be
 
 
 def source_side(texts: DataFrame, beside: Beside) -> DataFrame:
-    """The source's rows, from the texts that it prints (named ``t`` and the column's number)."""
+    """The source's rows, from the texts that it prints (columns ``t`` and the attribute number)."""
     return digested(
         texts, beside.lake, [comparable_text(f"t{c.source.number}", k) for c, k in beside.columns]
     )
@@ -132,7 +132,7 @@ def as_key(lake: LakeTable, texts: Mapping[int, Column]) -> Column:
 
 
 def lake_side(beside: Beside, some: DataFrame | None = None) -> DataFrame:
-    """The rows that the source should have; ``lake``: how often each.
+    """The rows that the source should have; column ``lake``: how often each.
 
     ``some``: all rows that the lake table has of some keys, instead of all rows.
     """
@@ -146,7 +146,7 @@ def lake_expressions(beside: Beside) -> list[str]:
 
 
 def present(rows: DataFrame, lake: LakeTable, whole: DataFrame) -> DataFrame:
-    """The state that the table's mode has as of its newest change, with how often a row counts."""
+    """The rows that the table shows now, by its mode; column ``lake``: how often a row counts."""
     if lake.row.mode == "soft_delete":
         rows = rows.where(F.col(DELETED_AT).isNull())
     if lake.row.mode != "append":

@@ -8,18 +8,18 @@ Each run takes the next part of the table, so that a full round of runs has comp
 - *What only the lake has*: keys of the lake, those whose hash lies in a window, are looked up in
   the source by its index.
 
-Why not one predicate on both sides. A hash of the key is a full scan of the source. A range of keys
-uses the index, but a range has an unknown number of rows, and the order of texts is a collation's,
-which the lake doesn't have. Pages have neither problem; but what isn't in them can't be missed
-there, hence the second half, which reads nothing but an index. The lake's side is one scan of
-its key's columns, and of the files that may have the sampled keys.
+No one predicate serves both sides. A hash of the key is a full scan of the source. A range of keys
+uses the index, but has an unknown number of rows, and the order of texts is a collation's, which
+the lake doesn't have. Pages have neither problem, but they can't show what only the lake has; hence
+the second half, which reads nothing but an index. The lake's side is one scan of its key's columns,
+and of the files that may have the sampled keys.
 
-Nothing waits for it (``point``): both sides are read as of a moment, the source's rows under an
-exported snapshot, the lake's under one of its own, and what the lake had changed between the two is
-left out. A table that is truncated or altered meanwhile isn't compared this time.
+Nothing waits for it (``point``): the source is read under an exported snapshot, the lake as of one
+of its own, and what the lake changed between the two is left out. A table that is truncated or
+altered meanwhile isn't compared this time.
 
-A table without a key is compared as far as its rows tell: those of the pages have to be in the lake
-at least as often; and all of it, if the sample is all of it.
+In a table without a key, the rows of the pages have to be in the lake at least as often; if the
+sample is the whole table, equally often.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ from cdc_assets.verify.rows import (
 )
 from cdc_assets.verify.source import REWRITTEN, Part, read_source
 
-# How long a comparison waits for what isn't its own: transactions that hold up the slot, a flusher
-# or merges that aren't level. Longer, and the table is compared another time.
+# How long a comparison waits for transactions that hold up the slot, and for a flusher or merges
+# that aren't level. After that the table is compared another time.
 PATIENCE_SECONDS = 20.0
 # No column of Postgres has a name of more than 63 bytes.
 _KEY = "key" + "_" * 64
 _HASHES = 1_000_000
-# Lake types by whose bounds files without the sampled keys can be left out; each is read from text.
+# Lake types by whose bounds files without the sampled keys are skipped; each is read from text.
 _BOUNDED = (
     T.IntegerType,
     T.LongType,
@@ -90,19 +90,19 @@ _BOUNDED = (
     T.TimestampNTZType,
     T.StringType,
 )
-# With more merges than this before it a table isn't compared: that would be a catch-up.
+# A table with more merges than this before it isn't compared: that would be a catch-up.
 _BEHIND = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What comparing a part of a table found.
+    """The result of comparing a part of a table.
 
-    ``share`` of the table, from 0 to 1, from ``begin`` on; ``rows`` of the source were compared
-    and ``looked_up`` keys of the lake looked up. ``keys`` and ``columns`` name some that differ.
-    ``moved`` keys changed meanwhile and weren't compared. ``skipped`` says why nothing was, and
-    ``since`` when that is so. ``round_ended``: when all of the table had been compared in turn.
-    ``differed_at``: when rows of it differed last, if not all of it was found equal since.
+    The part is a ``share`` of the table, from 0 to 1, from ``begin`` on; ``rows`` of the source
+    were compared, and ``looked_up`` keys of the lake looked up. ``keys`` and ``columns`` name some
+    that differ. ``moved`` keys changed meanwhile and weren't compared. ``skipped``: why nothing was
+    compared, ``since`` when. ``round_ended``: when the last full round ended. ``differed_at``: when
+    rows differed last, unless all of the table was found equal since.
     """
 
     table: TableId
@@ -199,7 +199,7 @@ def _compare(
 def _pages(found: Sequence[Part], begin: float, share: float) -> Iterator[tuple[Part, CtidRange]]:
     """The pages from ``begin`` on, of all parts one after the other; at least one.
 
-    Where one part ends the next one begins, so a round reads each page once.
+    A sample begins where the last one ended, so a round reads each page once.
     """
     total = sum(part.pages for part in found)
     first = min(math.ceil(begin * total), max(0, total - 1))
@@ -212,7 +212,7 @@ def _pages(found: Sequence[Part], begin: float, share: float) -> Iterator[tuple[
 
 
 def _of_keys(read: DataFrame, texts: DataFrame, beside: Beside) -> DataFrame:
-    """Those of the lake's rows that have one of the keys of ``read``."""
+    """The lake's rows that have one of the keys of ``read``."""
     rows, lake = beside.rows, beside.lake
     column, kind = beside.columns[beside.told_apart[0] if lake.key else 0]
     if lake.key and isinstance(kind, _BOUNDED):
@@ -232,7 +232,7 @@ def _of_keys(read: DataFrame, texts: DataFrame, beside: Beside) -> DataFrame:
 def _window(
     beside: Beside, begin: float, share: float, sample_rows: int, gone: frozenset[Texts]
 ) -> dict[str, tuple[str, ...]]:
-    """The keys of the lake whose hash lies in the window: their columns' texts, by the key's."""
+    """By key, the texts of its columns, for the lake's keys whose hash lies in the window."""
     lake = beside.lake
     if any(c.is_key and c.policy == "clamp" and loses(c, kind) for c, kind in beside.columns):
         return {}  # the lake has other keys than the source, and says so elsewhere

@@ -1,9 +1,8 @@
 """The source's side of a comparison: its rows as text, read under a snapshot.
 
-Which heaps a table has is not asked of the code that copies it: the table is read by its own name,
-in ranges of pages, so that Postgres finds the partitions itself; and what was read is held against
-a count of its own, cut at other pages. Each range is a short transaction: nobody's ALTER TABLE
-waits for a comparison to end.
+The code that copies tables has no part in this: the table is read by its own name, in ranges of
+pages, so that Postgres finds the partitions itself; and the rows read are checked against a count
+of other ranges of pages. Each range is a short transaction: no ALTER TABLE waits for a comparison.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from cdc_assets.postgres.session.connect import uri
 from cdc_assets.verify.canonical import source_text
 from cdc_assets.verify.rows import Beside
 
-# The numbers of the columns whose value has no form in the lake, by commas.
+# A column with the numbers of the columns whose value has no form in the lake, by commas.
 LOST = "lost"
 REWRITTEN = "it was truncated, rewritten or altered while it was read"
 
-# By pg_inherits itself: every relation below a table that holds rows.
+# From pg_inherits: the relations of a table's tree that hold rows.
 _PARTS = """
 with recursive tree as (
     select %(oid)s::oid as oid
@@ -67,10 +66,10 @@ def read_source(
     snapshot_name: str,
     cut: Cut | None = None,
 ) -> DataFrame:
-    """The rows under a snapshot, all or those of the pages that ``cut`` says.
+    """The rows under a snapshot, all or those of the pages that ``cut`` picks.
 
     Their columns are text, named ``t`` and the attribute number, and LOST. Raises TableProblem if
-    its columns aren't those that the lake table has.
+    the source's columns aren't those that the lake table has.
     """
     config, lake = pipeline.config, beside.lake
     with closing(pipeline.connect_source("verify")) as source:
@@ -126,7 +125,7 @@ def parts(source: psycopg.Connection[Any], oid: int, *, only: bool) -> list[Part
 
 
 def whole(found: Sequence[Part], chunk_pages: int) -> list[CtidRange]:
-    """Ranges of about ``chunk_pages`` pages, counted over all parts: each has every range."""
+    """Ranges of about ``chunk_pages`` pages over all parts; each range is read of every part."""
     largest = max((part.pages for part in found), default=0)
     total = max(1, sum(part.pages for part in found))
     return plan_chunks(largest, max(1, chunk_pages * largest // total))
@@ -135,7 +134,7 @@ def whole(found: Sequence[Part], chunk_pages: int) -> list[CtidRange]:
 def _listed(
     source: psycopg.Connection[Any], beside: Beside
 ) -> tuple[dict[str, sql.Composable], sql.Composable]:
-    """What is selected: by name ``t`` and number, and LOST."""
+    """The select list: the columns by their names (``t`` and number), and LOST."""
     row, excluded = beside.lake.row, beside.lake.table.columns.exclude
     wanted = {c.source.number: (c, kind) for c, kind in beside.columns}
     there = {a.number: a for a in attributes(source, row.oid) if not a.dropped}
@@ -156,7 +155,7 @@ def _listed(
                 sql.SQL("case when {} then {} end").format(made.lost, sql.Literal(str(number)))
             )
     nothing = sql.SQL("null::text")
-    # A function takes a hundred arguments, a table has more columns.
+    # As an array: a function takes a hundred arguments, a table has more columns.
     counted = sql.SQL("nullif(pg_catalog.array_to_string(array[{}]::text[], ','), '')").format(
         sql.SQL(", ").join(lost)
     )

@@ -1,6 +1,6 @@
 """``health/<source>``: a report that a person reads in the UI, with pictures of the last day.
 
-A sensor reports it every ten minutes without a run; materialized by hand it is as of now.
+A sensor reports it every ten minutes without a run; a run by hand reports the present.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
@@ -36,7 +36,7 @@ def health_asset(config: SourceConfig) -> dg.AssetsDefinition:
 
 
 def health_metadata(found: Health) -> dict[str, Any]:
-    """The report, and as numbers what Dagster plots by itself."""
+    """The report, and the numbers that Dagster plots by itself."""
     lags = [t.lag_seconds for t in found.status.tables if t.lag_seconds is not None]
     numbers: dict[str, Any] = {
         "lag seconds": max(lags, default=None),

@@ -1,13 +1,12 @@
-"""The lake tables of a source: one operation that drains the log of whichever have something in it.
+"""The lake tables of a source: one operation that drains the logs of all that have something in it.
 
 A run is a worker among others: it goes round its share of the tables
 (``materializer.workers.turns``) until nothing has been pending for a moment, or its budget is over:
-so under load the delay is a merge and not the launch of a run. The sensor asks for the next run
-before that, and the one that has it RELIEF_SECONDS behind it ends once that one is there: no change
-waits for a launch. A table whose copy is completed meanwhile joins in. A table that can't go on
-doesn't stop the others: the run fails at its end, naming it, and leaves the names as a tag for the
-sensor. Tables are reported while the run goes on, or a busy table would look stale. How a log is
-applied is in ``materializer.drain``.
+so under load the delay is a merge and not the launch of a run. A run older than RELIEF_SECONDS ends
+as soon as its successor has started, so no change waits for a launch. A table whose copy is
+completed meanwhile joins in. A table that can't go on doesn't stop the others: the run fails at its
+end, naming it, and leaves the names as a tag for the sensor. Tables are reported while the run goes
+on, or a busy table would look stale. How a log is applied is in ``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
@@ -46,8 +45,8 @@ from cdc_assets.readiness.surroundings import admitted
 
 # A launch costs about 5 s of CPU, so 2 % at the most; short enough that new code is soon in use.
 BUDGET_SECONDS = 240.0
-# From when on the next run is asked for, and takes over: some seconds of launch, some dozens on a
-# machine that is too busy.
+# The age at which a run's successor is asked for, and takes over: a launch takes some seconds, some
+# dozens on a machine that is too busy.
 RELIEF_SECONDS = 180.0
 # Waiting this long for more is cheaper than launching the next run for it.
 LINGER_SECONDS = 10.0
@@ -57,7 +56,7 @@ REPORT_SECONDS = 60.0
 
 
 def heartbeat_seconds(table: TableConfig) -> float:
-    """How often a quiet table is vouched for: three times in its warning window.
+    """How often an idle table is reported as fresh: three times in its warning window.
 
     Nobody reads these events, and each stays in Dagster's storage for ever.
     """
@@ -132,13 +131,13 @@ class Rounds:
         self._sums: dict[TableId, Drained] = {}
         self._reported_at: dict[TableId, float] = {}
         self._problems: dict[TableId, TableProblem] = {}
-        # Whoever asks by hand gets every table looked at, and one report each at the end. A run of
-        # the sensor's reports at once what never was, and leaves alone what nothing happened to.
+        # A run by hand looks at every table, and reports each once at the end. A run of the
+        # sensor's reports a table without any event at once, and leaves idle tables alone.
         by_hand = WORK_TAG not in context.run.tags
         reported = self._with_events()
         self._known = set[TableId]() if by_hand else reported
         self._new = set[TableId]() if by_hand else set(self._tables) - reported
-        # What others look after is reported once they have come so far, and when they go on.
+        # Tables of other workers are reported once applied up to here, and again when they go on.
         self._awaited = {
             table: pipeline.store.log_end(table) for table in set(self._tables) - self._known
         }
@@ -188,7 +187,7 @@ class Rounds:
         return age >= BUDGET_SECONDS or (age >= RELIEF_SECONDS and self._turns.relieved)
 
     def _waits(self) -> bool:
-        """Whether others still have to do what this run was asked for."""
+        """Whether other workers still have to do what this run was asked for."""
         return any(
             table in self._turns.offsets and table not in self._problems for table in self._awaited
         )
@@ -201,14 +200,15 @@ class Rounds:
                 self._context.log.info("%s is %s; it joins once copied", row.table, row.state)
 
     def _pending(self) -> list[TableId]:
-        """What has something to be applied or reported, the longest waiting first."""
+        """The tables with something to be applied or reported, the longest waiting first."""
         wants = set(self._tables) - set(self._problems) - set(paused(self._pipeline.store))
         return self._turns.pending(wants, also=wants - self._known)
 
     def _say_what_others_did(self) -> None:
-        """Report what has moved of the tables that other workers look after.
+        """Report the tables of other workers that have moved.
 
-        They may not be known to Dagster. What doesn't move isn't reported, or it would look fresh.
+        These workers may not be known to Dagster. A table that doesn't move isn't reported, or it
+        would look fresh.
         """
         for table, offset in self._turns.offsets.items():
             if table in self._turns.mine:
@@ -226,7 +226,7 @@ class Rounds:
                     self._introduce(table)
 
     def _introduce(self, table: TableId) -> None:
-        """Report a table as it stands: just copied, or merged by somebody else."""
+        """Report a table's present state: just copied, or merged by somebody else."""
         self._new.discard(table)
         row = self._pipeline.store.table(table)
         if row is None or row.snapshot_lsn is None:
@@ -301,7 +301,7 @@ class Rounds:
 
 
 def _added(before: Drained | None, now: Drained) -> Drained:
-    """What two drains of one table did together; where it stands is the later one's."""
+    """The sum of two drains of one table; its position is the later one's."""
     if before is None:
         return now
     return replace(

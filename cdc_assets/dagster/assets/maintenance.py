@@ -1,8 +1,8 @@
 """Table care as Dagster assets: one a lake table, all of a source in one run, by a schedule.
 
 One operation, as for the merges: a run is one process whatever the number of tables, and a table's
-materialization shows what was removed and how the table stands, as a history that the UI plots.
-What is done, and why that is safe beside merges and copies, is in ``maintenance``.
+materialization shows what was removed and the table's state, as a history that the UI plots.
+``maintenance`` does the work, and explains why it is safe beside merges and copies.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
@@ -87,7 +87,7 @@ def _spec(names: TableAssets) -> dg.AssetSpec:
 
 
 def _metadata(found: Maintained) -> dict[str, Any]:
-    """What the UI shows: what was removed, and how the table stands."""
+    """Metadata for the UI: what was removed, and the table's state."""
     shown = {
         key.replace("_", " "): value
         for key, value in found.to_json().items()
@@ -102,7 +102,7 @@ def _metadata(found: Maintained) -> dict[str, Any]:
 
 
 def _remove_partitions(instance: dg.DagsterInstance, store: LogStore, names: TableAssets) -> int:
-    """Remove the keys of epochs that are over; the sensor does it, too, if it runs."""
+    """Remove the keys of past epochs; the sensor does so, too, if it runs."""
     row = store.table(names.table)
     plan = {chunk.key for chunk in chunks(store, names.table, row.epoch)} if row else set()
     if not plan:

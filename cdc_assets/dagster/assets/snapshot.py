@@ -78,7 +78,7 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
                 # Nothing is wrong: the sensor asks for another run once the table is pinned again.
                 context.log.warning("%s", error)
                 return
-        # What an earlier run landed without living to say so.
+        # Chunks that an earlier run landed, but didn't live to report.
         mark(chunk for chunk in plan if chunk.state == "landed")
         yield from ()
 

@@ -1,4 +1,4 @@
-"""Is the source ready, and all that it needs? What ``check`` says, on the source assets."""
+"""Is the source ready, and all that it needs? The findings of ``check``, on the source assets."""
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def ready_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
 
 
 def check_ready(findings: Sequence[Finding], names: TableAssets) -> dg.AssetCheckResult:
-    """What was found of the table, and of all that it shares with others; the worst counts."""
+    """The findings on the table, and on all that it shares with others; the worst counts."""
     mine = [
         finding
         for finding in findings

@@ -1,4 +1,4 @@
-"""Is every key in the lake table once? Merges must keep it so; this asks the table itself."""
+"""Is every key in the lake table once? Merges must keep it so; this reads the table itself."""
 
 from __future__ import annotations
 

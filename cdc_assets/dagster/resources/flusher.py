@@ -1,8 +1,8 @@
 """The flusher as a Dagster resource: a supervised child process of the code server.
 
-Invariant: the child dies with the code server (its stdin ends), and a tick never waits for it.
-Which of several flushers is active is decided by a lock in Postgres, not here: code servers overlap
-when they are reloaded.
+Invariant: the child dies with the code server (its stdin ends), and a tick never waits for it. A
+lock in Postgres decides which of several flushers is active: code servers overlap when they are
+reloaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FlusherResource(dg.ConfigurableResource[None]):
         return f"flusher:{self.source}"
 
     def tick(self) -> process.Status:
-        """Start it where it is down and its back-off is over; returns at once."""
+        """Start it if it is down and its back-off is over; returns at once."""
         return process.supervise(self._name, flusher_child(configuration(self.source)))
 
     def last_words(self) -> str:

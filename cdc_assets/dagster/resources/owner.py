@@ -1,10 +1,10 @@
-"""A run that doesn't outlive its code server, nor `dagster dev`.
+"""Runs that don't outlive their code server, nor `dagster dev`.
 
-A code server that is told to end waits for its runs, and a run of ours goes on for minutes; until
+A code server that is asked to end waits for its runs, and a run of ours goes on for minutes; until
 then nothing takes over, and at last somebody loses patience and kills all of it. So the code server
-interrupts its runs when it is told to end, exactly as a cancellation does; and a run looks whether
-whoever started its code server still lives, in case that was killed. A copy or a merge that is cut
-off has not happened, and is asked for again.
+interrupts its runs when asked to end, exactly as a cancellation does; and a run watches the process
+that started its code server, in case that was killed. A copy or a merge that is cut off has not
+happened, and is asked for again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_owner(command: Sequence[str]) -> bool:
 
 
 def owner() -> psutil.Process | None:
-    """Who started the code server that this run belongs to; None where that isn't a person's."""
+    """The command that started this run's code server; None if it isn't one of :func:`is_owner`."""
     try:
         above = psutil.Process().parents()
         found = next((p for p in above if not is_code_server(p.cmdline())), None)
@@ -60,7 +60,7 @@ def end_runs_with_code_server() -> None:
     """In a code server: interrupt its runs once it is told to end. Elsewhere it does nothing."""
     if _watching.is_set() or not is_code_server(psutil.Process().cmdline()):
         return
-    # Dagster has no public word for it, so it is looked for by name.
+    # Dagster has no public API for it, so it is looked for by its class's name.
     servers = (found for found in gc.get_objects() if type(found).__name__ == "DagsterApiServer")
     told = getattr(next(servers, None), "_shutdown_once_executions_finish_event", None)
     if isinstance(told, threading.Event):
@@ -88,7 +88,7 @@ def _end_runs(told: threading.Event) -> None:
 def _end_left_tails() -> None:
     """End each ``tail`` of a step's output that has outlived its run.
 
-    Dagster starts two for a step, and forgets one that it is starting while it is interrupted. It
+    Dagster starts two for a step, and forgets one if interrupted while starting it. That one
     would run for ever, and keep open whatever the code server's own output is piped to.
     """
     for process in psutil.process_iter():
@@ -106,7 +106,7 @@ def _is_left_tail(process: psutil.Process) -> bool:
     if process.environ().get(home) != os.environ.get(home):  # another platform's
         return False
     parent = process.parent()
-    # Init, or whoever else adopts orphans: a run is a Python process, and none of this server's.
+    # Orphaned: the parent was a run, which is a Python process, and not this server itself.
     return parent is None or parent.pid in {1, os.getpid()} or "python" not in parent.name()
 
 

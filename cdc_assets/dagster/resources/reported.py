@@ -1,8 +1,8 @@
-"""What a run of ours does whatever it does: it ends with its owner, and says in a sentence why.
+"""What all runs of ours do: they end with their owner, and report an error as one sentence.
 
-A person who opens a failed run reads its error first. So that is a sentence which names the thing
-and the way out, without anybody's stack trace; that of a foreign error is in the file that the
-sentence names, and that of the work itself was never the reader's.
+A person who opens a failed run reads its error first. So the error names the problem and the way
+out, without any stack trace; that of a foreign error is in the file that the sentence names, and
+that of the work itself was never the reader's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Work = TypeVar("Work", bound=Callable[..., Any])
 
 @contextmanager
 def reported(config: SourceConfig) -> Iterator[None]:
-    """Raise whatever ends the block as a Failure that says what is wrong."""
+    """Raise any error of the block as a Failure that says what is wrong."""
     try:
         yield
     except (dg.Failure, dg.DagsterError):

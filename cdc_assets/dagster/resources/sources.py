@@ -1,7 +1,8 @@
 """The configurations that this code location was built from, by source name.
 
 A resource's configuration is shown in the UI and is copied whenever the resource is rebuilt, so a
-resource only carries the source's name; what may hold a secret is looked up here.
+resource only carries the source's name; the configuration, which may hold a secret, is looked up
+here.
 """
 
 from __future__ import annotations

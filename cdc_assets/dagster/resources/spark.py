@@ -1,8 +1,8 @@
 """Spark as a Dagster resource: dagster-pyspark's lazy resource, over Spark Connect.
 
 Invariant: every run has a Connect session of its own. A session that two sources shared would keep
-the catalog of whichever came first. Where the server is (ours or the user's cluster) is decided
-when the session is asked for, because the local server's port isn't known before.
+the catalog of the first one. The server's address (ours or the user's cluster) is looked up when
+the session is asked for, because the local server's port isn't known before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The sensor that tells people: what is wrong, what became worse or better, what is well again.
+"""The sensor that alerts people: what is wrong, what became worse or better, what is well again.
 
 It collects what Dagster knows (freshness, runs, checks), has the engine add the rest, and delivers.
-What was told and what waits to be delivered is in the sensor's cursor, so that a new code server
-tells nothing twice, and it is told of a database that can't be reached.
+Its cursor has what was reported and what waits to be delivered, so that a new code server reports
+nothing twice, and a database that can't be reached is reported, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cdc_assets.observe.outbox import deliver, undelivered
 from cdc_assets.observe.status import SourceStatus
 
 TICK_SECONDS = 15
-# Of a kind: enough for the last runs of each table that is copied.
+# For each kind of work: enough for the last runs of each table that is copied.
 _RUNS = 200
 _EVALUATED = {
     AssetCheckExecutionRecordStatus.SUCCEEDED,
@@ -82,7 +82,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
 def _checks(
     context: dg.SensorEvaluationContext, tables: Sequence[TableAssets]
 ) -> list[dg.AssetCheckKey]:
-    """Every check of a lake table, but the lag's: the lag is told from the source itself."""
+    """Every check of a lake table but the lag's: the alerts take lag from the source's status."""
     assets = {names.lake for names in tables}
     graph = context.repository_def.asset_graph if context.repository_def is not None else None
     keys = graph.asset_check_keys if graph is not None else ()
@@ -107,9 +107,9 @@ def stale(instance: dg.DagsterInstance, tables: Sequence[TableAssets]) -> tuple[
 
 
 def failed_runs(instance: dg.DagsterInstance, config: SourceConfig) -> tuple[FailedRun, ...]:
-    """What failed when it last ran: by kind of work, and by table for copies.
+    """Work whose last run failed: by kind of work, and by table for copies.
 
-    Only what sensors and schedules ask for: who starts a run by hand looks at it.
+    Only runs of sensors and schedules count: a person who starts a run by hand looks at it.
     """
     records = [
         record
@@ -142,7 +142,7 @@ def failed_runs(instance: dg.DagsterInstance, config: SourceConfig) -> tuple[Fai
 def evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, AssetCheckExecutionRecord]:
-    """The last evaluation of each check that has one; a run that is planned, or died, is none."""
+    """The last evaluation of each check that has one; runs that are planned, or died, are none."""
     storage, found = instance.event_log_storage, {}
     last = storage.get_latest_asset_check_execution_by_key(list(keys)) if keys else {}
     for key, newest in last.items():
@@ -193,7 +193,7 @@ def _due(
 def unchecked(
     known: Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord], keys: Sequence[dg.AssetCheckKey]
 ) -> tuple[Unchecked, ...]:
-    """By check, how many tables were last checked when, the oldest; and how many never were."""
+    """By check: how many tables were checked, and the oldest time; and how many never were."""
     found = []
     for name in sorted({key.name for key in keys}):
         mine = [key for key in keys if key.name == name]

@@ -1,7 +1,7 @@
 """The sensor that has the checks run: soon after a table begins to stream, then now and then.
 
-With many tables a run of them is long, so it takes its turn: never while tables are copied, and the
-longer it took the longer it pauses.
+With many tables a run takes long, so none begins while tables are copied, and the longer the last
+one took, the longer is the pause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSE_FACTOR = 20.0
 def wait_seconds(
     last: tuple[float, float] | None, now: float, *, unchecked: Sequence[str]
 ) -> float:
-    """What is left until the next run, given the last one's start and end (epoch seconds)."""
+    """Seconds left until the next run, given the last one's start and end (epoch seconds)."""
     if last is None:
         return 0.0
     began, ended = last
@@ -94,7 +94,7 @@ def checks_sensor(
 def _never_asked(
     instance: dg.DagsterInstance, tables: Sequence[TableAssets]
 ) -> list[dg.AssetCheckKey]:
-    """The checks ``ready``, unless each was evaluated before: they come before a copy."""
+    """The checks ``ready``, or none if each was evaluated before: they come before a copy."""
     keys = [dg.AssetCheckKey(names.source, ready.NAME) for names in tables]
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [] if all(key in known for key in keys) else keys

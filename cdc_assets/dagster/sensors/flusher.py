@@ -100,7 +100,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
 
 
 def _dropped_since(config: SourceConfig) -> str | None:
-    """Since when the source is given up; a database that isn't there is the flusher's matter."""
+    """When the source was given up, or None; an unreachable database is the flusher's matter."""
     try:
         with session(config, "flusher sensor") as pipeline:
             return dropped_since(pipeline.store)

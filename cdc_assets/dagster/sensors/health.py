@@ -25,7 +25,7 @@ from cdc_assets.postgres.comments import Described, described
 from cdc_assets.postgres.names import TableId
 
 REPORT_SECONDS = 600.0
-# An event costs some 44 ms on SQLite, and a tick has a minute: the others come with the next ones.
+# An event costs some 44 ms on SQLite, and a tick has a minute: the rest comes with the next ones.
 AT_ONCE = 50
 
 
@@ -75,7 +75,7 @@ def health_sensor(config: SourceConfig) -> dg.SensorDefinition:
 
 
 def observations(pipeline: Pipeline, tables: Sequence[TableAssets]) -> list[dg.AssetObservation]:
-    """Of the source's tables that aren't what they were when last observed; some at a time."""
+    """Observations of the source's tables that changed since the last one; at most AT_ONCE."""
     config = pipeline.config
     with pipeline.connect_source("health") as source:
         now = described(source, [names.table for names in tables])
@@ -94,7 +94,7 @@ def observations(pipeline: Pipeline, tables: Sequence[TableAssets]) -> list[dg.A
 
 
 def _alike(now: Described, before: Described | None) -> bool:
-    """Whether nothing changed but, by less than a tenth, the estimated number of rows."""
+    """Whether nothing changed except, by less than a tenth, the estimated number of rows."""
     if before is None or (now.comment, now.columns) != (before.comment, before.columns):
         return False
     rows, known = now.rows or 0, before.rows or 0

@@ -1,10 +1,10 @@
-"""The sensor that has the log applied, and vouches for tables that are quiet.
+"""The sensor that has the log applied, and reports idle tables as fresh once proven.
 
-Level-triggered: a table with a backlog and no active run gets one; nothing can be missed, because
-nothing is remembered. Dagster's freshness knows only the time since the last materialization, so
-a table that nothing happens to gets a heartbeat, but only when it is *proven* to equal the source:
-the log has since been flushed beyond where the source's WAL ended at an earlier tick, and nothing
-of the table's log is pending.
+Level-triggered: a table with a backlog and no active run gets a run; nothing can be missed, because
+nothing is remembered. Dagster's freshness knows only the time since the last materialization, so an
+idle table gets a heartbeat, but only when it is *proven* to equal the source: the log has since
+been flushed beyond where the source's WAL ended at an earlier tick, and nothing of the table's log
+is pending.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a tick does: tables to be merged, and tables to vouch for."""
+    """What a tick does: tables to be merged, and idle tables to be reported as fresh."""
 
     run: tuple[TableAssets, ...]
     heartbeats: tuple[TableAssets, ...]
 
 
 def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
-    """``active``: a run is at it that needs no relief yet.
+    """``active``: a run is at work that needs no relief yet.
 
     ``proven``: the log shows the source as of a moment ago.
 
@@ -83,7 +83,7 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
         and (
             look.status.pending_rows
             or look.reported_seconds is None
-            # No row tells of the change: it can be applied once nothing older is to come.
+            # No row carries the schema change: it can be applied once nothing older is to come.
             or (look.status.altered and proven)
         )
         for look in able
@@ -114,9 +114,9 @@ def reaches(flushed: str | None, end: Lsn | None) -> bool:
     return flushed is not None and end is not None and end - Lsn.parse(flushed) <= PAGE_HEADER_BYTES
 
 
-# Where the source's WAL ended at a tick, and when that was (monotonic), by source. It stands until
-# the log has reached it: one that each tick moved on would hardly ever be met in a quiet source,
-# whose log moves every ten seconds. Too old, it proves nothing of now.
+# By source, where the source's WAL ended at a tick, and when that was (monotonic). It is kept until
+# the log has reached it: if each tick moved it on, the log of a quiet source, which moves every ten
+# seconds, would hardly ever reach it. After PROOF_SECONDS it proves nothing of now.
 _ends: dict[str, tuple[Lsn, float]] = {}
 PROOF_SECONDS = 20.0
 
@@ -203,9 +203,9 @@ def _looks(
 def _heartbeat(
     names: TableAssets, last: dg.EventLogEntry | None, status: TableStatus
 ) -> dg.AssetMaterialization:
-    """An event that says: nothing happened, and that is proven. What stood before stands on.
+    """A heartbeat: nothing happened, and that is proven. It repeats the standing metadata.
 
-    But for the number of rows if others applied changes since: a worker, or a comparison.
+    The number of rows is left out if others applied changes since: a worker, or a comparison.
     """
     before = last.asset_materialization if last is not None else None
     standing: dict[str, Any] = {

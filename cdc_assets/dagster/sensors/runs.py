@@ -2,7 +2,7 @@
 
 A run that was killed together with its code server stays "started" in Dagster for ever, and a
 sensor that waits for it would wait for ever. So every run of ours holds a session lock in Postgres
-while it works, which goes when its process does; a started run without its lock is declared failed.
+while it works; the lock goes with the process, and a started run without it is declared failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_DELAY_SECONDS = 600.0
 # A run has no lock while it imports its code and opens its session, some seconds on a busy machine,
 # nor in the moment between its last step and its end.
 PATIENCE_SECONDS = 60.0
-# Runs of other tables lie between the failures of one: so many end within the longest delay.
+# Runs of other tables lie between a table's failures: so many end within the longest delay.
 _HISTORY = 40
 
 
@@ -135,7 +135,7 @@ def delay_seconds(failures: int) -> float:
 
 
 def wait_seconds(past: Sequence[PastRun], now: datetime, names: TableAssets | None = None) -> float:
-    """What is left of the back-off, of a lake table if one is given; 0: the next attempt is due."""
+    """Seconds left of the back-off, of a lake table if one is given; 0: the next attempt is due."""
     concerning = [run for run in past if run.concerns(names.lake if names else None)]
     failures = failures_in_a_row(concerning, str(names.table) if names else None)
     if not failures:

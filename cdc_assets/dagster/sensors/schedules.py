@@ -1,7 +1,7 @@
-"""What is done by the clock: tables are maintained, and parts of them compared with the source.
+"""Schedules: tables are maintained, and parts of them compared with the source.
 
 Schedules and not sensors: nothing but time makes this due. A tick that is skipped loses nothing,
-because each run looks at what is there. None is asked for while the last one is still at it.
+because each run looks at what is there. No run is asked for while the last one is active.
 """
 
 from __future__ import annotations

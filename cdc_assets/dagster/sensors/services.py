@@ -1,7 +1,7 @@
-"""The sensor that keeps what the platform runs itself: the embedded Postgres, its traffic, Spark.
+"""The sensor that keeps the platform's own services up: the embedded Postgres, its traffic, Spark.
 
-Only what the configuration asks for. Nothing is waited for: a tick starts what is down (each with
-its own back-off) and says what is up. All of it ends with the code server.
+It keeps only what the configuration asks for. A tick doesn't wait: it starts what is down (each
+with its own back-off) and reports what is up. All of it ends with the code server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spark_address(config: SourceConfig) -> str | None:
 
 
 def demo_is_made(config: SourceConfig) -> bool:
-    """Whether the demo's tables are complete; what is pinned before that would be parked.
+    """Whether the demo's tables are complete; a table pinned before that would be parked.
 
     Raises psycopg.OperationalError.
     """

@@ -1,7 +1,7 @@
 """A connection to the log that outlives a tick, and what a tick says while there is none.
 
-A database that isn't up yet is waited for, with a sentence; every other error is a sensor's error
-and shows as one.
+While a database isn't up yet, ticks are skipped with a sentence; every other error is a sensor's
+error and shows as one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc_assets.pipeline import Pipeline
 # The sensor daemon looks every 5 seconds for sensors that are due; an interval of 5 would miss
 # every second look by some milliseconds.
 EVERY_LOOK_SECONDS = 3
-# What means "not there yet" rather than "broken".
+# Errors that mean "not there yet" rather than "broken".
 NOT_REACHABLE = (EnvironmentProblem, psycopg.OperationalError)
 
 _idle: dict[tuple[str, str, str], Pipeline] = {}

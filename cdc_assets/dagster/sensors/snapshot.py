@@ -1,8 +1,7 @@
 """The sensor that has tables copied: partitions for the chunks, and one run a table.
 
 Level-triggered: as long as a chunk hasn't landed and no run of its table is active, a run is asked
-for. What has landed without a run living to say so (or was copied by the command line) is marked
-here.
+for. Chunks whose run died before it marked them (or that the command line copied) are marked here.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _RANGE_START, _RANGE_END = (
 )
 # Some 44 ms an event on SQLite: a tick stays below its 2 seconds.
 MARKS_A_TICK = 20
-# By source and table, the copy that is over and known to Dagster in full (its snapshot's LSN): with
-# hundreds of tables it can't be asked of each at every tick. A new code server asks once more.
+# By source and table, the snapshot's LSN of a copy that is over and known to Dagster in full: with
+# hundreds of tables Dagster can't be asked at every tick. A new code server asks once more.
 _settled: dict[tuple[str, TableId], Lsn | None] = {}
 
 
@@ -75,7 +74,7 @@ def decide(copy: Copy, *, may_run: bool) -> Decision:
     mark = [c for c in copy.plan if c.state == "landed" and c.key not in copy.marked]
     run = may_run and not copy.active and copy.wait_seconds <= 0 and copy.state == "copying"
     if run and not outstanding and keys:
-        outstanding = keys[-1:]  # all landed, but nobody lived to finish the copy
+        outstanding = keys[-1:]  # all landed, but no run lived to finish the copy
     return Decision(
         tuple(key for key in keys if key not in copy.known),
         tuple(delete),
