@@ -22,7 +22,7 @@ from cdc_assets.process.children import Child, ChildSpec
 # Prints its settings, says when it is told to stop; "stubborn" ignores everything but SIGKILL.
 CHILD = """
 import signal, sys, time
-from cdc_assets.process.children import die_with_parent, read_settings
+from cdc_assets.process.lifeline import die_with_parent, read_settings
 settings = read_settings()
 print("settings", settings, flush=True)
 if settings == "stubborn":
@@ -50,13 +50,13 @@ time.sleep(600)
 # The command that streams for ever, where a database doesn't answer: SIGTERM doesn't get through.
 HANGING_FLUSH = """
 import functools, sys, time
-from cdc_assets import cli
-from cdc_assets.flusher import main
+from cdc_assets.cli import commands, main
+from cdc_assets.flusher import flusher
 def hang(config, stop):
     print("ready", flush=True)
     time.sleep(600)
-main.run, cli.end_within = hang, functools.partial(cli.end_within, 0.2)
-cli.cli(["--config", sys.argv[1], "flush"])
+flusher.run, commands.end_within = hang, functools.partial(commands.end_within, 0.2)
+main.cli(["--config", sys.argv[1], "flush"])
 """
 
 
@@ -231,10 +231,10 @@ def test_a_changed_spec_replaces_the_child(spec: ChildSpec) -> None:
 def test_the_log_is_cut_to_its_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "child.log"
     code = """
-from cdc_assets import process
+from cdc_assets.process import lifeline
 for n in range(1000):
     print("line", n, flush=True)
-process._bound_log(limit_bytes=5000, kept_bytes=500)
+lifeline._bound_log(limit_bytes=5000, kept_bytes=500)
 print("after", flush=True)
 """
     with log.open("ab+") as out:

@@ -97,7 +97,8 @@ def test_promise_9_no_table_is_published_without_a_generated_key_that_is_not_sen
     if owner.info.server_version >= GENERATED_COLUMNS:
         pytest.skip("since 18 it is sent")
     owner.execute(
-        "create table keyed (a int, k int generated always as (a + 1) stored primary key, secret text)"
+        "create table keyed (a int, secret text,"
+        " k int generated always as (a + 1) stored primary key)"
     )
     said = _roles(any_postgres, owner, f"public.keyed ({named})")
     assert "keyed isn't published as it was named here" in said

@@ -93,7 +93,7 @@ def test_each_transition_is_told_once() -> None:
 
 
 def test_a_recovery_is_of_what_was_told() -> None:
-    """A flusher that is started again can't get its stream back for a second: nobody heard of it."""
+    """A flusher that is started again may lack its stream for a second, which nobody heard of."""
     watch = Watch()
     [told] = watch.notices(0, _condition(what="no flusher is active"))
     assert watch.notices(1, _condition(what="the flusher can't get its stream back")) == []
