@@ -108,7 +108,7 @@ def test_what_decides_how_a_batch_is_folded_takes_one_read_of_each_shared_file(
             frames.append(ref.xlog(1, ref.relation(oid, ["id", "v"], ["id"])))
             frames.append(ref.xlog(2, ref.update(oid, ["new", ref.UNCHANGED], [f"{number}", None])))
             frames.append(ref.xlog(3, ref.truncate(oid)))
-        frames.append(ref.xlog(9, ref.commit(9, 10, 0)))
+        frames.append(ref.xlog(10, ref.commit(9, 10, 0)))
         decoder.feed(b"".join(frames), np.array([len(f) for f in frames], np.int32))
         (mine,) = (f for f in staging.write(decoder.take_committed()) if f.table.name == "t3")
         assert mine.first_row is not None
