@@ -97,7 +97,8 @@ def test_check_shows_the_findings_and_a_local_source_has_none(
 
 
 def test_an_address_that_nobody_can_read_leaves_check_alone() -> None:
-    assert codes("host=localhost", spark={"remote": "sc://h/path"}) == []
+    with pytest.raises(ConfigurationError, match="write sc://host:15002"):
+        source("host=localhost", spark={"remote": "sc://h/path"})
     hook = {"type": "webhook", "url": "http://[planted"}
     assert codes("host=localhost", alerts={"sinks": [hook]}) == []
 
