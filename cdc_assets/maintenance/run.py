@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -214,12 +214,17 @@ class _Table:
         self._staged(lake, now)
 
     def _rewrite(self, lake: LakeTable, until: float) -> None:
-        with suppress(Busy):  # what is busy has them by the next time; compaction waits by itself
-            set_limits(self._store, lake, self._session)  # it reads within them, too
+        busy: Busy | None = None
+        try:
+            set_limits(self._store, lake, self._session)  # compaction reads within them, too
+        except Busy as error:  # they are set by the next run; compaction waits by itself
+            busy = error
         compacted = compact(self._store, lake, self._session, until=until)
         self._note(compacted=compacted)
         before, after = tidy_metadata(self._store, lake, self._session)
         self._note(compacted=replace(compacted, manifests_before=before, manifests_after=after))
+        if busy is not None:
+            raise busy
 
     def _look_after_cursor(self, lake: LakeTable) -> None:
         """Find others' changes to a table that gets none of ours; keep its cursor within reach.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.errors import ConfigurationError
 from cdc_assets.readiness.links import transport_findings
 from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.security.transport_support import (
