@@ -5,7 +5,6 @@ Nothing here decides anything; it only resolves where things are.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -36,10 +35,6 @@ class Pipeline:
         store.places = staged_places(config)
         return cls(config, dsn, store)
 
-    @property
-    def staging_uri(self) -> str:
-        return self.config.staging_uri
-
     def connect_source(self, purpose: str, *, reads: bool = False) -> psycopg.Connection[Any]:
         """An ordinary connection to the source; the caller closes it.
 
@@ -68,10 +63,5 @@ class Pipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

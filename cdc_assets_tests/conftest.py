@@ -20,12 +20,14 @@ from hypothesis import HealthCheck, settings
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
-from cdc_assets_tests.jvm_support import QUICK_JVM
-from cdc_assets_tests.s3_support import KEYS, ObjectStore, object_store
+from cdc_assets_tests.support.flusher import Bench, bench, named_after
+from cdc_assets_tests.support.jvm import QUICK_JVM
+from cdc_assets_tests.support.lake import NewLake, copied, lake
+from cdc_assets_tests.support.s3 import KEYS, ObjectStore, object_store
+from cdc_assets_tests.support.tls import Authority, TlsServer, tls_server
 
 NewDatabase = Callable[[], str]
 """Makes an empty database and returns its DSN; it is dropped, slots first, after the test."""
@@ -38,6 +40,7 @@ _FAST = {
     "max_prepared_transactions": "10",
 }
 
+_DEBIANS_15 = Path("/usr/lib/postgresql/15/bin")
 
 # Nobody's real keys are used, and every process that is started finds these.
 os.environ |= KEYS
@@ -79,11 +82,9 @@ def postgres_servers(public_directory: Path) -> Iterator[Callable[[int], Embedde
 
     def server(version: int) -> EmbeddedPostgres:
         if version not in servers:
-            bindir = None
-            if version == 15:
-                bindir = debian_bindir(15)
-                if bindir is None:
-                    pytest.skip("Debian's Postgres 15 is not installed")
+            bindir = _DEBIANS_15 if version == 15 else None
+            if bindir is not None and not bindir.exists():
+                pytest.skip("Debian's Postgres 15 is not installed")
             servers[version] = EmbeddedPostgres(
                 public_directory / f"pg{version}", version, bindir, _FAST
             )
@@ -104,7 +105,7 @@ def postgres(postgres_servers: Callable[[int], EmbeddedPostgres]) -> EmbeddedPos
 @pytest.fixture
 def postgres_dsn(postgres: EmbeddedPostgres) -> Iterator[NewDatabase]:
     """A factory of empty databases on Postgres 18."""
-    with _databases(postgres) as new:
+    with databases(postgres) as new:
         yield new
 
 
@@ -119,8 +120,35 @@ def any_postgres(
 @pytest.fixture
 def any_postgres_dsn(any_postgres: EmbeddedPostgres) -> Iterator[NewDatabase]:
     """A factory of empty databases on each version in turn."""
-    with _databases(any_postgres) as new:
+    with databases(any_postgres) as new:
         yield new
+
+
+@pytest.fixture
+def postgres_version() -> int:
+    """Which Postgres ``source`` is on: a file or a test may want another one."""
+    return 18
+
+
+@pytest.fixture
+def source(
+    postgres_version: int,
+    postgres_servers: Callable[[int], EmbeddedPostgres],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> Iterator[Bench]:
+    """A database with a log of its own; files that need more begin with this one."""
+    with bench(postgres_servers(postgres_version).start(), named_after(request), tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def any_source(
+    any_postgres: EmbeddedPostgres, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Bench]:
+    """The same on each version in turn."""
+    with bench(any_postgres.start(), named_after(request), tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -139,8 +167,43 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkServ
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def authority(public_directory: Path) -> Authority:
+    """The authority of ``secured``'s certificates."""
+    return Authority(public_directory / "authority")
+
+
+@pytest.fixture(scope="session")
+def _tls_server(public_directory: Path, authority: Authority) -> Iterator[TlsServer]:
+    if not _DEBIANS_15.exists():
+        pytest.skip("Debian's Postgres 15 is not installed; the embedded ones have no TLS")
+    folder = public_directory / "tls"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with tls_server(folder, _DEBIANS_15, authority) as server:
+        yield server
+
+
+@pytest.fixture
+def secured(_tls_server: TlsServer) -> str:
+    """The DSN of who is let in by TLS, password and certificate, with all three."""
+    return _tls_server()  # a test of processes may have stopped it
+
+
+@pytest.fixture
+def new_lake(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> NewLake:
+    """Opens lakes of the test's own on the session's servers."""
+    return lambda *given, **more: lake(postgres_dsn(), spark_server.ensure(), *given, **more)
+
+
+@pytest.fixture
+def copied_lake(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> NewLake:
+    """The same, whose tables are copied."""
+    return lambda *given, **more: copied(postgres_dsn(), spark_server.ensure(), *given, **more)
+
+
 @contextmanager
-def _databases(server: EmbeddedPostgres) -> Iterator[NewDatabase]:
+def databases(server: EmbeddedPostgres) -> Iterator[NewDatabase]:
     dsn = server.start()
     names: list[str] = []
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_assets.cli.group import cli, config_of, followed, json_option, opened, tables_option
+from cdc_assets.cli.group import cli, config_of, json_option, opened, streamed, tables_option
 from cdc_assets.cli.terminal import (
     CopyBar,
     note,
@@ -132,7 +132,7 @@ def flush(ctx: click.Context, until: str | None) -> None:
     from cdc_assets.flusher.flusher import run
     from cdc_assets.flusher.reach import flush_target, reach
 
-    config = followed(ctx)
+    config = streamed(ctx)
     stop = _until_told(end_within)
     if until is None:
         with services(config):
@@ -154,7 +154,7 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
     """Apply the log to the lake tables."""
     from cdc_assets.operations import merging, running
 
-    config = followed(ctx)
+    config = streamed(ctx)
     wanted = selected(config, tables)
     if follow:
         with services(config):

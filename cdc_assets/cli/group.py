@@ -77,10 +77,10 @@ def config_of(ctx: click.Context) -> SourceConfig:
     return config
 
 
-def followed(ctx: click.Context) -> SourceConfig:
-    """The configuration of a source that is followed, not only copied."""
+def streamed(ctx: click.Context) -> SourceConfig:
+    """The configuration of a source that is streamed, not only copied."""
     config = config_of(ctx)
-    if config.snapshot.mode == "snapshot_only":
+    if not config.streams:
         raise ConfigurationError(
             "snapshot.mode is snapshot_only: nothing is streamed.",
             "Use snapshot, or set snapshot.mode: initial.",

@@ -181,27 +181,23 @@ def show_health(health: Health) -> None:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
         say(
             f"worker {worker.process}, since {worker.started_at:%Y-%m-%d %H:%M:%S}: "
-            + (", ".join(worker.tables) or "no table")
+            + (", ".join(map(str, sorted(worker.claims))) or "no table")
             + heard
         )
     for name, value in report.part_rows(health):
         say(f"{name}: {value}")
-    told = found.flusher
+    flusher, told = found.flusher, found.flusher.report
     if "changes" in told:
-        age = f"{told['told_seconds_ago']:.0f} s ago"
         behind = ""  # nothing is staged yet
-        if told["lag_bytes"] is not None:
-            behind = f"; {told['lag_bytes']:,} B and {told['lag_seconds']:.1f} s behind"
+        if flusher.lag_bytes is not None:
+            behind = f"; {flusher.lag_bytes:,} B and {told['lag_seconds']:.1f} s behind"
         say(
             f"  received {told['received_lsn']}, staged {told['staged_lsn']}, acknowledged"
-            f" {told['acknowledged_lsn']}{behind}; flushes take"
-            f" {told['flush_seconds_mean']:.3f} s; {told['reconnects']} reconnects,"
-            f" {told['staging_retries']} retries of staging (told {age})"
+            f" {told['acknowledged_lsn']}{behind}; {told['staging_retries']} retries of staging"
+            f" (told {flusher.told_seconds_ago:.0f} s ago)"
         )
         for name, counts in told["changes"].items():
             listed = ", ".join(f"{count:,} {operation}s" for operation, count in counts.items())
             say(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
-        if told["last_error"]:
-            say(f"  last error: {told['last_error']}")
         for thread, trouble in told.get("troubles", {}).items():
             say(f"  {thread}: {trouble}")

@@ -208,22 +208,20 @@ def _dividing(value: timedelta | None) -> timedelta | None:
     return value
 
 
+Every = Annotated[Duration | None, AfterValidator(_dividing)]
+"""How often a schedule runs; null: only by hand."""
+
+
 class VerifyConfig(Section):
     """How a part of each table is compared with the source, again and again."""
 
-    every: Duration | None = timedelta(hours=1)
-    """How often the schedule runs; null: only by hand."""
+    every: Every = timedelta(hours=1)
     sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     """Rows of a table that one run compares, about."""
     fail_after: Duration = timedelta(days=1)
     """A table that couldn't be compared is a warning, and after so long a failure."""
     show_keys: bool = False
     """Messages, alerts and events name rows by their keys, and not only by a hash of them."""
-
-    @field_validator("every")
-    @classmethod
-    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
-        return _dividing(value)
 
 
 class KeepSnapshotsConfig(Section):
@@ -238,8 +236,7 @@ class KeepSnapshotsConfig(Section):
 class MaintenanceConfig(Section):
     """How lake tables and the log are kept healthy."""
 
-    every: Duration | None = timedelta(minutes=30)
-    """How often the schedule runs; null: only by hand."""
+    every: Every = timedelta(minutes=30)
     target_file_size: Size = 128 * 10**6
     min_input_files: Annotated[int, Field(ge=2, le=1000)] = 5
     """So many small files of a partition are worth being rewritten into one."""
@@ -250,11 +247,6 @@ class MaintenanceConfig(Section):
     """How long a staged file stays after every consumer group is past it."""
     orphan_grace: Duration = timedelta(days=3)
     """How old a file that nothing refers to has to be before it is removed."""
-
-    @field_validator("every")
-    @classmethod
-    def _as_cron(cls, value: timedelta | None) -> timedelta | None:
-        return _dividing(value)
 
     @field_validator("target_file_size")
     @classmethod

@@ -132,6 +132,11 @@ class SourceConfig(Section):
         return self.lake.namespace or self.name
 
     @property
+    def streams(self) -> bool:
+        """Whether a table's changes are followed; else it is copied, once."""
+        return self.snapshot.mode != "snapshot_only"
+
+    @property
     def staging_uri(self) -> str:
         return self.staging.uri or (home() / self.name / "staging").as_uri()
 

@@ -43,8 +43,11 @@ class ColumnsConfig(Section):
 
 
 class FreshnessConfig(Section):
-    """How old a lake table may be before the UI warns and fails."""
+    """How old a lake table is let become, and how old it may be before the UI warns and fails."""
 
+    target: Annotated[Duration, Field(ge=timedelta(0))] = timedelta(seconds=5)
+    """A merge is timed so that the oldest change is visible at about this age; 0s: at once. A
+    merge has a fixed cost, so a shorter target costs CPU while changes are few."""
     warn: Duration = timedelta(minutes=5)
     fail: Duration = timedelta(minutes=15)
 
@@ -54,6 +57,8 @@ class FreshnessConfig(Section):
             raise ValueError("warn has to be shorter than fail")
         if self.warn < timedelta(minutes=1):
             raise ValueError("at least 1m: Dagster's freshness policies know nothing shorter")
+        if self.target >= self.warn:
+            raise ValueError("target has to be shorter than warn")
         return self
 
 

@@ -1,4 +1,4 @@
-"""For assets that are built on lake tables: when to build them again.
+"""When to build assets again that depend on lake tables.
 
 A lake table isn't like an asset that is built now and then. It is reported twice a minute or so,
 also while nothing happens to it, and under traffic a run that merges into it is nearly always under

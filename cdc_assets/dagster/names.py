@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.messages.texts import described
 from cdc_assets.postgres.names import TableId
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_]")
@@ -99,6 +101,19 @@ class TableAssets:
         own = self.config.table(self.table).owners
         return self.config.owners if own is None else own
 
+    def spec(
+        self, key: dg.AssetKey, kinds: set[str], description: str, **more: Any
+    ) -> dg.AssetSpec:
+        """An asset of the table: in its source's group, and its owners'."""
+        return dg.AssetSpec(
+            key,
+            group_name=self.config.name,
+            owners=self.owners,
+            kinds=kinds,
+            description=described(description),
+            **more,
+        )
+
     @property
     def op_suffix(self) -> str:
         """Unique among the operations of a code location."""
@@ -112,6 +127,8 @@ def all_tables(config: SourceConfig) -> list[TableAssets]:
 
 # Tags of the runs that the sensors ask for and look for.
 SOURCE_TAG, WORK_TAG, TABLE_TAG = "cdc_assets/source", "cdc_assets/work", "cdc_assets/table"
+# TABLE_TAG of a run that copies several.
+SEVERAL = "several tables"
 FAILED_TAG = "cdc_assets/failed_tables"
 # The kinds of work of these runs.
 WORKS = ("check", "maintain", "materialize", "ready", "sample", "snapshot")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -110,13 +109,7 @@ from generate_series(1, 50) n;
 """
 
 
-def create_demo_schema(
-    dsn: str,
-    *,
-    pgbench_scale: int = 1,
-    customers: int = CUSTOMERS,
-    pgbench: Path | None = None,
-) -> None:
+def create_demo_schema(dsn: str, *, pgbench_scale: int = 1, customers: int = CUSTOMERS) -> None:
     """Make what is missing; what is complete stays as it is. Waits for others who do the same.
 
     ``pgbench_scale`` counts 100,000 accounts each; a customer has 5 orders with 3 lines.
@@ -125,7 +118,7 @@ def create_demo_schema(
     with psycopg.connect(dsn, autocommit=True, application_name="cdc_assets demo") as connection:
         connection.execute("select pg_advisory_lock(%s)", [_LOCK])
         if not _has_pgbench(connection):
-            run_pgbench(dsn, ["-i", "-q", "-s", str(pgbench_scale)], pgbench)
+            run_pgbench(dsn, ["-i", "-q", "-s", str(pgbench_scale)])
         # It has no key: updates and deletes identify rows only by all old columns.
         connection.execute("alter table pgbench_history replica identity full")
         if not _has_shop(connection):
@@ -140,11 +133,10 @@ def create_demo_schema(
                 )
 
 
-def run_pgbench(dsn: str, arguments: list[str], pgbench: Path | None = None) -> str:
+def run_pgbench(dsn: str, arguments: list[str]) -> str:
     """Run pgbench to its end and return what it printed; raises EnvironmentProblem."""
-    program = pgbench or bundled_bindir(18) / "pgbench"
     done = subprocess.run(
-        [str(program), *arguments],
+        [str(bundled_bindir(18) / "pgbench"), *arguments],
         env=connection_environment(dsn),
         stdin=subprocess.DEVNULL,
         capture_output=True,

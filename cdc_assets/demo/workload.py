@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 # Enough to be seen, and for 20,000 changes in a minute; two cores hardly notice.
 RATE_PER_SECOND = 400.0
 # A pgbench transaction updates an account, a teller and a branch, and inserts history.
-_PGBENCH_CHANGES = 4
+PGBENCH_CHANGES = 4
 # pgbench runs in slices this long: if this process is killed, its pgbench ends soon, too.
 _SLICE_SECONDS = 3
 _RETRY_SECONDS = 1.0
@@ -78,20 +78,19 @@ class _Halves:
 class LiveTraffic:
     """Traffic on one database; the same seed on the same rows makes the same shop changes."""
 
-    def __init__(self, dsn: str, seed: int = 1, pgbench: Path | None = None) -> None:
+    def __init__(self, dsn: str, seed: int = 1) -> None:
         self._dsn = dsn
         self._seed = seed
-        self._pgbench = pgbench
         self._slices = 0
         self.count = TrafficCount()
 
     def run(self, changes: int = 20_000) -> TrafficCount:
         """Make at least that many changes, half of them by pgbench, as fast as it goes."""
-        transactions = max(1, changes // 2 // _PGBENCH_CHANGES)
+        transactions = max(1, changes // 2 // PGBENCH_CHANGES)
         target = self.count.changes + changes
         with ThreadPoolExecutor(1) as pool:
             bench = pool.submit(self._bench, ["-t", str(transactions)])
-            wanted = changes - transactions * _PGBENCH_CHANGES
+            wanted = changes - transactions * PGBENCH_CHANGES
             self._shop(self.count.shop_changes + wanted, None, _Halves(threading.Event()))
             bench.result()
         assert self.count.changes >= target
@@ -102,7 +101,7 @@ class LiveTraffic:
         share = rate_per_second / 2
         halves = _Halves(stopping)
         with ThreadPoolExecutor(1) as pool:
-            bench = pool.submit(self._bench_until, halves, share / _PGBENCH_CHANGES)
+            bench = pool.submit(self._bench_until, halves, share / PGBENCH_CHANGES)
             with halves:
                 self._shop(None, share, halves)
             bench.result()
@@ -126,9 +125,9 @@ class LiveTraffic:
         # -n: without it pgbench empties its history first
         self._slices += 1
         seed = f"--random-seed={self._seed * 1_000_003 + self._slices}"
-        printed = run_pgbench(self._dsn, ["-n", "-c", "1", seed, *arguments], self._pgbench)
+        printed = run_pgbench(self._dsn, ["-n", "-c", "1", seed, *arguments])
         found = _PROCESSED.search(printed)
-        self.count.pgbench_changes += int(found[1]) * _PGBENCH_CHANGES if found else 0
+        self.count.pgbench_changes += int(found[1]) * PGBENCH_CHANGES if found else 0
 
     def _shop(self, until: int | None, rate_per_second: float | None, halves: _Halves) -> None:
         operations, weights = list(shop.OPERATIONS), list(shop.OPERATIONS.values())
@@ -152,20 +151,11 @@ class LiveTraffic:
                     halves.stopping.wait(max(0.0, due - time.monotonic()))
 
 
-def supervise_workload(
-    server: EmbeddedPostgres, rate_per_second: float = RATE_PER_SECOND
-) -> process.Status:
+def supervise_workload(server: EmbeddedPostgres) -> process.Status:
     """Keep a child of this process making traffic on that server; for ticks, never waits."""
-    arguments = ("--directory", str(server.directory), "--rate", str(rate_per_second))
-    log = server.directory / "workload.log"
-    return process.supervise(
-        f"workload:{server.directory}", process.ChildSpec(__name__, arguments, log)
-    )
-
-
-def stop_workload(server: EmbeddedPostgres) -> None:
-    """Stop the traffic that this process keeps."""
-    process.stop(f"workload:{server.directory}")
+    folder = server.directory
+    spec = process.ChildSpec(__name__, ("--directory", str(folder)), folder / "workload.log")
+    return process.supervise(f"workload:{folder}", spec)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

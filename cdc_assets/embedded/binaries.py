@@ -75,21 +75,9 @@ def bundled_bindir(version: int) -> Path:
     return bindir
 
 
-def debian_bindir(version: int | None = None) -> Path | None:
-    """The programs of a Postgres that Debian's packages installed: that one, else the newest."""
-    found = {
-        int(path.parent.parent.name): path.parent
-        for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")
-        if path.parent.parent.name.isdigit()
-    }
-    if version is not None:
-        return found.get(version)
-    return found[max(found)] if found else None
-
-
 def usable_bindir(bindir: Path, user: ServerUser | None) -> Path:
     """``bindir`` if ``user`` can run its programs, else that of a copy that the user can run."""
-    if user is None or _may(user, "-x", bindir / "postgres"):
+    if user is None or _may_pass(user, bindir / "postgres"):
         return bindir
     made = (bindir / "postgres").stat()
     key = hashlib.sha256(f"{bindir} {made.st_mtime_ns} {made.st_size}".encode()).hexdigest()[:12]
@@ -119,7 +107,7 @@ def usable_bindir(bindir: Path, user: ServerUser | None) -> Path:
 def usable_data(directory: Path, user: ServerUser | None) -> Path:
     """Where the data of the server in ``directory`` goes: below it, if ``user`` can get there."""
     data = directory / "data"
-    if user is None or _may(user, "-x", directory):
+    if user is None or _may_pass(user, directory):
         return data
     key = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
     place = _shelter() / f"data-{key}"
@@ -136,10 +124,10 @@ def own(path: Path, user: ServerUser | None) -> None:
         os.chown(path, user.uid, user.gid)
 
 
-def _may(user: ServerUser, permission: str, path: Path) -> bool:
+def _may_pass(user: ServerUser, path: Path) -> bool:
     """Ask the kernel as that user; its groups and the folders above count too."""
     asked = subprocess.run(
-        ["/usr/bin/env", "test", permission, str(path)],
+        ["/usr/bin/env", "test", "-x", str(path)],
         user=user.uid,
         group=user.gid,
         extra_groups=[],

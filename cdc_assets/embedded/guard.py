@@ -43,9 +43,9 @@ from cdc_assets.process import lifeline
 _log = logging.getLogger(__name__)
 
 
-# A walsender whose receiver hangs delays a fast shutdown; an immediate one is safe, too.
-_FAST_SECONDS = 12.0
-_IMMEDIATE_SECONDS = 4.0
+# A fast shutdown, an immediate one, and the end, with the seconds that each may take. A walsender
+# whose receiver hangs delays a fast one; an immediate one is safe, too.
+_SHUTDOWN = ((signal.SIGINT, 12.0), (signal.SIGQUIT, 4.0), (signal.SIGKILL, 4.0))
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SETTINGS = {
     "wal_level": "logical",
@@ -98,18 +98,11 @@ class Guard:
 
     def finish(self, server: subprocess.Popen[bytes]) -> None:
         """Shut the server down, fast at first, and record in the state that it is down."""
-        for number, seconds in (
-            (signal.SIGINT, _FAST_SECONDS),
-            (signal.SIGQUIT, _IMMEDIATE_SECONDS),
-            (signal.SIGKILL, _IMMEDIATE_SECONDS),
-        ):
+        for number, seconds in _SHUTDOWN:
             if server.poll() is None:
                 server.send_signal(number)
                 with suppress(subprocess.TimeoutExpired):
                     server.wait(seconds)
-        self.mark_down()
-
-    def mark_down(self) -> None:
         state = read_state(self.directory)
         if state is not None:
             write_state(self.directory, replace(state, pid=None))
@@ -233,11 +226,7 @@ def end_stale_server(data: Path) -> None:
     except (OSError, ValueError, psutil.NoSuchProcess):
         return
     _log.warning("ending the Postgres (pid %s) that was left behind on %s", pid, data)
-    for number, seconds in (
-        (signal.SIGINT, _FAST_SECONDS),
-        (signal.SIGQUIT, _IMMEDIATE_SECONDS),
-        (signal.SIGKILL, _IMMEDIATE_SECONDS),
-    ):
+    for number, seconds in _SHUTDOWN:
         with suppress(psutil.NoSuchProcess):
             stale.send_signal(number)
         deadline = time.monotonic() + seconds

@@ -17,11 +17,9 @@ import random
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import psycopg
-from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event
 
 from cdc_assets.config.source import SourceConfig, config_from_parent, load_config
 from cdc_assets.errors import (
@@ -34,14 +32,18 @@ from cdc_assets.errors import (
 from cdc_assets.flusher.guard import Guard
 from cdc_assets.flusher.pin_keeper import PinKeeper
 from cdc_assets.flusher.progress import Progress
-from cdc_assets.flusher.reporter import Health
+from cdc_assets.flusher.report.reporter import Health
 from cdc_assets.flusher.reviewer import Reviewer
 from cdc_assets.flusher.session import Session
 from cdc_assets.flusher.standstill import Standstill, Stuck
-from cdc_assets.flusher.wire import SlotInUse, StreamLost
-from cdc_assets.log.sessions.heartbeat import Heart, active_process
+from cdc_assets.flusher.stream import SlotInUse, StreamLost
+from cdc_assets.log.locks import flusher_lock
+from cdc_assets.log.sessions.flusher_status import active_flusher
+from cdc_assets.log.sessions.heartbeat import Heart
+from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.process.backoff import Backoff
 from cdc_assets.process.lifeline import die_with_parent, read_settings
 from cdc_assets.process.traces import log_level, log_to_stderr
 from cdc_assets.readiness.admission import admit
@@ -52,13 +54,10 @@ logger = logging.getLogger(__name__)
 
 # How often a waiting flusher tries to take its turn: the delay of a take-over.
 LOCK_SECONDS = 1.0
-# Back-off between sessions: at once, then doubling; a server restart takes some seconds.
-FIRST_WAIT_SECONDS = 0.5
-LONGEST_WAIT_SECONDS = 30.0
+# Between sessions: at once, then doubling; a server restart takes some seconds.
+BACKOFF = Backoff(first_seconds=0.5, cap_seconds=30.0)
 # And if the source fails at one place each time: it decodes all before it at each try.
 LONGEST_STUCK_SECONDS = 600.0
-# A session that lived this long was healthy: the next failure counts as a first one.
-HEALTHY_SECONDS = 60.0
 # Errors that may pass by themselves.
 _PASSING = (
     ReplicationLost,
@@ -76,7 +75,6 @@ class FlushResult:
     rows: int
     files: int
     staged_bytes: int
-    ended_by: Literal["until", "stop"]
 
 
 def run(
@@ -126,16 +124,14 @@ class _Flusher:
         self._health.start()
         self._guard.start()
         try:
-            for attempt in Retrying(
-                retry=retry_if_exception(self._worth_another),
-                wait=self._patience,
-                sleep=sleep_using_event(self._stop),
-                before_sleep=self._say,
-                reraise=True,
-            ):
-                with attempt:
-                    if not self._stop.is_set():  # a stop during the wait is an orderly end
-                        self._once()
+            while not self._stop.is_set():
+                try:
+                    self._once()
+                    break
+                except (CdcError, psycopg.Error) as error:
+                    if not self._worth_another(error):
+                        raise
+                    self._wait(error)  # a stop meanwhile is an orderly end
         except (CdcError, psycopg.Error) as error:
             self._progress.enter("stopped", error)
             raise
@@ -147,13 +143,11 @@ class _Flusher:
             self._progress.enter("stopped")
             self._health.close()
         done = self._progress
-        reached = self._until is not None and done.flushed >= self._until
         return FlushResult(
             done.flushed if done.flushed > Lsn.ZERO else None,
             done.rows,
             done.files,
             done.staged_bytes,
-            "until" if reached else "stop",
         )
 
     def _once(self) -> None:
@@ -163,10 +157,10 @@ class _Flusher:
         try:
             with Pipeline.open(self._config) as pipeline:
                 session = self._heart.adopt(pipeline.store)
-                if not self._wait_for_turn(pipeline):
+                if not self._wait_for_turn(pipeline.store):
                     return
                 self._prepare_pins(pipeline)
-                if self._config.snapshot.mode == "snapshot_only":
+                if not self._config.streams:
                     self._stop.wait()  # nothing is streamed: the pins are held, that is all
                     return
                 flushed = admit(pipeline)
@@ -175,7 +169,7 @@ class _Flusher:
                 self._session(pipeline, flushed)
         finally:
             self._heart.give_up(session)
-            if time.monotonic() - began >= HEALTHY_SECONDS:
+            if time.monotonic() - began >= BACKOFF.healthy_seconds:
                 self._failures = 0
 
     def _session(self, pipeline: Pipeline, flushed: Lsn) -> None:
@@ -199,21 +193,20 @@ class _Flusher:
                 raise
             raise judged from error
 
-    def _wait_for_turn(self, pipeline: Pipeline) -> bool:
+    def _wait_for_turn(self, store: LogStore) -> bool:
         """True once the lock is ours; False if there is nothing left to wait for."""
         said = False
-        while not pipeline.store.try_lock(f"flusher:{self._config.name}"):
+        while not store.try_lock(flusher_lock(self._config.name)):
             if not said:
-                who = active_process(pipeline.store)
                 logger.info(
                     "another flusher of %s is active (%s); waiting",
                     self._config.name,
-                    who[0] if who else "just ending",
+                    active_flusher(store) or "just ending",
                 )
                 said = True
                 self._progress.enter("waiting")
             self._streamed = True  # from now on a passing error is waited out
-            flushed = pipeline.store.flushed_lsn()
+            flushed = store.flushed_lsn()
             if self._until is not None and flushed is not None and flushed >= self._until:
                 self._progress.flushed = flushed
                 return False  # the other flusher has done it
@@ -235,7 +228,7 @@ class _Flusher:
 
     # --- what is worth another try, and when ---
 
-    def _worth_another(self, error: BaseException) -> bool:
+    def _worth_another(self, error: Exception) -> bool:
         if isinstance(error, SlotInUse):
             return True
         if isinstance(error, Stuck) and self._until is not None:
@@ -245,25 +238,23 @@ class _Flusher:
         # A standby that is about to be promoted is read-only for a while.
         return self._streamed and isinstance(error, _PASSING)
 
-    def _patience(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome is not None else None
+    def _wait(self, error: Exception) -> None:
         if isinstance(error, SlotInUse):
-            return LOCK_SECONDS
-        self._failures += 1
-        failures, longest = self._failures, LONGEST_WAIT_SECONDS
-        if isinstance(error, Stuck):
-            failures, longest = max(failures, self._standstill.times), LONGEST_STUCK_SECONDS
-        cap = min(FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 16), longest)
-        return random.uniform(cap / 2, cap)  # noqa: S311 - not all flushers at once
-
-    def _say(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        waits = state.next_action.sleep if state.next_action is not None else 0.0
+            seconds = LOCK_SECONDS
+        else:
+            self._failures += 1
+            backoff, failures = BACKOFF, self._failures
+            if isinstance(error, Stuck):
+                backoff = replace(BACKOFF, cap_seconds=LONGEST_STUCK_SECONDS)
+                failures = max(failures, self._standstill.times)
+            cap = backoff.delay_seconds(failures)
+            seconds = random.uniform(cap / 2, cap)  # noqa: S311 - not all flushers at once
         if isinstance(error, Stuck):
             self._progress.enter_stuck(error)
         else:
             self._progress.enter("reconnecting", error)
-        logger.warning("%s Trying again in %.1f s.", first_line(error) if error else "", waits)
+        logger.warning("%s Trying again in %.1f s.", first_line(error), seconds)
+        self._stop.wait(seconds)
 
 
 def main(arguments: list[str] | None = None) -> int:

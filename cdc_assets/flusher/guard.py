@@ -22,7 +22,8 @@ from typing import Any
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.identity import children, remedy, sentence
 from cdc_assets.postgres.names import TableId
@@ -55,7 +56,7 @@ class Guard:
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
 
     def start(self) -> None:
-        if self._config.snapshot.mode != "snapshot_only":  # else nothing is published
+        if self._config.streams:  # else nothing is published
             self._thread.start()
 
     def close(self) -> None:
@@ -73,7 +74,7 @@ class Guard:
                     for session in (source, pipeline.store.connection):
                         session.execute(f"set statement_timeout = '{_TIMEOUT}'")
                     while not self._stop.is_set():
-                        took = guard(pipeline, source, self._said)
+                        took = guard(source, self._config, pipeline.store, self._said)
                         self._stop.wait(max(GUARD_SECONDS, took / GUARD_SHARE))
             except Exception as error:  # noqa: BLE001 - without it the source's writes may stop
                 logger.warning("the published tables weren't looked at: %s", error)
@@ -81,7 +82,10 @@ class Guard:
 
 
 def guard(
-    pipeline: Pipeline, source: psycopg.Connection[Any], said: dict[TableId, str] | None = None
+    source: psycopg.Connection[Any],
+    config: SourceConfig,
+    store: LogStore,
+    said: dict[TableId, str] | None = None,
 ) -> float:
     """One look: park and withdraw what Postgres refuses, park what can't be streamed any longer.
 
@@ -89,16 +93,18 @@ def guard(
     seconds the queries of the source took.
     """
     began = time.monotonic()
-    publication = pipeline.config.publication
+    publication = config.publication
     published = published_tables(source, publication) or {}
-    refused, reasons, heirs = _judge(source, pipeline.config, published)
+    refused, reasons, heirs = _judge(source, config, published)
     took = time.monotonic() - began
     if not reasons:
         return took
-    rows = {row.table: row for row in pipeline.store.tables()}
+    rows = {row.table: row for row in store.tables()}
     oids = {row.oid for row in rows.values()}  # a table may have been renamed
     for table, why in reasons.items():
-        _park(pipeline, rows.get(table), why)
+        # One that is parked keeps its reason, as it needs a re-sync in any case.
+        if (row := rows.get(table)) is not None and row.state != TableState.PARKED:
+            store.park(table, why, row.epoch)
     # Other tables of a user-made publication are for its owner to withdraw.
     ours = rows.keys() | heirs | {t for t, oid in published.items() if oid in oids}
     left = withdraw(source, publication, [table for table in refused if table in ours])
@@ -136,9 +142,3 @@ def _judge(
             problem = inherited(table, inherit[oid])
             reasons[table] = str(problem).removeprefix(f"{table}: ").rstrip(".")
     return refused, reasons, {heir for found in inherit.values() for heir in found}
-
-
-def _park(pipeline: Pipeline, row: TableRow | None, why: str) -> None:
-    """Park a table; one that is parked keeps its reason, as it needs a re-sync in any case."""
-    if row is not None and row.state != "parked":
-        pipeline.store.park(row.table, why, row.epoch)

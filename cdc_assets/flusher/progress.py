@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cdc_assets.errors import first_line
-from cdc_assets.flusher.stage.staging import WrittenFile
+from cdc_assets.flusher.stage.staging import WrittenRows
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
 
 OPERATIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
@@ -76,7 +76,6 @@ class Progress:
     rows: int = 0
     files: int = 0
     staged_bytes: int = 0
-    received_bytes: int = 0
     in_flight_bytes: int = 0
     waiting_bytes: int = 0
     decoder_pid: int | None = None
@@ -92,15 +91,15 @@ class Progress:
         """How often the stream was begun anew."""
         return max(0, self.sessions - 1)
 
-    def count(self, files: Collection[WrittenFile], seconds: float) -> None:
+    def count(self, staged: Collection[WrittenRows], seconds: float) -> None:
         """Note a flush that is in the log; it took ``seconds`` to stage and to register."""
-        self.files += len({file.path for file in files})
-        for file in files:
-            name = str(file.table)
-            self.rows += file.row_count
-            self.staged_bytes += file.byte_size
-            self.bytes_by_table[name] += file.byte_size
-            for operation, count in file.operations.items():
+        self.files += len({rows.path for rows in staged})
+        for rows in staged:
+            name = str(rows.table)
+            self.rows += rows.row_count
+            self.staged_bytes += rows.byte_size
+            self.bytes_by_table[name] += rows.byte_size
+            for operation, count in rows.operations.items():
                 self.changes[name, operation] += count
         self.durations.add(seconds)
 

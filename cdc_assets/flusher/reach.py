@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 
 from cdc_assets.flusher.flusher import run
-from cdc_assets.log.sessions.heartbeat import active_process
+from cdc_assets.log.sessions.flusher_status import active_flusher
+from cdc_assets.log.store import FLUSHED_LOOK_SECONDS
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.now import followed, review
-
-# A running flusher registers about once a second: looking more often shows nothing new.
-_LOOK_SECONDS = 0.2
 
 
 def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> None:
@@ -26,10 +24,9 @@ def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> 
     stop = stop or threading.Event()
     is_ours = False
     while not stop.is_set():
-        flushed = store.flushed_lsn()
-        reached = flushed is not None and flushed >= lsn
-        active = active_process(store)
-        if not reached and (active is None or active[1]):
+        reached = store.is_flushed(lsn)
+        active = active_flusher(store)
+        if not reached and (active is None or active.is_silent):
             run(pipeline.config, until=lsn, stop=stop)
             continue
         if reached or not is_ours:
@@ -37,8 +34,8 @@ def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> 
             is_ours = True
         if reached:
             return
-        store.await_flushed(lsn)
-        stop.wait(_LOOK_SECONDS)
+        store.note_awaited(lsn)
+        stop.wait(FLUSHED_LOOK_SECONDS)
 
 
 def _look_once_more(pipeline: Pipeline) -> None:
@@ -48,11 +45,10 @@ def _look_once_more(pipeline: Pipeline) -> None:
     parked.
     """
     config = pipeline.config
-    if config.snapshot.mode == "snapshot_only":
+    if not config.streams:
         return
     with pipeline.connect_source("flush") as source:
-        slot, publication = config.slot, config.publication
-        found, now = review(source, pipeline.replication_dsn, pipeline.store, slot, publication)
+        found, now = review(source, config, pipeline.store)
         if not now.in_recovery:
             found.refuse()
             look_at_heaps(source, pipeline.store, followed(pipeline.store))

@@ -38,7 +38,7 @@ class Reviewer:
         )
 
     def start(self) -> None:
-        if self._config.snapshot.mode != "snapshot_only":  # else there is no log
+        if self._config.streams:  # else there is no log
             self._thread.start()
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Reviewer:
                 self._session = self._heart.adopt(self._pipeline.store)  # it takes a lock
             store = self._pipeline.store
             with self._pipeline.connect_source("review") as source:
-                found = refuse_or_park(self._pipeline, source)
+                found = refuse_or_park(source, self._config, store)
                 look_at_heaps(source, store, followed(store))
         except SourceMismatch as error:
             self.on_mismatch(error)  # ends the session; the source is checked before the next one

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_assets.flusher.wire import EndedByServer, Endless, StreamLost
+from cdc_assets.flusher.stream import EndedByServer, Endless, StreamLost
 from cdc_assets.postgres.lsn import Lsn
 
 # By chance a server may run out of memory once or twice.

@@ -24,7 +24,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from cdc_assets.log.store import Cursor
+from cdc_assets.log.cursors import Cursor
 from cdc_assets.postgres.lsn import Lsn
 
 OFFSET, APPLIED, COMMITTED = "cdc.offset", "cdc.applied-lsn", "cdc.commit-time"

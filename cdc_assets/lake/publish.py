@@ -29,10 +29,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.errors import Fenced, first_line
 from cdc_assets.lake.catalog.catalog import CATALOG
-from cdc_assets.lake.spark.session import summary
+from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.store import Cursor
+from cdc_assets.log.cursors import Cursor
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +97,10 @@ def append(
     """
     new = rows if rows is not None else session.table(lake.sql_name).limit(0)
     said = lake.reached(cursor, state.foreign) if cursor is not None else {}
-    with summary(session, said):
-        new.writeTo(branch).append()
+    writer = new.writeTo(branch)
+    for key, value in said.items():
+        writer = writer.option(SUMMARY_OPTION + key, value)
+    writer.append()
 
 
 def name_cursor(session: SparkSession, lake: LakeTable, state: LakeState, cursor: Cursor) -> None:

@@ -19,7 +19,9 @@ from cdc_assets.lake.publish import append, published
 from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.lake.tables import LakeTable, listed
 from cdc_assets.log.copies.chunks import chunks
-from cdc_assets.log.store import Cursor, LogEntry, LogStore
+from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.heap_files import has_one_heap
+from cdc_assets.log.store import LogEntry, LogStore
 from cdc_assets.log.tables import TableRow
 
 # The copy that a table with nothing to be copied began with.
@@ -57,6 +59,18 @@ def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
         return False
     older = state.cursor is not None and state.epoch is None  # made by an older version
     return older or loaded.properties.get(BEGUN) == str(row.epoch)
+
+
+def may_hold_others(store: LogStore, lake: LakeTable, state: LakeState) -> bool:
+    """Whether the table may have rows that the source hadn't at the log's position.
+
+    They are somebody else's, or were there before us; or of a partition that was emptied without a
+    word in the log, which is found out later.
+    """
+    if state.foreign is not None or lake.config.snapshot.mode == "never":
+        return True
+    loaded = lake.load()
+    return loaded is None or BEGUN in loaded.properties or not has_one_heap(store, lake.row.table)
 
 
 def _was_applied(store: LogStore, row: TableRow) -> bool:

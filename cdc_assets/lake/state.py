@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 
 from cdc_assets.lake.lineage import count, position, said
-from cdc_assets.log.store import Cursor
+from cdc_assets.log.cursors import Cursor
 
 COPY, CHUNKS = "cdc.copy", "cdc.chunks"
 

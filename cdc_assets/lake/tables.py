@@ -24,8 +24,8 @@ from cdc_assets.lake.catalog.catalog import CATALOG, forgetting, open_catalog
 from cdc_assets.lake.columns import PROPERTY, TableColumns
 from cdc_assets.lake.lineage import cursor_properties, may_have_rows
 from cdc_assets.lake.state import LakeState, lake_state
+from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.staged.places import ForeignPath
-from cdc_assets.log.store import Cursor
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.names import lake_column, safe_folder

@@ -4,9 +4,9 @@ A batch is bounded by bytes, so that a backlog of any size is drained in steps o
 facts that decide how it is folded (the relation, truncates, unchanged columns) are read from its
 files beforehand, as their outlines; Spark tasks read the rows (``materializer.events``).
 
-A merge reads a file twice, as small tables share large ones: once for its outline, once by Spark.
-Each read verifies the whole file. Facts of the outline are never read again, so a file that changes
-in between isn't trusted: the task that meets it fails the merge.
+A merge reads each file twice, once for its outline and once in a Spark task. Either read fetches
+and verifies the whole file, which other tables may share: so one read takes all facts. If the file
+changes after that, the task refuses it and the merge fails.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def outline(entry: LogEntry, storage: Storage) -> Outline:
         text = opened.read(["_data"])["_data"]
         data = pc.if_else(pc.match_substring(text, _WITH_OLD_KEY), text, None)
     rows = rows.append_column("_data", data)
-    if entry.first_row is not None:
+    if entry.rows.first_row is not None:
         rows = rows.take(np.arange(len(rows)))  # a slice would keep all tables' rows
     return Outline(entry, opened.relation(), rows)
 
@@ -111,15 +111,15 @@ def take(
     taken: list[LogEntry] = []
     size = rows = 0
     for entry in entries:
-        size += entry.byte_size
-        rows += entry.end_offset - entry.start_offset
+        size += entry.rows.byte_size
+        rows += entry.rows.row_count
         if taken and (size > limit_bytes or rows > limit_rows):
             break
         taken.append(entry)
     return taken
 
 
-def _selected(
+def selected(
     table: pa.Table, entry_start: int, window: Window
 ) -> tuple[pa.Array, pa.ChunkedArray | pa.Array]:
     """``(offsets, mask)`` of an entry's rows."""
@@ -142,7 +142,7 @@ def facts(batch: Iterable[Outline], window: Window, key: Sequence[str]) -> Facts
     relinked: set[NamedKey] = set()
     for outlined in batch:
         entry, table = outlined.entry, outlined.rows
-        offsets, mask = _selected(table, entry.start_offset, window)
+        offsets, mask = selected(table, entry.start_offset, window)
         chosen, kept = table.filter(mask), offsets.filter(mask)
         rows += len(kept)
         if commit is None and len(kept):

@@ -40,6 +40,15 @@ def known_heaps(store: LogSession) -> dict[TableId, tuple[int, KnownHeaps]]:
     }
 
 
+def has_one_heap(store: LogSession, table: TableId) -> bool:
+    """Whether the table is recorded as one that has no partitions and no children."""
+    found = store.connection.execute(
+        "select files from heap_files where source = %s and table_name = %s",
+        (store.source, str(table)),
+    ).fetchone()
+    return found is not None and len(found[0]) == 1
+
+
 def _heap_file(said: int | list[Any]) -> HeapFile:
     """An earlier version wrote down the filenode alone."""
     return HeapFile(said) if isinstance(said, int) else HeapFile(*said)

@@ -17,12 +17,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from cdc_assets.postgres.names import TableId
+
+# Names of a source's locks, beside those of its flusher and its tables' writers.
+PINS_LOCK = "pins"  # the slot and pins are made, tables registered
+HEAPS_LOCK = "heaps"  # heaps' files are compared with the record
+CATALOG_LOCK = "catalog"  # a lake table is created
+ALONE_LOCK = "merge alone"  # a batch that ended a Spark server is merged
 # Poll interval of a waiting session: at first, as a share of its wait so far, and at most.
 _LOOK_SECONDS, _LOOK_SHARE, _LOOK_AT_LEAST_SECONDS = 0.05, 0.05, 0.5
 # How often a waiting session renews its wish, and checks in the server's list of locks, which costs
@@ -107,6 +116,16 @@ select l.name, w.name, h.name from wanted l join who w on w.life = l.wanted_by
 """
 
 
+def flusher_lock(source: str) -> str:
+    """The lock of the active flusher."""
+    return f"flusher:{source}"
+
+
+def write_lock(table: TableId) -> str:
+    """The lock of a lake table's one writer (invariant 9)."""
+    return f"write:{table}"
+
+
 @dataclass(frozen=True, slots=True)
 class LockWait:
     """The session that is first in turn for one of our locks, and the lock's holder."""
@@ -139,11 +158,18 @@ class SessionLocks:
 
     def lock(self, name: str) -> None:
         """Wait for the lock ``name``, in turn with others."""
-        self._wait(name, None)
+        self._wait([name], None)
 
     def lock_within(self, name: str, seconds: float) -> bool:
         """Wait for the lock ``name``, in turn with others; False if it takes longer."""
-        return self._wait(name, time.monotonic() + seconds)
+        return bool(self.lock_some_within([name], seconds))
+
+    def lock_some_within(self, names: Sequence[str], seconds: float) -> set[str]:
+        """Wait for all of these locks at once, in turn with others; those that were taken.
+
+        If it raises, it keeps those that it had.
+        """
+        return self._wait(names, time.monotonic() + seconds)
 
     def unlock(self, name: str) -> None:
         """Give back the lock ``name``; nothing if this session doesn't have it."""
@@ -157,6 +183,15 @@ class SessionLocks:
                 self.connection.close()  # a surviving session would keep the lock unawares
                 raise
 
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Wait for the lock ``name``, in turn with others; hold it meanwhile."""
+        self.lock(name)
+        try:
+            yield
+        finally:
+            self.unlock(name)
+
     def lock_holder(self, name: str) -> int | None:
         """The backend that holds the lock, this session's included; None if it is free."""
         row = self._look(name, judge=True)
@@ -165,6 +200,10 @@ class SessionLocks:
     def is_locked(self, name: str) -> bool:
         """Whether any session, this one included, holds the lock."""
         return self.lock_holder(name) is not None
+
+    def has_flusher(self) -> bool:
+        """Whether a flusher of the source is active."""
+        return self.is_locked(flusher_lock(self.source))
 
     def lock_waits(self) -> tuple[LockWait, ...]:
         """The sessions that wait for locks of the source, with each lock's holder."""
@@ -211,17 +250,21 @@ class SessionLocks:
             self._held[name] = 1
         return bool(done.rowcount)
 
-    def _wait(self, name: str, deadline: float | None) -> bool:
-        began, wished = time.monotonic(), 0.0
+    def _wait(self, names: Sequence[str], deadline: float | None) -> set[str]:
+        """Returns once all of ``names`` are taken, or at the deadline."""
+        began, wished, left = time.monotonic(), 0.0, list(names)
         while True:
             due = time.monotonic() >= wished + _WISH_SECONDS
-            if self._take(name, judge=due):
-                return True
-            if deadline is not None and time.monotonic() >= deadline:
-                self.connection.execute(_NO_WISH, self._me(name))
-                return False
+            left = [name for name in left if not self._take(name, judge=due)]
+            late = deadline is not None and time.monotonic() >= deadline
+            if not left or late:
+                for name in left:
+                    self.connection.execute(_NO_WISH, self._me(name))
+                return set(names) - set(left)
             if due:
-                self.connection.execute(_WISH, {**self._me(name), "seconds": _WISHED_SECONDS})
+                for name in left:
+                    wish = {**self._me(name), "seconds": _WISHED_SECONDS}
+                    self.connection.execute(_WISH, wish)
                 wished = time.monotonic()
             waited = time.monotonic() - began
             time.sleep(min(max(_LOOK_SHARE * waited, _LOOK_SECONDS), _LOOK_AT_LEAST_SECONDS))

@@ -12,23 +12,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-import psycopg
-
 from cdc_assets.log.batch import Outline
+from cdc_assets.log.states import TableState
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import attributes, describe
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import listed_columns, sent_columns
-
-
-@dataclass(frozen=True, slots=True)
-class ToldColumn:
-    """A column as the stream reports it: without its attribute number."""
-
-    name: str
-    type_oid: int
-    modifier: int
-    is_key: bool
+from cdc_assets.postgres.pgoutput import RelationColumn
+from cdc_assets.postgres.publications import sent_columns
+from cdc_assets.postgres.session.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +32,7 @@ class Told:
     """
 
     identity: str
-    columns: tuple[ToldColumn, ...]
+    columns: tuple[RelationColumn, ...]
     numbers: tuple[int, ...] = ()
     full_key: tuple[str, ...] | None = None
     """The key under f(ull), which only the catalog reports."""
@@ -70,7 +61,7 @@ def alike(batch: Sequence[Outline]) -> tuple[list[Outline], Told]:
 
 def _told(outlined: Outline) -> Told:
     told = outlined.relation
-    return Told(told["identity"], tuple(ToldColumn(*column) for column in told["columns"]))
+    return Told(told["identity"], tuple(RelationColumn(*column) for column in told["columns"]))
 
 
 _ALTERED = """
@@ -81,19 +72,17 @@ select attrelid::bigint, attgenerated::text, attnum, attname, atttypid::bigint, 
 """
 
 
-def altered(
-    source: psycopg.Connection[tuple[Any, ...]], rows: Sequence[TableRow], publication: str
-) -> frozenset[TableId]:
+def altered(source: Connection, rows: Sequence[TableRow], publication: str) -> frozenset[TableId]:
     """The streaming tables that have other columns at the source than in the lake.
 
     One query for all; tables that are gone are left out.
     """
-    streaming = [row for row in rows if row.state == "streaming"]
-    sent, oids = sent_columns(source, publication), [row.oid for row in streaming]
-    listed = listed_columns(source, publication, oids)
+    streaming = [row for row in rows if row.state == TableState.STREAMING]
+    oids = [row.oid for row in streaming]
+    sent = sent_columns(source, publication, oids)
     now: dict[int, list[tuple[Any, ...]]] = {}
     for oid, generated, *column in source.execute(_ALTERED, (oids,)):
-        if column[0] in listed[oid] if oid in listed else generated in sent:
+        if sent.has(oid, column[0], generated):
             now.setdefault(oid, []).append(tuple(column))
     return frozenset(
         row.table
@@ -103,23 +92,20 @@ def altered(
     )
 
 
-def told_by_catalog(
-    source: psycopg.Connection[tuple[object, ...]], row: TableRow, publication: str
-) -> Told:
+def told_by_catalog(source: Connection, row: TableRow, publication: str) -> Told:
     """The table as a Relation message would report it now. Raises TableProblem if it is gone."""
     found = describe(source, row.table)
-    sent = sent_columns(source, publication)
-    listed = listed_columns(source, publication, [found.oid]).get(found.oid)
+    sent = sent_columns(source, publication, [found.oid])
     full = found.replica_identity == "f"
     key = () if found.replica_identity == "n" else found.key_columns
     now = [
         a
         for a in attributes(source, found.oid)
-        if not a.dropped and (a.generated in sent if listed is None else a.number in listed)
+        if not a.dropped and sent.has(found.oid, a.number, a.generated)
     ]
     return Told(
         found.replica_identity,
-        tuple(ToldColumn(a.name, a.type_oid, a.modifier, full or a.name in key) for a in now),
+        tuple(RelationColumn(a.name, a.type_oid, a.modifier, full or a.name in key) for a in now),
         tuple(a.number for a in now),
         found.key_columns if full else None,
     )

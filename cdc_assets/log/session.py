@@ -17,6 +17,12 @@ from cdc_assets.log.schema.ownership import refuse_foreign
 from cdc_assets.log.schema.versions import migrate, newest, search_path, version
 from cdc_assets.postgres.session.connect import connect
 
+# How often whoever must be known to be alive says so: a process with locks, a worker with chunks.
+HEARTBEAT_SECONDS = 3.0
+# Whoever was silent for so long is dead to all others. Ten heartbeats: longer than a machine is
+# busy with something else, and half the time that a take-over may take.
+STALE_SECONDS = 30.0
+
 # synchronous_commit "off" is replaced: it reports commits that aren't on disk yet. Others wait for
 # a disk, here or on standbys too, and stay. A statement that waited for a row sees its new version.
 _ENTER = """

@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg.rows import dict_row
+
 from cdc_assets.errors import CoordinationError
 from cdc_assets.log.session import LogSession
+from cdc_assets.log.states import LOGGED, TableState
 from cdc_assets.postgres.catalog import Column, SourceTable
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -28,7 +31,7 @@ class TableRow:
     table: TableId
     oid: int
     epoch: int
-    state: str
+    state: TableState
     key_columns: tuple[str, ...]
     columns: tuple[Column, ...]
     snapshot_lsn: Lsn | None
@@ -50,7 +53,7 @@ class TableRow:
     @property
     def followed_since(self) -> Lsn | None:
         """The LSN from which its log has no gap; None if no log of it is needed."""
-        return self.snapshot_lsn if self.state in ("waiting", "copying", "streaming") else None
+        return self.snapshot_lsn if self.state in LOGGED else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class CopyState:
     """The part of a table's row that decides whether a copy goes on."""
 
     epoch: int
-    state: str
+    state: TableState
     pin: str | None
     reason: str | None
 
@@ -77,56 +80,16 @@ class TableRegistry(LogSession):
 
     def tables(self, only: TableId | None = None) -> list[TableRow]:
         """Every registered table, by name; with ``only`` just that one, if it is registered."""
-        rows = self.connection.execute(
-            "select table_name, oid, epoch, state, key_columns, columns, snapshot_lsn,"
-            " complete_lsn, pin, reason, excluded, followed, published_as, mode,"
-            " excluded_numbers, inserts_only, left_out, text_numbers from tables"
-            " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
-            " order by table_name",
-            {"source": self.source, "only": None if only is None else str(only)},
-        ).fetchall()
-        return [
-            TableRow(
-                TableId.parse(name),
-                int(oid),
-                int(epoch),
-                state,
-                tuple(key),
-                _columns(name, columns),
-                _lsn(snapshot),
-                _lsn(complete),
-                str(pin) if pin else None,
-                reason,
-                frozenset(excluded),
-                followed,
-                published_as,
-                mode,
-                frozenset(map(int, numbers)),
-                inserts_only,
-                tuple(left_out),
-                frozenset(map(int, texts)),
-            )
-            for (
-                name,
-                oid,
-                epoch,
-                state,
-                key,
-                columns,
-                snapshot,
-                complete,
-                pin,
-                reason,
-                excluded,
-                followed,
-                published_as,
-                mode,
-                numbers,
-                inserts_only,
-                left_out,
-                texts,
-            ) in rows
-        ]
+        with self.connection.cursor(row_factory=dict_row) as cursor:
+            rows = cursor.execute(
+                'select table_name as "table", oid, epoch, state, key_columns, columns,'
+                " snapshot_lsn, complete_lsn, pin::text, reason, excluded, followed, published_as,"
+                " mode, excluded_numbers, inserts_only, left_out, text_numbers from tables"
+                " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
+                " order by table_name",
+                {"source": self.source, "only": None if only is None else str(only)},
+            ).fetchall()
+        return [_table_row(row) for row in rows]
 
     def table(self, table: TableId) -> TableRow | None:
         return next(iter(self.tables(table)), None)
@@ -138,7 +101,10 @@ class TableRegistry(LogSession):
             " where source = %s and table_name = %s",
             (self.source, str(table)),
         ).fetchone()
-        return CopyState(*row) if row else None
+        if row is None:
+            return None
+        epoch, state, pin, reason = row
+        return CopyState(epoch, TableState(state), pin, reason)
 
     def add_table(
         self,
@@ -328,7 +294,7 @@ class TableRegistry(LogSession):
                 "update tables set state = %s, complete_lsn = %s, updated_at = now()"
                 " where source = %s and table_name = %s and epoch = %s and state = 'copying'",
                 (
-                    "streaming" if streams else "copied",
+                    TableState.STREAMING if streams else TableState.COPIED,
                     str(complete_lsn),
                     self.source,
                     str(table),
@@ -353,6 +319,19 @@ class TableRegistry(LogSession):
             "delete from mat_cursor where consumer_group = %s and source = %s and table_name = %s",
             (GROUP, self.source, str(table)),
         )
+
+
+def _table_row(row: dict[str, Any]) -> TableRow:
+    """A row whose columns are named like the fields of TableRow."""
+    parsed: dict[str, Any] = {
+        "table": TableId.parse(row["table"]),
+        "state": TableState(row["state"]),
+        "columns": _columns(row["table"], row["columns"]),
+        **{name: _lsn(row[name]) for name in ("snapshot_lsn", "complete_lsn")},
+        **{name: tuple(row[name]) for name in ("key_columns", "left_out")},
+        **{name: frozenset(row[name]) for name in ("excluded", "excluded_numbers", "text_numbers")},
+    }
+    return TableRow(**row | parsed)
 
 
 def _columns(table: str, found: Iterable[Any]) -> tuple[Column, ...]:

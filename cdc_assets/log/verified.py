@@ -16,15 +16,12 @@ from cdc_assets.postgres.names import TableId
 class Compared:
     """Progress of a table's sampled comparison.
 
-    ``next_share``: where the next part begins, from 0 to 1. ``missed_since``: since when nothing
-    was compared, None if the last attempt succeeded; ``compared_at``: the time of the last
-    comparison. ``round_ended``: when the last part of a whole round was compared. ``differed_at``:
-    when rows of the copy ``differed_epoch`` differed, until all of it was found equal since.
+    ``next_share``: where the next part begins, from 0 to 1. ``round_ended``: when the last part of
+    a whole round was compared. ``differed_at``: when rows of the copy ``differed_epoch`` differed,
+    until all of it was found equal since.
     """
 
     next_share: float = 0.0
-    compared_at: datetime | None = None
-    missed_since: datetime | None = None
     round_ended: datetime | None = None
     differed_at: datetime | None = None
     differed_epoch: int | None = None
@@ -32,7 +29,7 @@ class Compared:
 
 def compared(store: LogStore, table: TableId) -> Compared:
     row = store.connection.execute(
-        "select next_share, compared_at, missed_since, round_ended, differed_at, differed_epoch"
+        "select next_share, round_ended, differed_at, differed_epoch"
         " from verified_samples where source = %s and table_name = %s",
         (store.source, str(table)),
     ).fetchone()

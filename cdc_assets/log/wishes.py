@@ -72,12 +72,12 @@ def paused(store: LogStore) -> Mapping[TableId, datetime]:
 
 
 # Key in pipeline_meta: since when the source is dropped.
-_DROPPED = "dropped_at"
+DROPPED = "dropped_at"
 
 
 def dropped_since(store: LogStore) -> str | None:
     """Since when the source is dropped, as the coordination server prints it."""
-    return store.meta(_DROPPED)
+    return store.meta(DROPPED)
 
 
 def refuse_if_dropped(store: LogStore) -> None:
@@ -95,6 +95,6 @@ def refuse_if_dropped(store: LogStore) -> None:
 def take_up_again(store: LogStore) -> bool:
     """Undo the mark of :func:`drop_source`; False if there was none."""
     done = store.connection.execute(
-        "delete from pipeline_meta where source = %s and key = %s", (store.source, _DROPPED)
+        "delete from pipeline_meta where source = %s and key = %s", (store.source, DROPPED)
     )
     return bool(done.rowcount)

@@ -1,13 +1,11 @@
 """Compaction: small files become large ones, deletion vectors are applied, in bounded slices.
 
-Keeps invariants 7 and 9, and never loses the race with the merge. Without a lock, a compaction
-beside a writer that moves ``main`` every few seconds would lose its work every time, for days (a
-well-known pain); and one that moved ``main`` under a merge would cost the merge its work. So a
-slice holds the table's writer lock, as a merge does: nobody else moves ``main`` meanwhile, and
-neither can fail because of the other. A slice bounds the wait: about one target file, some seconds.
-Compaction queues for the lock, so a busy table's merges can't keep it out; after a slice it steps
-aside until a merge that was refused the lock has had its turn. A merge thus waits for one slice at
-most, and a cycle is what it waits.
+Keeps invariants 7 and 9, and never races with a merge. Without a lock, a merge that moves ``main``
+every few seconds would make each compaction fail at its commit, for days (a well-known pain), and a
+compaction that moved ``main`` first would make the merge fail. So a slice holds the table's writer
+lock, as a merge does. A merge waits for one slice at most: about one target file, some seconds.
+Compaction queues for the lock, so a busy table's merges can't keep it out. After each slice it
+steps aside until a merge that was refused the lock has had its turn.
 
 A slice is written on a branch (``lake.publish``) and compared with ``main`` there: it must have as
 many rows, by Iceberg's own counts, and in tables of up to CHECKED_ROWS the same keys. Then a commit
@@ -38,6 +36,7 @@ from cdc_assets.lake.lineage import count, said
 from cdc_assets.lake.publish import append, drop_abandoned, name_cursor, published, writers_branches
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import READING, LakeTable, listed, quoted, ticked
+from cdc_assets.log.locks import write_lock
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.maintenance.files import live_files
@@ -92,7 +91,7 @@ def writing(store: LogStore, row: TableRow) -> Iterator[None]:
     Raises Busy, also if its copy was begun anew since: a commit would name the old copy, and have
     its columns.
     """
-    lock = f"write:{row.table}"
+    lock = write_lock(row.table)
     if not store.lock_within(lock, LOCK_SECONDS):
         raise Busy("somebody else writes it")
     try:
@@ -110,7 +109,7 @@ def step_aside(store: LogStore, table: TableId) -> None:
     A refused merge leaves no trace, so this waits for as long as it may take to come back.
     """
     deadline = time.monotonic() + STEP_ASIDE_SECONDS
-    while time.monotonic() < deadline and not store.is_locked(f"write:{table}"):
+    while time.monotonic() < deadline and not store.is_locked(write_lock(table)):
         if not any(b.rows for b in store.backlogs() if b.table == table):
             return
         time.sleep(_LOOK_SECONDS)

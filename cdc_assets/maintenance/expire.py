@@ -30,15 +30,13 @@ from cdc_assets.lake.place import deletable, refuse_misled
 from cdc_assets.lake.tables import COPYING, LakeTable
 from cdc_assets.log.staged.places import Place
 from cdc_assets.log.staged.storage import Storage
+from cdc_assets.log.states import SETTLED
 from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.compact import Busy, writing
 from cdc_assets.maintenance.files import stored
 from cdc_assets.maintenance.plan import expiry
 
 logger = logging.getLogger(__name__)
-
-# States of a table without a copy that is under way, or may be resumed.
-SETTLED = ("streaming", "copied")
 
 
 @dataclass(frozen=True, slots=True)

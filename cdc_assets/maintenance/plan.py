@@ -46,9 +46,9 @@ def next_slice(
 ) -> Slice | None:
     """The slice to rewrite next; None if there is none. ``spec_id``: the table's present spec.
 
-    Files of an older partition spec come first, which Iceberg's planner takes no notice of. Small
-    files come next, where a partition has enough of them: most deletions are of recent rows. Files
-    with many deleted rows come last, whatever their size.
+    The order: files of an older partition spec, which Iceberg's planner ignores; small files, where
+    their partition has enough of them; files with many deleted rows, whatever their size. Most
+    deleted rows are recent and so lie in small files, whose rewriting removes them, too.
     """
     if old := [file for file in files if file.spec_id != spec_id and file.deleted < file.rows]:
         return _moved(old, wanted)

@@ -27,8 +27,10 @@ from cdc_assets.lake.place import NotListed
 from cdc_assets.lake.publish import name_cursor
 from cdc_assets.lake.standing import is_begun, standing
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.places import staged_places
 from cdc_assets.log.staged.storage import Storage
+from cdc_assets.log.states import SETTLED, TableState
 from cdc_assets.maintenance.compact import (
     NOT_COMPACTED,
     Busy,
@@ -39,7 +41,6 @@ from cdc_assets.maintenance.compact import (
 )
 from cdc_assets.maintenance.expire import (
     NOTHING,
-    SETTLED,
     Removed,
     drop_dead_copies,
     expire_snapshots,
@@ -196,7 +197,7 @@ class _Table:
         if row.state not in SETTLED:
             self._note(left_alone=f"it is {row.state}")
         elif lake.load() is not None:
-            if row.state == "streaming":
+            if row.state == TableState.STREAMING:
                 self._look_after_cursor(lake)
             self._annotate(lake)
             # What grows has to be removed, even if the table can't be compacted.
@@ -210,7 +211,7 @@ class _Table:
                     store.set_meta(self._orphans_key, now.isoformat())
         with self._told():
             self._note(dead_copies=drop_dead_copies(store, lake, now))
-            self._look(lake)
+            self._measure(lake)
         self._staged(lake, now)
 
     def _rewrite(self, lake: LakeTable, until: float) -> None:
@@ -232,7 +233,7 @@ class _Table:
         Others may expire the snapshot that names it, and one of older metadata is forgotten.
         """
         store = self._store
-        if not is_begun(store, lake) or not store.try_lock(lock := f"write:{lake.row.table}"):
+        if not is_begun(store, lake) or not store.try_lock(lock := write_lock(lake.row.table)):
             return  # its writer looks for itself
         try:
             state, cursor = standing(store, lake)
@@ -254,7 +255,7 @@ class _Table:
         loaded = lake.load()
         if loaded is None or not statements(loaded.schema(), loaded.properties, lake.columns, told):
             return
-        if self._store.try_lock(lock := f"write:{lake.row.table}"):
+        if self._store.try_lock(lock := write_lock(lake.row.table)):
             try:
                 annotate(self._session(), lake, told)
             finally:
@@ -274,7 +275,7 @@ class _Table:
             orphans += remove_staged_orphans(self._pipeline, None, settled, now)
         self._note(staged_orphans=orphans)
 
-    def _look(self, lake: LakeTable) -> None:
+    def _measure(self, lake: LakeTable) -> None:
         """Note the table's files and snapshots, for people."""
         loaded = lake.load()
         current = loaded.current_snapshot() if loaded is not None else None

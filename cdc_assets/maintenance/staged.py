@@ -26,9 +26,11 @@ import psycopg
 from pyarrow import fs
 
 from cdc_assets.errors import first_line
+from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.staged.places import Place, foreign_entry, staged_place, staged_places
 from cdc_assets.log.staged.storage import SHARED_FOLDER, folder_name
-from cdc_assets.log.store import Cursor, LogStore
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP, TableRow
 from cdc_assets.maintenance.expire import NOTHING, Removed
 from cdc_assets.pipeline import Pipeline
@@ -58,7 +60,11 @@ def passed_offset(store: LogStore, row: TableRow, lake: Cursor | None) -> int:
         " where g.source = %s and g.table_name = %s and g.consumer_group <> %s",
         (store.source, str(row.table), GROUP),
     ).fetchone()
-    ours = lake.offset if lake is not None and row.state in ("streaming", "parked") else 0
+    ours = (
+        lake.offset
+        if lake is not None and row.state in (TableState.STREAMING, TableState.PARKED)
+        else 0
+    )
     return min(ours, others[0]) if others and others[0] is not None else ours
 
 
@@ -75,7 +81,7 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
         (store.source, str(row.table), GROUP) * 2,
     ).fetchall()
     # Only while copying: the complete table names its cursor, and the log has to go on there.
-    copied = row.snapshot_lsn if alone and row.state == "copying" else None
+    copied = row.snapshot_lsn if alone and row.state == TableState.COPYING else None
     store.connection.execute(
         "update log_index set passed_at = case when end_offset <= %(offset)s"
         " or flushable_lsn <= %(copied)s then now() end"
@@ -210,7 +216,7 @@ def settle(pipeline: Pipeline) -> datetime | None:
 
     None, too, if the source can't be reached: the lake is maintained without it.
     """
-    if pipeline.config.snapshot.mode == "snapshot_only":
+    if not pipeline.config.streams:
         return None
     try:
         source = pipeline.connect_source("maintenance")
@@ -226,8 +232,7 @@ def settle(pipeline: Pipeline) -> datetime | None:
             " from pg_current_snapshot() s"
         ).fetchone()
         assert row is not None
-        flushed = store.flushed_lsn()
-        if now.lsn is not None and flushed is not None and flushed >= Lsn.parse(now.lsn):
+        if now.lsn is not None and store.is_flushed(Lsn.parse(now.lsn)):
             now = Settling(settled=now.at)
         elif now.at is not None and now.lsn is None and row[0] >= now.xid:
             now = replace(now, lsn=str(current_lsn(source)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -21,21 +21,25 @@ from pyspark.sql import SparkSession
 from cdc_assets.errors import Fenced, TablePaused, TableProblem
 from cdc_assets.lake.comments import annotate
 from cdc_assets.lake.layout import arrange
-from cdc_assets.lake.standing import begin, is_begun, pending, standing
+from cdc_assets.lake.standing import begin, is_begun, may_hold_others, pending, standing
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.batch import Window, facts, outlines, take
-from cdc_assets.log.relation import alike
+from cdc_assets.log.cursors import Claim, Cursor
+from cdc_assets.log.locks import write_lock
+from cdc_assets.log.relation import Told
 from cdc_assets.log.staged.storage import Storage
-from cdc_assets.log.store import Claim, Cursor
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogEntry, LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.log.wishes import paused
-from cdc_assets.materializer.events import events
+from cdc_assets.materializer.actions.commit import Change, Merged
+from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.reread import rereader
 from cdc_assets.materializer.schema.ahead import Look, relation_ahead
 from cdc_assets.materializer.schema.alter import current, follow
+from cdc_assets.materializer.window import NextWindow, next_window
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.lsn import Lsn
@@ -101,155 +105,207 @@ def drain(
     it is applied at the end of the log, provided that ``look`` (or a look taken then) found it.
     """
     store, claim = pipeline.store, None
-    lock = f"write:{table}"
+    lock = write_lock(table)
     if below is not None:
         store.lock(lock)
     elif worker is not None:
-        claim = store.claim(table, lock, worker)
+        claim = store.claim(table, worker)
         if claim is None:
             return None
     elif not store.try_lock(lock):
         return None
     try:
+        row = _streaming(store, table)
+        if row is None:
+            return None
+        if (since := paused(store).get(table)) is not None:
+            raise TablePaused(table, since)
         most = batch_bytes or pipeline.config.lake.merge_bytes
         limits = _Limits(below, until_offset, budget_seconds, most, look, claim)
-        return _drain(pipeline, session, table, limits, on_merge)
+        return _Drain(pipeline, session, row, limits, on_merge).run()
     finally:
         with suppress(psycopg.OperationalError):  # a session that is gone has no locks
             store.unlock(lock)
 
 
-def _annotate(pipeline: Pipeline, session: SparkSession, lake: LakeTable) -> None:
-    """Give a new table the source's comments; maintenance follows them when they change."""
-    try:
-        with pipeline.connect_source("comments") as source:
-            told = comments(source, lake.row.oid)
-    except psycopg.OperationalError:  # a merge doesn't depend on comments
-        return
-    annotate(session, lake, told)
-
-
-def _drain(
-    pipeline: Pipeline,
-    session: SparkSession,
-    table: TableId,
-    limits: _Limits,
-    on_merge: Callable[[str], None],
-) -> Drained | None:
-    below = limits.below
-    store, began = pipeline.store, time.monotonic()
+def _streaming(store: LogStore, table: TableId) -> TableRow | None:
+    """The table's row, None if its log isn't applied yet. Raises TableProblem if it is parked."""
     row = store.table(table)
-    if row is not None and row.state == "parked":
+    if row is not None and row.state == TableState.PARKED:
         raise TableProblem(table, row.reason or "it is parked")
-    if row is None or row.state != "streaming" or row.snapshot_lsn is None:
+    if row is None or row.state != TableState.STREAMING or row.snapshot_lsn is None:
         return None
-    if (since := paused(store).get(table)) is not None:
-        raise TablePaused(table, since)
-    lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-    if (mode := lake.table.mode) not in (None, row.mode):
-        problem = TableProblem(
-            table,
-            f"its mode is {mode} now, and its lake table was made for {row.mode}",
-            f"Copy it anew: cdc-assets resync {table}; or set the mode back, and resync.",
+    return row
+
+
+class _Drain:
+    """One table, opened by the holder of its writer lock: as its own snapshots and columns say.
+
+    Each round takes the next window of the log, applies it, and records the cursor.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: SparkSession,
+        row: TableRow,
+        limits: _Limits,
+        on_merge: Callable[[str], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = pipeline.store
+        self._session = session
+        self._table = row.table
+        self._limits = limits
+        self._on_merge = on_merge
+        self._began = time.monotonic()
+        self._storage = Storage.of(pipeline.config.s3)
+        self._lake = LakeTable(pipeline.config, pipeline.config.table(row.table), row)
+        self._refuse_another_mode()
+        begin(self._store, session, self._lake)
+        # A comparison has to find foreign writes, so they don't stop it.
+        self._state, self._cursor = standing(
+            self._store, self._lake, whatever_others_wrote=limits.below is not None
         )
-        store.park(table, str(problem), row.epoch)
+        self._lake, self._altering = current(pipeline, session, self._lake, self._state)
+        self._state = _unmoved(self._lake, self._state)
+        if self._store.cursor(row.table) is None:
+            self._annotate()
+        self._whole_from = _whole_from(row)
+        self._merges = self._changes = 0
+        self._done = Merged(0, 0, 0)
+
+    def run(self) -> Drained:
+        while True:
+            entries, self._cursor = pending(self._store, self._lake, self._cursor)
+            self._refuse_another_copy()
+            # A turn merges at least once, however short the budget is.
+            seconds = time.monotonic() - self._began if self._merges else 0.0
+            over = self._limits.reached(self._cursor, seconds)
+            found = None if over or not entries else self._next_window(entries)
+            if found is not None:
+                if found.facts.rows:  # else the copy already has all of it: no commit is needed
+                    self._apply(found, waiting=len(entries) - len(found.entries))
+                self._record(found.reached)
+            elif (over and entries) or not self._follow_catalog(over=over, cut=bool(entries)):
+                break
+        self._record(self._cursor)
+        return Drained(
+            self._table,
+            self._merges,
+            self._changes,
+            self._done.upserted,
+            self._done.deleted,
+            self._done.repaired,
+            len(entries),
+            self._cursor,
+            self._state.total_rows,
+            time.monotonic() - self._began,
+        )
+
+    # --- a round ---
+
+    def _next_window(self, entries: Sequence[LogEntry]) -> NextWindow | None:
+        return next_window(
+            self._lake.row,
+            self._cursor,
+            entries,
+            self._storage,
+            below=self._limits.below,
+            batch_bytes=self._limits.batch_bytes,
+        )
+
+    def _apply(self, found: NextWindow, waiting: int) -> None:
+        """Merge the window's rows in one commit, into a table that has their relation."""
+        at, session, facts = time.monotonic(), self._session, found.facts
+        if not self._merges:
+            arrange(session, self._lake, self._lake.upgrade(session))
+        if self._altering or not found.relation.same(self._lake.row):
+            self._alter(found.relation)
+            self._altering = False
+        lake = self._lake
+        batch = Batch(found.entries, found.window, self._storage)
+        tasks = self._pipeline.config.spark.cores
+        mixed = facts.first_commit is not None and facts.first_commit < self._whole_from
+        reread = rereader(self._pipeline, lake)
+        change = Change(
+            session,
+            lake,
+            self._state,
+            batch,
+            tasks,
+            facts,
+            found.reached,
+            reread,
+            mixed=mixed,
+            inserts_add=lambda: not (mixed or may_hold_others(self._store, lake, self._state)),
+        )
+        with merging(self._store, session, lake, self._cursor.offset):
+            done = merge(change)
+        if done.repaired:
+            self._whole_from = _whole_from(self._store.table(self._table))
+        self._state = _unmoved(lake, replace(self._state, cursor=found.reached))
+        self._merges, self._changes = self._merges + 1, self._changes + facts.rows
+        self._done += done
+        self._on_merge(
+            f"{self._table}: {facts.rows:,} changes merged as {done.upserted:,} upserts and"
+            f" {done.deleted:,} deletes in {time.monotonic() - at:.1f} s"
+            f" (log applied to {found.reached.applied_lsn}, {waiting} files wait)"
+        )
+
+    def _record(self, reached: Cursor) -> None:
+        self._cursor = reached
+        self._store.set_cursor(self._table, reached, self._limits.claim)
+
+    def _follow_catalog(self, *, over: bool, cut: bool) -> bool:
+        """Alter the table as the catalog has it, where no row of another relation is to come.
+
+        ``cut``: the rows that wait committed at or above ``below``; ``over``: a limit is reached.
+        Nothing but the caller's look is used then. True if rows came meanwhile that may be of the
+        relation before.
+        """
+        if self._limits.look is None and (over or cut):
+            return False
+        ahead = relation_ahead(self._pipeline, self._lake, self._limits.look)
+        if ahead is None:
+            return False
+        if not cut and self._store.entries(self._table, self._cursor.offset):
+            return True
+        self._alter(ahead)
+        return False
+
+    # --- parts ---
+
+    def _alter(self, relation: Told) -> None:
+        self._lake = follow(self._pipeline, self._session, self._lake, self._state, relation)
+        self._state = _unmoved(self._lake, self._state)
+
+    def _annotate(self) -> None:
+        """Give a new table the source's comments; maintenance follows them when they change."""
+        try:
+            with self._pipeline.connect_source("comments") as source:
+                told = comments(source, self._lake.row.oid)
+        except psycopg.OperationalError:  # a merge doesn't depend on comments
+            return
+        annotate(self._session, self._lake, told)
+
+    def _refuse_another_mode(self) -> None:
+        row = self._lake.row
+        if (mode := self._lake.table.mode) in (None, row.mode):
+            return
+        problem = TableProblem(
+            row.table,
+            f"its mode is {mode} now, and its lake table was made for {row.mode}",
+            f"Copy it anew: cdc-assets resync {row.table}; or set the mode back, and resync.",
+        )
+        self._store.park(row.table, str(problem), row.epoch)
         raise problem
-    begin(store, session, lake)
-    # A comparison has to find foreign writes, so they don't stop it.
-    state, cursor = standing(store, lake, whatever_others_wrote=below is not None)
-    lake, altering = current(pipeline, session, lake, state)
-    state = _unmoved(lake, state)
-    if store.cursor(table) is None:
-        _annotate(pipeline, session, lake)
-    storage, whole = Storage.of(pipeline.config.s3), _whole_from(row)
-    merges = changes = upserted = deleted = repaired = 0
-    while True:
-        entries, cursor = pending(store, lake, cursor)
-        # Read after the entries: a copy begun meanwhile has a later pin, and they are older.
-        if (copy := store.copy_state(table)) is None or copy.epoch != row.epoch:
-            raise Fenced(f"{table}: its copy was begun anew.")
-        # A turn merges at least once, however short the budget is.
-        over = limits.reached(cursor, time.monotonic() - began if merges else 0.0)
-        if not entries:
-            ahead = (
-                None
-                if over and limits.look is None
-                else relation_ahead(pipeline, lake, limits.look)
-            )
-            if ahead is not None and store.entries(table, cursor.offset):
-                continue  # entries registered meanwhile may be of the relation before
-            if ahead is not None:
-                lake = follow(pipeline, session, lake, state, ahead)
-                state = _unmoved(lake, state)
-            break
-        if over:
-            break
-        outlined, told = alike(outlines(take(entries, limits.batch_bytes), storage))
-        batch = [one.entry for one in outlined]
-        window = Window(cursor.offset, row.snapshot_lsn, below)
-        key = told.key(lake.row.key_columns)
-        found = facts(outlined, window, key)
-        if lake.row.mode == "soft_delete" and (first := found.first_truncate) is not None:
-            # A truncate marks the rows that exist at that point: it is a batch of its own.
-            until = first if first > cursor.offset else first + 1
-            window = replace(window, until=until)
-            found = facts(outlined, window, key)
-        if found.end_offset <= cursor.offset:
-            # The next rows committed at or above the cut.
-            if limits.look and (ahead := relation_ahead(pipeline, lake, limits.look)) is not None:
-                lake = follow(pipeline, session, lake, state, ahead)
-                state = _unmoved(lake, state)
-            break
-        last = batch[-1]
-        applied = last.flushable_lsn if below is None else min(below, last.flushable_lsn)
-        if window.until is not None and found.end_offset < last.end_offset:
-            applied = cursor.applied_lsn
-        reached = Cursor(found.end_offset, applied, last.commit_time)
-        if found.rows:  # else the copy already has all of it, and no commit is needed
-            at = time.monotonic()
-            if not merges:
-                arrange(session, lake, lake.upgrade(session))
-            if altering or not told.same(lake.row):
-                lake, altering = follow(pipeline, session, lake, state, told), False
-                state = _unmoved(lake, state)
-            frame = events(
-                session,
-                batch,
-                window,
-                storage,
-                pipeline.config.spark.cores,
-                whole=row.mode != "mirror",
-            )
-            mixed = found.first_commit is not None and found.first_commit < whole
-            with merging(store, session, lake, cursor.offset):
-                reread = rereader(pipeline, lake)
-                done = merge(session, lake, state, frame, found, reached, reread, mixed=mixed)
-            if done.repaired:
-                whole = _whole_from(store.table(table))
-            state = _unmoved(lake, replace(state, cursor=reached))
-            merges, changes = merges + 1, changes + found.rows
-            upserted, deleted = upserted + done.upserted, deleted + done.deleted
-            repaired += done.repaired
-            on_merge(
-                f"{table}: {found.rows:,} changes merged as {done.upserted:,} upserts and"
-                f" {done.deleted:,} deletes in {time.monotonic() - at:.1f} s"
-                f" (log applied to {applied}, {len(entries) - len(batch)} files wait)"
-            )
-        cursor = reached
-        store.set_cursor(table, cursor, limits.claim)
-    store.set_cursor(table, cursor, limits.claim)
-    return Drained(
-        table,
-        merges,
-        changes,
-        upserted,
-        deleted,
-        repaired,
-        len(entries),
-        cursor,
-        state.total_rows,
-        time.monotonic() - began,
-    )
+
+    def _refuse_another_copy(self) -> None:
+        """Called once the entries are read: a copy begun meanwhile has a later pin than they."""
+        copy = self._store.copy_state(self._table)
+        if copy is None or copy.epoch != self._lake.row.epoch:
+            raise Fenced(f"{self._table}: its copy was begun anew.")
 
 
 def _whole_from(row: TableRow | None) -> Lsn:
@@ -275,13 +331,11 @@ def outstanding(pipeline: Pipeline, table: TableId) -> int | None:
     log can't be applied.
     """
     store = pipeline.store
-    row = store.table(table)
-    if row is not None and row.state == "parked":
-        raise TableProblem(table, row.reason or "it is parked")
-    if row is None or row.state != "streaming" or row.snapshot_lsn is None:
+    row = _streaming(store, table)
+    if row is None:
         raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
     lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-    if not store.try_lock(lock := f"write:{table}"):
+    if not store.try_lock(lock := write_lock(table)):
         return store.log_end(table)
     try:
         if not is_begun(store, lake):

@@ -1,4 +1,4 @@
-"""The rows of a batch as a DataFrame: Spark tasks read the staged files with pyarrow.
+"""The rows of a batch, here or as a DataFrame: Spark tasks read the staged files with pyarrow.
 
 Each row comes with its log offset. ``log.batch`` reads the facts that decide how it is folded.
 """
@@ -6,11 +6,13 @@ Each row comes with its log offset. ``log.batch`` reads the facts that decide ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc_assets.log.batch import Window, _selected
+from cdc_assets.log.batch import Window, selected
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry
@@ -18,6 +20,42 @@ from cdc_assets.log.store import LogEntry
 EVENT_SCHEMA = "off bigint, op string, commit_lsn bigint, unchanged string, data string"
 # For the modes that show when a row was changed; ``ts`` is in microseconds since 1970.
 WHOLE_SCHEMA = f"{EVENT_SCHEMA}, lsn bigint, ts bigint, xid bigint"
+
+# Files that are read at once: of a store, each is mostly a wait.
+_READERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of ``entries`` that are in ``window``."""
+
+    entries: Sequence[LogEntry]
+    window: Window
+    storage: Storage
+
+    def rows(self, most_bytes: int) -> pa.Table | None:
+        """Their columns ``off``, ``op`` and ``data``, by offset.
+
+        None if ``data`` is more than ``most_bytes``; no more than some files over it are read then.
+        """
+        chosen, size = list[pa.Table](), 0
+        with ThreadPoolExecutor(_READERS) as pool:
+            for first in range(0, len(self.entries), _READERS):
+                for table in pool.map(self._chosen, self.entries[first : first + _READERS]):
+                    chosen.append(table)
+                    size += table["data"].nbytes
+                if size > most_bytes:
+                    return None
+        return pa.concat_tables(chosen)
+
+    def _chosen(self, entry: LogEntry) -> pa.Table:
+        columns = ["_op", "_commit_lsn", "_data"]
+        read = _selected(entry.rows, entry.start_offset, self.window, self.storage, columns)
+        return read.select(["off", "op", "data"])
+
+    def frame(self, session: SparkSession, tasks: int, *, whole: bool = False) -> DataFrame:
+        """Their events, see :func:`events`."""
+        return events(session, self.entries, self.window, self.storage, tasks, whole=whole)
 
 
 def events(
@@ -53,22 +91,33 @@ def _event_reader(
                 columns = ["_op", "_commit_lsn", "_unchanged_cols", "_data"]
                 if whole:
                     columns += ["_lsn", "_ts", "_xid"]
-                table = rows.read(storage, columns)
-                offsets, mask = _selected(table, start, window)
-                chosen = table.filter(mask)
-                found = {
-                    "off": offsets.filter(mask),
-                    "op": chosen["_op"].cast(pa.string()),
-                    "commit_lsn": chosen["_commit_lsn"],
-                    "unchanged": chosen["_unchanged_cols"],
-                    "data": chosen["_data"].cast(pa.string()),
-                }
-                if whole:
-                    found |= {
-                        "lsn": chosen["_lsn"],
-                        "ts": chosen["_ts"].cast(pa.int64()),
-                        "xid": chosen["_xid"],
-                    }
-                yield from pa.table(found).to_batches(max_chunksize=20_000)
+                found = _selected(rows, start, window, storage, columns)
+                yield from found.to_batches(max_chunksize=20_000)
 
     return read
+
+
+# The columns of an event: where it is in a staged file, and its type where that is another.
+_EVENT = {
+    "op": ("_op", pa.string()),
+    "commit_lsn": ("_commit_lsn", None),
+    "unchanged": ("_unchanged_cols", None),
+    "data": ("_data", pa.string()),
+    "lsn": ("_lsn", None),
+    "ts": ("_ts", pa.int64()),
+    "xid": ("_xid", None),
+}
+
+
+def _selected(
+    rows: StagedRows, start: int, window: Window, storage: Storage, columns: Sequence[str]
+) -> pa.Table:
+    """The rows in the window: ``off``, and what ``columns`` of the file are called in an event."""
+    table = rows.read(storage, columns)
+    offsets, mask = selected(table, start, window)
+    chosen = table.filter(mask)
+    found = {"off": offsets.filter(mask)}
+    for name, (column, kind) in _EVENT.items():
+        if column in columns:
+            found[name] = chosen[column] if kind is None else chosen[column].cast(kind)
+    return pa.table(found)

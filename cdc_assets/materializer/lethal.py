@@ -20,6 +20,7 @@ from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import naming_refusals
+from cdc_assets.log.locks import ALONE_LOCK
 from cdc_assets.log.store import LogStore
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 LIMIT = 2
 # How long a counted batch waits while another one is merged alone.
 _ALONE_SECONDS = 60.0
-_ALONE = "merge alone"
 
 _TIMES = """
 select times from lost_merges
@@ -63,7 +63,7 @@ def merging(store: LogStore, session: SparkSession, lake: LakeTable, offset: int
         with _counted(store, lake, which):
             yield
         return
-    if not store.lock_within(_ALONE, _ALONE_SECONDS):
+    if not store.lock_within(ALONE_LOCK, _ALONE_SECONDS):
         raise Fenced(f"{lake.row.table}: another batch is merged alone; this one comes after it.")
     try:
         _ = session.version  # raises if the server is gone already: this batch didn't end it
@@ -72,7 +72,7 @@ def merging(store: LogStore, session: SparkSession, lake: LakeTable, offset: int
         store.connection.execute(_FORGET, which)
     finally:
         with suppress(psycopg.OperationalError):  # a session that is gone has no locks
-            store.unlock(_ALONE)
+            store.unlock(ALONE_LOCK)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ It needs only :mod:`re`: Spark's Python workers and the decoder use it, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from cdc_assets.messages.texts import bounded
 
@@ -66,9 +65,6 @@ _CONDITION = re.compile(r"\A\s*(?:\([\w.$]+\)\s*)?\[([A-Z0-9_]+(?:\.[A-Z0-9_]+)*
 _STORAGE = re.compile(r"org\.apache\.iceberg|software\.amazon\.awssdk")
 # pyiceberg's errors of a namespace or table that doesn't exist, or exists already.
 _CATALOGS = re.compile(r"NoSuch\w+|\w+AlreadyExists\w*")
-_FRAME = re.compile(r"\s+at [\w.$/<>]+\([\w.$ <>]*(?::-?\d+)?\)")
-_CAUSE = re.compile(r"Caused by: [\w.$]+(?:Exception|Error)(?![\w.$])")
-_WORKERS_FRAME = re.compile(r'\s+File "[^"\n]*\.pyx?", line \d+, in [\w<>.]+')
 
 
 def without_stack(text: str) -> str:
@@ -170,12 +166,3 @@ def _of_spark(error: BaseException, text: str) -> str:
     if not parameters:
         text = f"[{condition[1]}]{masked(text[condition.end() :])}"
     return text
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.log.states import TableState
 from cdc_assets.observe.condition import COMMAND, FAIL, WARN, Condition, Limits, ago, at_once
 from cdc_assets.observe.facts import Facts
 from cdc_assets.observe.slot_conditions import pins, slot
@@ -17,6 +18,13 @@ from cdc_assets.observe.status import SourceStatus, TableStatus
 # Sensors retry a failed run; after so many failures in a row it needs a person.
 _RUNS_FAIL = 3
 
+# One that ends again and again is starting at some looks: the condition lasts meanwhile.
+_NOT_STREAMING = {
+    "down": "no flusher is active",
+    "stopped": "no flusher is active",
+    "starting": "the flusher doesn't stream yet",
+    "silent": "the flusher hangs",
+}
 
 # A chunk takes seconds, a worker's start half a minute.
 _COPY_IDLE = Limits(600.0, 3600.0)
@@ -71,13 +79,10 @@ def _reachable(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
 
 
 def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
-    if facts.status is None or config.snapshot.mode == "snapshot_only":
+    if facts.status is None or not config.streams:
         return
-    told = facts.status.flusher
-    state, limits = told["state"], Limits.of(config.alerts.health)
-    detail = f"{told['lag_bytes'] / 1e6:,.1f} MB of WAL behind" if told.get("lag_bytes") else state
-    if told.get("last_error"):
-        detail += f"; its last error: {told['last_error']}"
+    flusher, limits = facts.status.flusher, Limits.of(config.alerts.health)
+    state, detail = flusher.state, str(flusher)
     if state == "retrying staging":
         yield Condition(
             "staging",
@@ -87,10 +92,10 @@ def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
             " WAL meanwhile. See 'Faults the flusher lives through' in docs/faults/flusher.md.",
             limits,
         )
-    elif state in ("down", "silent", "stopped"):
+    elif state in _NOT_STREAMING:
         yield Condition(
             "flusher",
-            "no flusher is active" if state != "silent" else "the flusher hangs",
+            _NOT_STREAMING[state],
             detail,
             f"Look at the sensor flusher_{config.name} and the flusher's log; `{COMMAND} flush`"
             " streams by hand.",
@@ -115,7 +120,9 @@ def _flusher(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
 
 
 def _materializer(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
-    waiting = [t for t in _tables_of(facts.status) if t.pending_rows and t.state == "streaming"]
+    waiting = [
+        t for t in _tables_of(facts.status) if t.pending_rows and t.state == TableState.STREAMING
+    ]
     waiting = [table for table in waiting if table.paused_since is None]
     if not waiting:
         return
@@ -151,9 +158,9 @@ def _tables_of(status: SourceStatus | None) -> tuple[TableStatus, ...]:
 
 
 def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
-    dropped = facts.status is not None and facts.status.flusher["state"] == "dropped"
+    dropped = facts.status is not None and facts.status.flusher.state == "dropped"
     for table in _tables_of(facts.status):
-        if table.state == "parked":
+        if table.state == TableState.PARKED:
             yield Condition(
                 f"parked:{table.name}",
                 f"{table.name} is parked: nothing of it is applied",
@@ -169,7 +176,7 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 f" `{COMMAND} check` says what else is missing.",
                 Limits.of(config.alerts.health),
             )
-        elif table.state == "waiting":
+        elif table.state == TableState.WAITING:
             yield Condition(
                 f"waiting:{table.name}",
                 f"{table.name} waits for its pin",
@@ -178,7 +185,7 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 " flusher.",
                 Limits.of(config.alerts.health),
             )
-        elif table.state == "copying" and table.copy_idle_seconds is not None:
+        elif table.state == TableState.COPYING and table.copy_idle_seconds is not None:
             yield Condition(
                 f"copy:{table.name}",
                 f"the copy of {table.name} doesn't get on",

@@ -21,7 +21,6 @@ from cdc_assets.log.tables import GROUP
 from cdc_assets.observe.status import SourceStatus, collect
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.session.connect import connect
-from cdc_assets.postgres.slots import SlotFacts, slot_facts
 from cdc_assets.readiness.foreign_errors import explained
 
 _UNREACHABLE = (CdcError, psycopg.OperationalError)
@@ -80,7 +79,6 @@ class Facts:
     log_problem: str | None = None
     spark_problem: str | None = None
     status: SourceStatus | None = None
-    slot: SlotFacts | None = None
     merged_seconds: float | None = None
     stale: tuple[Stale, ...] = ()
     failed_runs: tuple[FailedRun, ...] = ()
@@ -92,8 +90,6 @@ def facts(pipeline: Pipeline) -> Facts:
     """Ask everything. Raises psycopg.OperationalError when a database can't be reached."""
     config, store = pipeline.config, pipeline.store
     status = collect(pipeline)
-    with pipeline.connect_source("alerts") as source:
-        slot = slot_facts(source, config.slot)
     merged = store.connection.execute(
         "select extract(epoch from clock_timestamp() - max(updated_at))::float8 from mat_cursor"
         " where consumer_group = %s and source = %s",
@@ -103,7 +99,6 @@ def facts(pipeline: Pipeline) -> Facts:
         datetime.now(UTC),
         spark_problem=spark_problem(config),
         status=status,
-        slot=slot,
         merged_seconds=merged[0] if merged is not None else None,
     )
 

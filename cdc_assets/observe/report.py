@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cdc_assets.config.alerts import Severity
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.log.states import TableState
 from cdc_assets.messages.texts import bounded
 from cdc_assets.messages.texts import markdown as markdown_text
 from cdc_assets.observe.condition import Condition
@@ -77,7 +77,7 @@ def problems(found: Facts, config: SourceConfig) -> tuple[Problem, ...]:
 def copied(row: TableStatus) -> str:
     """How far the table's copy is."""
     text = f"{row.chunks_done}/{row.chunks_total}"
-    if row.state != "copying":
+    if row.state != TableState.COPYING:
         return text
     text += f" ({100 * row.chunks_done // max(1, row.chunks_total)} %)"
     if row.copy_rows_per_second is not None and row.copy_seconds_left is not None:
@@ -104,35 +104,19 @@ def table_rows(status: SourceStatus) -> list[tuple[str, ...]]:
 
 def part_rows(health: Health) -> list[tuple[str, str]]:
     """Name and value of what isn't a table's: slot, flusher, waits, pins, throughput."""
-    slot, told = health.status.slot, health.status.flusher
-    kept = f"{slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
-    parts = [
-        (
-            f"slot {slot['name']}",
-            f"{slot['wal_status']}, keeps {kept}" if slot["exists"] else "doesn't exist yet",
-        ),
-        ("flusher", _flusher(told)),
-    ]
-    parts += [(f"waits: {wait.session}", wait.sentence) for wait in health.status.waits]
-    parts += [(f"waits: {wait.session}", wait.sentence) for wait in health.status.lock_waits]
-    for pin in health.status.pins:
+    status, slot = health.status, "doesn't exist yet"
+    if status.slot is not None:
+        slot = f"{status.slot.wal_status}, keeps {status.retained_bytes / 1e6:,.1f} MB of WAL"
+    parts = [(f"slot {status.slot_name}", slot), ("flusher", str(status.flusher))]
+    parts += [(f"waits: {wait.session}", wait.sentence) for wait in status.waits]
+    parts += [(f"waits: {wait.session}", wait.sentence) for wait in status.lock_waits]
+    for pin in status.pins:
         tables = f"of {', '.join(pin.tables) or 'no table any more'}"
         keeps = f"vacuum keeps what was deleted in the last {pin.xmin_age:,} transactions"
         parts.append(("pinned snapshot", f"{tables}, held for {pin.seconds:,.0f} s: {keeps}"))
     if health.rows_per_second is not None:
         parts.append(("applied", f"{health.rows_per_second:,.0f} changes/s"))
     return parts
-
-
-def _flusher(told: Any) -> str:
-    said = str(told["state"])
-    if told.get("lag_bytes") is not None:
-        said += f", {told['lag_bytes'] / 1e6:,.1f} MB behind"
-    if "flush_seconds_mean" in told:
-        said += (
-            f", flushes take {told['flush_seconds_mean']:.3f} s, {told['reconnects']} reconnects"
-        )
-    return said + (f"; last error: {told['last_error']}" if told.get("last_error") else "")
 
 
 def markdown(health: Health) -> str:

@@ -56,7 +56,7 @@ def take(store: LogStore, found: SourceStatus) -> None:
             "group": GROUP,
             "lag_seconds": max((t.lag_seconds or 0.0 for t in tables), default=None),
             "lag_bytes": max((t.lag_bytes or 0 for t in tables), default=None),
-            "retained": found.slot["retained_bytes"],
+            "retained": found.retained_bytes,
             "pending": sum(table.pending_rows for table in found.tables),
         },
     )

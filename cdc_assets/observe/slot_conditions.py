@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cdc_assets.config.alerts import SlotLimitsConfig
 from cdc_assets.observe.condition import COMMAND, FAIL, WARN, Condition, Limits, ago
 from cdc_assets.observe.facts import Facts
-from cdc_assets.postgres.slots import SlotFacts
+from cdc_assets.postgres.slots import SlotStatus
 
 # Shares of max_slot_wal_keep_size: with less than this left somebody has to hurry.
 _SAFE_WARN, _SAFE_FAIL = 0.5, 0.2
@@ -16,9 +16,9 @@ _PIN_HELD = Limits(6 * 3600.0, 24 * 3600.0)
 
 
 def slot(facts: Facts, limits: SlotLimitsConfig, name: str) -> Iterator[Condition]:
-    if facts.status is None or facts.status.flusher["flushed_lsn"] is None:
+    if facts.status is None or facts.status.flusher.flushed_lsn is None:
         return  # nothing was streamed yet
-    slot, anew = facts.slot, f"`{COMMAND} resync --all` (it copies every table)"
+    slot, anew = facts.status.slot, f"`{COMMAND} resync --all` (it copies every table)"
     if slot is None or slot.wal_status == "lost":
         gone = "is gone" if slot is None else "lost the WAL that it needs"
         yield Condition(
@@ -40,7 +40,7 @@ def slot(facts: Facts, limits: SlotLimitsConfig, name: str) -> Iterator[Conditio
             FAIL if unreserved else WARN,
         )
     yield from _slot_sizes(slot, limits, name)
-    if not slot.active:
+    if slot.active_pid is None:
         since = None if slot.inactive_seconds is None else ago(facts, slot.inactive_seconds)
         yield Condition(
             "slot:inactive",
@@ -52,7 +52,7 @@ def slot(facts: Facts, limits: SlotLimitsConfig, name: str) -> Iterator[Conditio
         )
 
 
-def _slot_sizes(slot: SlotFacts, limits: SlotLimitsConfig, name: str) -> Iterator[Condition]:
+def _slot_sizes(slot: SlotStatus, limits: SlotLimitsConfig, name: str) -> Iterator[Condition]:
     if slot.retained_bytes >= limits.retained_warn:
         yield Condition(
             "slot:retained",

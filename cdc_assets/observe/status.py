@@ -7,25 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
+
+from psycopg.rows import class_row
 
 from cdc_assets.lake.catalog.catalog import shown
 from cdc_assets.log.locks import LockWait
 from cdc_assets.log.relation import altered
-from cdc_assets.log.sessions.workers import workers
+from cdc_assets.log.sessions.flusher_status import FlusherStatus, flusher_status
+from cdc_assets.log.sessions.workers import KnownWorker, workers
+from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP
-from cdc_assets.log.wishes import dropped_since, paused
+from cdc_assets.log.wishes import paused
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.waits import Wait, held_snapshots, waits
-from cdc_assets.postgres.slots import current_position, slot_status
-
-# States in which a flusher waits for its next session to begin, without the lock of its turn.
-BETWEEN_SESSIONS = ("reconnecting", "stuck")
-# A flusher that has the turn reports every few seconds.
-SILENT_SECONDS = 30.0
+from cdc_assets.postgres.slots import SlotStatus, current_position, slot_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +36,16 @@ class TableStatus:
     name: str
     lake_table: str
     state: str
-    reason: str | None
-    epoch: int
-    snapshot_lsn: str | None
-    applied_lsn: str | None
-    lag_bytes: int | None
-    lag_seconds: float | None
-    pending_rows: int
-    chunks_done: int
-    chunks_total: int
-    rows_copied: int
+    reason: str | None = None
+    epoch: int = 0
+    snapshot_lsn: str | None = None
+    applied_lsn: str | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    pending_rows: int = 0
+    chunks_done: int = 0
+    chunks_total: int = 0
+    rows_copied: int = 0
     copy_rows_per_second: float | None = None
     """Of a copy under way: the rate of all workers together in the last minute."""
     copy_seconds_left: float | None = None
@@ -63,18 +61,6 @@ class TableStatus:
     """Of a copy under way: for how many seconds nothing of it was written."""
     info: tuple[str, ...] = ()
     """What the lake table lacks on purpose."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """A worker that merges. ``tables`` are those that it has claimed now, with their epochs."""
-
-    worker: str
-    process: str
-    started_at: datetime
-    heard_seconds_ago: float | None
-    alive: bool
-    tables: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +81,47 @@ class SourceStatus:
 
     source: str
     tables: tuple[TableStatus, ...]
-    slot: Mapping[str, Any]
-    flusher: Mapping[str, Any]
+    slot_name: str
+    slot: SlotStatus | None
+    flusher: FlusherStatus
     lake: Mapping[str, Any]
-    workers: tuple[WorkerStatus, ...] = ()
+    workers: tuple[KnownWorker, ...] = ()
     waits: tuple[Wait, ...] = ()
     """Our sessions at the source that wait for somebody's lock."""
     pins: tuple[PinStatus, ...] = ()
     lock_waits: tuple[LockWait, ...] = ()
     """Our sessions that wait for a lock of ours."""
 
+    @property
+    def retained_bytes(self) -> int:
+        """The WAL that the slot keeps at the source."""
+        return self.slot.retained_bytes if self.slot is not None else 0
+
     def to_json(self) -> dict[str, Any]:
+        slot = self.slot
         return {
             "source": self.source,
             "tables": [asdict(table) for table in self.tables],
-            "slot": dict(self.slot),
-            "flusher": dict(self.flusher),
+            "slot": {
+                "name": self.slot_name,
+                "exists": slot is not None,
+                "active": slot is not None and slot.active_pid is not None,
+                "confirmed_flush_lsn": str(slot.confirmed_flush) if slot else None,
+                "retained_bytes": self.retained_bytes,
+                "wal_status": slot.wal_status if slot else None,
+            },
+            "flusher": self.flusher.to_json(),
             "lake": dict(self.lake),
             "workers": [
-                {**asdict(worker), "started_at": worker.started_at.isoformat()}
-                for worker in self.workers
+                {
+                    "worker": str(known.worker),
+                    "process": known.process,
+                    "started_at": known.started_at.isoformat(),
+                    "heard_seconds_ago": known.heard_seconds_ago,
+                    "alive": known.alive,
+                    "tables": {str(table): epoch for table, epoch in sorted(known.claims.items())},
+                }
+                for known in self.workers
             ],
             "waits": [asdict(wait) for wait in self.waits],
             "pins": [asdict(pin) for pin in self.pins],
@@ -122,15 +129,76 @@ class SourceStatus:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A registered table with its backlog and the progress of its copy; see _TABLES."""
+
+    name: str
+    state: str
+    reason: str | None
+    epoch: int
+    snapshot_lsn: str | None
+    complete_lsn: str | None
+    inserts_only: bool
+    left_out: Sequence[str]
+    applied_lsn: str | None
+    applied_offset: int
+    pending_rows: int
+    waiting_seconds: float | None
+    chunks_done: int
+    chunks_total: int
+    rows_copied: int
+    copy_rows_per_second: float | None
+    copy_seconds_left: float | None
+    copy_idle_seconds: float | None
+
+    def position(self, flushed: Lsn | None) -> Lsn | None:
+        """The LSN up to which the lake table shows the source; None before its copy is complete."""
+        if self.state != TableState.STREAMING or self.snapshot_lsn is None:
+            return None
+        reached = Lsn.parse(self.snapshot_lsn)
+        if self.applied_lsn is not None:
+            reached = max(reached, Lsn.parse(self.applied_lsn))
+        if flushed is not None and not self.pending_rows:
+            reached = max(reached, flushed)
+        # Resumed under a second snapshot, it isn't whole before complete_lsn.
+        is_whole = self.complete_lsn is None or reached >= Lsn.parse(self.complete_lsn)
+        return reached if is_whole else None
+
+    def lag_seconds(
+        self, position: Lsn | None, current: Lsn, flusher: FlusherStatus
+    ) -> float | None:
+        """How long ago the lake table, which shows the source up to ``position``, equalled it."""
+        if position is None:
+            return None
+        if self.pending_rows and self.waiting_seconds is not None:
+            return max(0.0, self.waiting_seconds)
+        return 0.0 if position >= current else flusher.behind_seconds
+
+    @property
+    def info(self) -> tuple[str, ...]:
+        said = []
+        if self.inserts_only:
+            said.append("Postgres can't identify changed rows: inserts and truncates alone")
+        if self.left_out:
+            said.append(f"Postgres doesn't send its generated columns: {', '.join(self.left_out)}")
+        return tuple(said)
+
+
+# A copy is idle since its last chunk was written; before its first one since any table's last chunk
+# was, or since its pin was made, whichever is later.
 _TABLES = """
-select t.table_name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, m.applied_lsn::text,
-       coalesce(b.rows, 0), b.oldest,
-       coalesce(p.done, 0), coalesce(p.total, 0), coalesce(p.rows, 0),
-       p.rows_a_second::float8, p.chunks_a_second::float8, t.complete_lsn::text,
-       coalesce(m."offset", 0),
-       extract(epoch from clock_timestamp() - p.written_at)::float8,
-       extract(epoch from clock_timestamp() - i.created_at)::float8,
-       t.inserts_only, t.left_out
+select t.table_name as name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, t.complete_lsn::text,
+       t.inserts_only, t.left_out, m.applied_lsn::text, coalesce(m."offset", 0) as applied_offset,
+       coalesce(b.rows, 0) as pending_rows,
+       extract(epoch from clock_timestamp() - b.oldest)::float8 as waiting_seconds,
+       p.done as chunks_done, p.total as chunks_total, coalesce(p.rows, 0) as rows_copied,
+       (case when t.state = 'copying' then p.rows_a_second end)::float8 as copy_rows_per_second,
+       (case when t.state = 'copying' then (p.total - p.done) / nullif(p.chunks_a_second, 0) end
+       )::float8 as copy_seconds_left,
+       case when t.state = 'copying' then extract(epoch from clock_timestamp() - greatest(
+            coalesce(p.written_at, max(p.written_at) over ()), i.created_at))::float8
+       end as copy_idle_seconds
   from tables t
   left join pins i on i.pin = t.pin
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
@@ -167,88 +235,54 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         current = current_position(source)
         waiting = waits(source, config.name, config.slot)
         held = held_snapshots(source, config.name)
-    flushed_row = store.connection.execute(
-        "select lsn::text, extract(epoch from now() - updated_at)::float8, commit_time"
-        " from flushed_lsn where source = %s",
-        (config.name,),
-    ).fetchone()
-    flushed = Lsn.parse(flushed_row[0]) if flushed_row else None
-    flushed_age = float(flushed_row[1]) if flushed_row else None
-    flusher = _flusher(store, flushed, flushed_age, current)
-    behind = _behind(flusher, flushed_age)
-    now = store.server_now()
-    rows = store.connection.execute(_TABLES, {"group": GROUP, "source": config.name}).fetchall()
-    known = {found[0]: found for found in rows}
-    written = min((found[15] for found in rows if found[15] is not None), default=None)
-    merging = [
-        WorkerStatus(
-            str(found.worker),
-            found.process,
-            found.started_at,
-            found.heard_seconds_ago,
-            found.alive,
-            {str(table): epoch for table, epoch in sorted(found.claims.items())},
-        )
-        for found in workers(store)
-    ]
-    under_pins = _copied_under(store)
-    by_table = {name: worker.process for worker in merging for name in worker.tables}
+    flusher = flusher_status(store, current)
+    rows = store.connection.cursor(row_factory=class_row(_Row))
+    known = {r.name: r for r in rows.execute(_TABLES, {"group": GROUP, "source": config.name})}
+    merging = tuple(workers(store))
+    by_table = {table: worker.process for worker in merging for table in worker.claims}
     resting = paused(store)
     tables = []
     for table in config.tables:
         lake = f"{config.namespace}.{config.lake_name(table.id)}"
-        found = known.get(table.name)
-        if found is None:
-            tables.append(
-                TableStatus(table.name, lake, "new", None, 0, None, None, None, None, 0, 0, 0, 0)
-            )
+        row = known.get(table.name)
+        if row is None:
+            tables.append(TableStatus(table.name, lake, "new"))
             continue
-        (_, state, reason, epoch, snapshot, applied, pending, oldest, done, total, copied) = found[
-            :11
-        ]
-        rate, chunk_rate = found[11:13] if state == "copying" else (None, None)
-        position = _applied(state, snapshot, applied, pending, flushed)
-        if position is not None and found[13] is not None and position < Lsn.parse(found[13]):
-            position = None  # resumed under a second snapshot: not whole before that point
+        position = row.position(flusher.flushed_lsn)
         tables.append(
             TableStatus(
-                table.name,
+                row.name,
                 lake,
-                state,
-                reason,
-                epoch,
-                snapshot,
+                row.state,
+                row.reason,
+                row.epoch,
+                row.snapshot_lsn,
                 str(position) if position else None,
                 max(0, current - position) if position else None,
-                _seconds(state, position, current, pending, oldest, now, behind),
-                int(pending),
-                int(done),
-                int(total),
-                int(copied),
-                rate,
-                (total - done) / chunk_rate if chunk_rate else None,
+                row.lag_seconds(position, current, flusher),
+                row.pending_rows,
+                row.chunks_done,
+                row.chunks_total,
+                row.rows_copied,
+                row.copy_rows_per_second,
+                row.copy_seconds_left,
                 table.id in differing,
-                by_table.get(table.name),
+                by_table.get(table.id),
                 str(resting[table.id]) if table.id in resting else None,
-                int(found[14]),
-                _idle(found[15], found[16], written) if state == "copying" else None,
-                _info(inserts_only=found[17], left_out=found[18]),
+                row.applied_offset,
+                row.copy_idle_seconds,
+                row.info,
             )
         )
+    under_pins = _copied_under(store)
     return SourceStatus(
         config.name,
         tuple(tables),
-        {
-            "name": config.slot,
-            "exists": slot is not None,
-            "active": slot is not None and slot.active_pid is not None,
-            "confirmed_flush_lsn": str(slot.confirmed_flush) if slot else None,
-            "retained_bytes": slot.retained_bytes if slot else 0,
-            "wal_status": slot.wal_status if slot else None,
-        },
+        config.slot,
+        slot,
         flusher,
         {"catalog": shown(config)},
-        tuple(merging),
+        merging,
         waiting,
         tuple(
             PinStatus(under_pins.get(snapshot.backend_pid, ()), snapshot.seconds, snapshot.xmin_age)
@@ -267,81 +301,3 @@ def _copied_under(store: LogStore) -> dict[int, tuple[str, ...]]:
         (store.source,),
     ).fetchall()
     return {int(pid): tuple(names) for pid, names in rows}
-
-
-def _flusher(
-    store: LogStore, flushed: Lsn | None, flushed_age: float | None, current: Lsn
-) -> dict[str, Any]:
-    """The flusher as the log shows it, with its own last report.
-
-    ``state`` is down when none is active, silent when the active one has stopped reporting, and
-    dropped when the source was given up.
-    """
-    active = store.is_locked(f"flusher:{store.source}")
-    told, age = store.flusher_report() or ({}, None)
-    state = told.get("state") if age is not None and age < SILENT_SECONDS else None
-    if not active and state not in BETWEEN_SESSIONS:
-        state = None
-    if dropped_since(store) is not None:
-        state = "dropped"
-    return {
-        **told,
-        "active": active,
-        "state": state or ("silent" if active else "down"),
-        "flushed_lsn": str(flushed) if flushed else None,
-        "flushed_seconds_ago": flushed_age,
-        "lag_bytes": max(0, current - flushed) if flushed else None,
-        "told_seconds_ago": age,
-    }
-
-
-def _idle(own: float | None, pinned: float | None, any_written: float | None) -> float | None:
-    """For how many seconds a copy wrote nothing; before its first chunk others' chunks count."""
-    since = (any_written if own is None else own, pinned)
-    return min((seconds for seconds in since if seconds is not None), default=None)
-
-
-def _behind(flusher: Mapping[str, Any], flushed_age: float | None) -> float | None:
-    """For how long the log, and with it a table without a backlog, hasn't equalled the source.
-
-    A log that catches up moves all the time, so the lag that its flusher reports counts, too.
-    """
-    if flushed_age is None or not flusher["active"] or flusher["state"] == "silent":
-        return flushed_age
-    return max(flushed_age, float(flusher.get("lag_seconds", 0.0)))
-
-
-def _info(*, inserts_only: bool, left_out: Sequence[str]) -> tuple[str, ...]:
-    said = []
-    if inserts_only:
-        said.append("Postgres can't identify changed rows: inserts and truncates alone")
-    if left_out:
-        said.append(f"Postgres doesn't send its generated columns: {', '.join(left_out)}")
-    return tuple(said)
-
-
-def _applied(
-    state: str, snapshot: str | None, applied: str | None, pending: int, flushed: Lsn | None
-) -> Lsn | None:
-    """Up to which LSN the lake table shows the source; None before its copy is complete."""
-    if state != "streaming" or snapshot is None:
-        return None
-    reached = max(Lsn.parse(snapshot), Lsn.parse(applied) if applied else Lsn.ZERO)
-    return max(reached, flushed) if flushed is not None and not pending else reached
-
-
-def _seconds(
-    state: str,
-    position: Lsn | None,
-    current: Lsn,
-    pending: int,
-    oldest: datetime | None,
-    now: datetime,
-    behind: float | None,
-) -> float | None:
-    """How long ago the lake table last equalled the source."""
-    if state != "streaming" or position is None:
-        return None
-    if pending and oldest is not None:
-        return max(0.0, (now - oldest).total_seconds())
-    return 0.0 if position >= current else behind

@@ -1,8 +1,4 @@
-"""Copying tables: snapshot, resync, resume.
-
-Each works whether or not a flusher and other runs are active; it waits for work that somebody else
-has begun, and never repeats it.
-"""
+"""Copying tables: snapshot, resync, resume."""
 
 from __future__ import annotations
 
@@ -26,6 +22,8 @@ from cdc_assets.errors import (
     TablesFailed,
 )
 from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.log.wishes import resume as resume_pauses
 from cdc_assets.log.wishes import take_up_again
@@ -70,16 +68,19 @@ def snapshot(
         again = list(tables)
         for last in [False] * _COPY_TRIES + [True]:
             to_copy = []
-            for table, row in _pinned(pipeline, pins, again).items():
-                if row.state == "waiting":
+            for table, row in _pinned(pipeline.store, pins, again).items():
+                if row.state == TableState.WAITING:
                     problems.append(_not_pinned(table, row.reason))
-                elif row.state == "parked":
+                elif row.state == TableState.PARKED:
                     problems.append(TableProblem(table, row.reason or "it is parked"))
-                elif row.state == "copying":
+                elif row.state == TableState.COPYING:
                     to_copy.append(table)
-            follows = pipeline.config.snapshot.mode != "snapshot_only"
-            streams = streams or pipeline.store.is_locked(f"flusher:{pipeline.config.name}")
-            if to_copy and follows and not streams:
+            streams = (
+                streams
+                or not pipeline.config.streams  # there is nothing to stream
+                or pipeline.store.has_flusher()
+            )
+            if to_copy and not streams:
                 beside.enter_context(flushing(pipeline.config))
                 streams = True
             failed = _copy_all(pipeline, spark, to_copy, pins, on_progress) if to_copy else {}
@@ -131,7 +132,7 @@ def resume(pipeline: Pipeline) -> bool:
     return take_up_again(pipeline.store)
 
 
-def _pinned(pipeline: Pipeline, pins: Pins, tables: Sequence[TableId]) -> dict[TableId, TableRow]:
+def _pinned(store: LogStore, pins: Pins, tables: Sequence[TableId]) -> dict[TableId, TableRow]:
     """The tables' rows once none waits for a pin any longer, or none will get one soon."""
     deadline = time.monotonic() + _PIN_PATIENCE_SECONDS
     while True:
@@ -141,9 +142,9 @@ def _pinned(pipeline: Pipeline, pins: Pins, tables: Sequence[TableId]) -> dict[T
         except SlotBusy as error:
             logger.warning("%s", error)
             busy = True
-        rows = {row.table: row for row in pipeline.store.tables()}
+        rows = {row.table: row for row in store.tables()}
         found = {table: rows[table] for table in tables}  # prepare() registered all of them
-        waits = any(row.state == "waiting" for row in found.values())
+        waits = any(row.state == TableState.WAITING for row in found.values())
         if not waits or busy or time.monotonic() > deadline:
             return found
         time.sleep(0.2)

@@ -17,7 +17,8 @@ from psycopg import sql
 
 from cdc_assets.errors import PreflightError, SlotBusy, first_line
 from cdc_assets.log.copies.chunks import restart_copy
-from cdc_assets.log.wishes import _DROPPED
+from cdc_assets.log.locks import PINS_LOCK
+from cdc_assets.log.wishes import DROPPED
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.publications import inserts_publication, publication_oid
 from cdc_assets.postgres.slots import drop_slot, slot_status
@@ -44,19 +45,16 @@ def drop_source(pipeline: Pipeline) -> Dropped:
     store.connection.execute(
         "insert into pipeline_meta (source, key, value) values (%s, %s, clock_timestamp()::text)"
         " on conflict do nothing",
-        (config.name, _DROPPED),
+        (config.name, DROPPED),
     )
     with pipeline.connect_source("drop") as source:
         slot = config.slot if slot_status(source, config.slot) is not None else None
         with pipeline.connect_slots("drop") as slots:
             _drop_slot(slots, config.slot)
-        store.lock("pins")
-        try:
+        with store.locked(PINS_LOCK):
             for row in store.tables():
                 restart_copy(store, row)
             store.begin_anew()
-        finally:
-            store.unlock("pins")
         publication = None
         if publication_oid(source, config.publication) is not None:
             publication = config.publication

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, Fenced, TableProblem, TablesFailed, first_line
 from cdc_assets.flusher.reach import reach
+from cdc_assets.log.states import TableState
 from cdc_assets.materializer.drain import Drained, drain, outstanding
 from cdc_assets.materializer.schema.ahead import Look, look
 from cdc_assets.materializer.workers.follower import Follower
@@ -105,7 +106,7 @@ def _drained(
         if done is not None:
             return done
         copy = pipeline.store.copy_state(table)
-        if copy is None or copy.state != "streaming":
+        if copy is None or copy.state != TableState.STREAMING:
             raise TableProblem(
                 table, "its copy was begun anew", "Its log is applied once that is complete."
             )

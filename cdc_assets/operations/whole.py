@@ -1,8 +1,4 @@
-"""Operations on a whole source: sync, maintain, verify.
-
-Each works whether or not a flusher and other runs are active; it waits for work that somebody else
-has begun, and never repeats it.
-"""
+"""Operations on a whole source: sync, maintain, verify."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from cdc_assets.errors import (
     TablesFailed,
 )
 from cdc_assets.flusher.reach import reach
+from cdc_assets.log.states import TableState
 from cdc_assets.maintenance import run as maintenance
 from cdc_assets.maintenance.run import Maintained
 from cdc_assets.materializer.drain import Drained
@@ -40,7 +37,7 @@ def sync(
 ) -> list[Drained]:
     """Snapshot, flush up to now, materialize: the lake then equals the source as of the start."""
     config = pipeline.config
-    if config.snapshot.mode == "snapshot_only":
+    if not config.streams:
         with Spark(config) as spark:
             on_phase("copying")
             snapshot(pipeline, spark, tables, on_progress)
@@ -50,7 +47,7 @@ def sync(
     problems: list[TableProblem] = []
     states = {row.table: row.state for row in pipeline.store.tables()}
     with Spark(config) as spark:
-        fresh = any(states.get(table) != "streaming" for table in tables)
+        fresh = any(states.get(table) != TableState.STREAMING for table in tables)
         if fresh:
             spark.begin()
             on_phase("copying")

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import PreflightError, TableProblem
+from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable, describe, heaps
-from cdc_assets.postgres.identity import children
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (
@@ -28,25 +27,23 @@ from cdc_assets.postgres.publications import (
     publication_oid,
     published_tables,
     refuse_partial_publication,
-    sent_columns,
 )
 from cdc_assets.postgres.publishing import Publishing, publish, withdraw
+from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.readiness.source.enrolment import (
-    inherited,
     refuse_excluded_key,
+    refuse_inherited,
     refuse_mode,
     unread,
     unsent_columns,
     without_identity,
 )
-from cdc_assets.readiness.source.partitions import sent_as_root, unlogged
+from cdc_assets.readiness.source.partitions import refuse_under_root, refuse_unlogged
 from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.readiness.source.rights import missing_rights
 
 logger = logging.getLogger(__name__)
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # In pipeline_meta: the oid of the publication of inserts, and the LSN from which it may be used.
 INSERTS_FROM = "inserts_from"
@@ -70,35 +67,26 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
 
     Raises TableProblem for anything that would make the copy or the stream wrong, or break others.
     """
-    found = describe(source, table)
-    refuse_mode(found, config.table(table))
-    refuse_excluded_key(found, config.table(table))
-    heaps(source, table, found.oid)
-    follows = config.snapshot.mode != "snapshot_only"
-    sent = sent_columns(source, config.publication) if follows else frozenset(("", "s"))
-    unsent = unsent_columns(source, config, found, sent)
-    for missing in missing_rights(source, found.oid, unread(config.table(table), unsent)):
+    found, wanted = describe(source, table), config.table(table)
+    refuse_mode(found, wanted)
+    refuse_excluded_key(found, wanted)
+    parts = heaps(source, table, found.oid)
+    unsent = unsent_columns(source, config, found)
+    for missing in missing_rights(source, found.oid, unread(wanted, unsent)):
         raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
-    refuse_unplannable(source, found)
-    mode = config.table(table).mode or "mirror"
-    if (inherit := children(source, [found.oid])) and not config.table(table).only:
-        raise inherited(table, inherit[found.oid])
-    inserts_only = follows and bool(without_identity(source, config, found))
-    if follows:
-        problem = sent_as_root(source, config, found) or unlogged(source, found)
-        if problem is not None:
-            raise problem
-        name = config.publication
+    refuse_unplannable(source, found, parts)
+    refuse_inherited(source, found, wanted)
+    inserts_only = config.streams and bool(without_identity(source, config, found))
+    if config.streams:
+        refuse_under_root(source, config, found)
+        refuse_unlogged(source, found)
+        excluded = wanted.columns.exclude
         refuse_partial_publication(
-            source,
-            inserts_publication(name) if inserts_only else name,
-            found,
-            config.table(table).columns.exclude,
-            inserts_only=inserts_only,
+            source, config.publication, found, excluded, inserts_only=inserts_only
         )
     return Enrolled(
         found.without([c.name for c in unsent]),
-        mode,
+        wanted.mode or "mirror",
         inserts_only,
         tuple(c.name for c in unsent if c.generated),
         tuple(c.number for c in unsent if not c.generated),
@@ -106,7 +94,7 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
 
 
 def _to_be_described(row: TableRow | None) -> bool:
-    return row is None or not row.oid or (row.state == "waiting" and not row.snapshot_lsn)
+    return row is None or not row.oid or (row.state == TableState.WAITING and not row.snapshot_lsn)
 
 
 def _waits_for(who: str) -> str:
@@ -162,10 +150,10 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     rows = [
         row
         for row in store.tables()
-        if row.table in configured and row.state != "parked" and row.oid
+        if row.table in configured and row.state != TableState.PARKED and row.oid
     ]
     # Each locked table would cost a wait.
-    away = locked(source, [row.table for row in rows if row.state == "waiting"])
+    away = locked(source, [row.table for row in rows if row.state == TableState.WAITING])
     rows = [row for row in rows if row.table not in away]
     inserts = inserts_publication(config.publication)
     first = publication_oid(source, config.publication) is None
@@ -195,12 +183,12 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     for table, who in away.items():
         store.note_waiting(table, _waits_for(who))
     for row in rows:
-        if row.state == "waiting" and row.reason and row.table not in busy:
+        if row.state == TableState.WAITING and row.reason and row.table not in busy:
             store.note_waiting(row.table, None)
     return [
         row
         for row in rows
-        if row.state == "waiting" and row.table not in refused and row.table not in busy
+        if row.state == TableState.WAITING and row.table not in refused and row.table not in busy
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -27,13 +27,15 @@ from cdc_assets.log.heap_record import (
     difference,
     judge,
 )
+from cdc_assets.log.locks import HEAPS_LOCK
+from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.readiness.source.planning import PLANNING_TIMEOUT
 
 logger = logging.getLogger(__name__)
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # 1 MB: a copied file begins with the rows that the old one began with.
 _FIRST_PAGES = 128
@@ -126,7 +128,7 @@ def _trace(connection: Connection, heap: int, horizon: int) -> HeapTrace | None:
     }
     try:
         with connection.transaction(force_rollback=True):
-            connection.execute("set local statement_timeout = '10s'")
+            connection.execute(PLANNING_TIMEOUT)
             row = connection.execute(query, values).fetchone()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
         return None
@@ -175,7 +177,7 @@ class _Look:
         elif verdict == "undecided":
             pending = known.pending or moment(self.source).lsn
             remember_heaps(self.store, row, known.files, own=known.seen, pending=pending)
-        elif row.state != "streaming" or verdict == "empty":
+        elif row.state != TableState.STREAMING or verdict == "empty":
             logger.warning("%s: its rows were replaced unseen; copying again", row.table)
             restart_copy(self.store, row)
         else:
@@ -197,12 +199,12 @@ def look_at_heaps(source: Connection, store: LogStore, rows: Iterable[TableRow])
 
     Does nothing while another process looks.
     """
-    if not store.try_lock("heaps"):
+    if not store.try_lock(HEAPS_LOCK):
         return
     try:
         _look(source, store, list(rows))
     finally:
-        store.unlock("heaps")
+        store.unlock(HEAPS_LOCK)
 
 
 def _look(source: Connection, store: LogStore, rows: list[TableRow]) -> None:

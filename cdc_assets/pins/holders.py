@@ -10,9 +10,10 @@ other. A holder is alive when its backend is: the server decides, not a clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -48,16 +49,14 @@ class Holder:
     def close(self) -> None:
         self.connection.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+@contextmanager
+def under(source: psycopg.Connection[Any], snapshot_name: str) -> Iterator[None]:
+    """A transaction that reads under the snapshot, the catalog too."""
+    with source.transaction():
+        source.execute("set transaction isolation level repeatable read read only")
+        source.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name)))
+        yield
 
 
 def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Holder:

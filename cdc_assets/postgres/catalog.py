@@ -10,12 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-import psycopg
-
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.names import TableId
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Column:
     """The catalog's letter: s(tored), v(irtual), or empty for an ordinary column."""
     type_oid: int = 0
     modifier: int = -1
-    """Type and modifier as in a Relation message, a domain's own; type_oid 0: not known."""
+    """The declared type, which may be a domain, as in a Relation message; type_oid 0: unknown."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

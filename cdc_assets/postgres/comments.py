@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import psycopg
 
 from cdc_assets.postgres.names import TableId
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)

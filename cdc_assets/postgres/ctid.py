@@ -55,14 +55,12 @@ class CtidRange:
         return int(match[1]), cls(int(match[3]), end, int(match[2] or 0))
 
 
-def plan_chunks(
-    pages: int, chunk_pages: int, max_chunks: int = MAX_CHUNKS, *, leaf: int = 0
-) -> list[CtidRange]:
-    """Ranges of ``chunk_pages`` pages, grown so that there are at most ``max_chunks``.
+def plan_chunks(pages: int, chunk_pages: int, *, leaf: int = 0) -> list[CtidRange]:
+    """Ranges of ``chunk_pages`` pages, grown so that there are at most MAX_CHUNKS.
 
     An empty table has one chunk. Every table's last chunk is open-ended.
     """
-    step = max(chunk_pages, -(-pages // max_chunks))
+    step = max(chunk_pages, -(-pages // MAX_CHUNKS))
     starts = list(range(0, max(pages, 1), step))
     ends: list[int | None] = [*starts[1:], None]
     return [CtidRange(first, end, leaf) for first, end in zip(starts, ends, strict=True)]

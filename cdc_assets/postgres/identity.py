@@ -21,13 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from cdc_assets.postgres.names import TableId, quoted
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 # Since this version the server refuses changes whose identity has a column that isn't sent.
 _CHECKS_GENERATED = 180000

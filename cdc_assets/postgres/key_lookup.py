@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import psycopg
 from psycopg import sql
 
+from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.types import text_form
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 Key = tuple[str | None, ...]
 """The texts of a key's columns."""
 
@@ -46,9 +45,9 @@ class KeyColumn:
         element = self.type if self.read_by == "input" else "text"
         return sql.SQL("{}::{}[]").format(sql.Literal(list(texts)), sql.SQL(element))
 
-    def equals(self, alias: str, element: sql.Composable) -> sql.Composable:
-        """Whether the column is an element of an array that :meth:`listed` made."""
-        column = sql.Identifier(alias, self.name)
+    def equals(self, element: sql.Composable) -> sql.Composable:
+        """Whether ``t``'s column is an element of an array that :meth:`listed` made."""
+        column = sql.Identifier("t", self.name)
         if self.read_by == "nothing":
             return sql.SQL("{} = {}").format(text_form(column), element)
         if self.read_by == "cast":
@@ -74,7 +73,7 @@ def lookups(columns: Sequence[KeyColumn], keys: Sequence[Key]) -> Iterator[Looku
     """``keys`` in parts: _LOOKUP_KEYS at a time, or all at once if the lookup takes a scan."""
     names = [sql.Identifier(f"k{i}") for i in range(len(columns))]
     equal = sql.SQL(" and ").join(
-        column.equals("t", sql.SQL("k.{}").format(name))
+        column.equals(sql.SQL("k.{}").format(name))
         for column, name in zip(columns, names, strict=True)
     )
     scans = any(column.read_by == "nothing" for column in columns)

@@ -64,11 +64,14 @@ _MOST[KEEPALIVE] = _LEAST[KEEPALIVE] = KEEPALIVE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column of a Relation message; ``is_key``: part of the replica identity."""
+    """A column as a Relation message has it, which is without its attribute number.
+
+    ``is_key``: part of the replica identity.
+    """
 
     name: str
     type_oid: int
-    type_modifier: int
+    modifier: int
     is_key: bool
 
 
@@ -209,14 +212,16 @@ class Scan:
         return self.buffer[begin : int(self.stop[frame])].tobytes()
 
 
-def scan(blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]) -> Scan:
-    """Find the frames of ``blob``: ``lengths`` are their sizes, in order.
+def scan(
+    blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32], gap: int = 0
+) -> Scan:
+    """Find the frames of ``blob``: their sizes are ``lengths``; ``gap`` bytes are before each.
 
     Raises ReplicationProblem for anything that protocol 1 doesn't have.
     """
     buffer = bytes_of(blob)
-    stop = np.cumsum(lengths, dtype=np.int64)
-    start = stop - lengths
+    stop: Ints = np.cumsum(lengths + gap, dtype=np.int64)
+    start: Ints = stop - lengths
     if len(lengths) == 0:
         return Scan(buffer, start, stop, np.empty(0, np.uint8))
     if stop[-1] != len(buffer) or int(lengths.min()) < KEEPALIVE_BYTES:

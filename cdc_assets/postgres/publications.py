@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, LiteralString
+from typing import LiteralString
 
-import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.identity import Trouble, troubles
 from cdc_assets.postgres.names import TableId
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 # The first server versions with row filters and column lists, and with generated columns in the
 # stream.
@@ -102,11 +100,6 @@ def sends_generated_columns(connection: Connection, publication: str) -> bool:
     return row is None or row[0] == "s"  # one that doesn't exist yet will be made so
 
 
-def sent_columns(connection: Connection, publication: str) -> frozenset[str]:
-    """The catalog's letters of ``attgenerated`` of the columns that are in the stream."""
-    return frozenset(("", "s") if sends_generated_columns(connection, publication) else ("",))
-
-
 def listed_columns(
     connection: Connection, publication: str, oids: Sequence[int]
 ) -> dict[int, frozenset[int]]:
@@ -125,6 +118,28 @@ def listed_columns(
         ([publication, inserts_publication(publication)], list(oids), publication),
     ).fetchall()
     return {int(oid): frozenset(numbers) for oid, numbers in found if numbers is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SentColumns:
+    """The columns of some tables that are in the stream.
+
+    A column list (``listed``: numbers by the table's oid) decides alone. Without one a column is
+    sent if ``generated`` has its letter: the catalog's ``attgenerated``, empty for an ordinary one.
+    """
+
+    generated: Collection[str]
+    listed: Mapping[int, Collection[int]]
+
+    def has(self, oid: int, number: int, generated: str) -> bool:
+        numbers = self.listed.get(oid)
+        return generated in self.generated if numbers is None else number in numbers
+
+
+def sent_columns(connection: Connection, publication: str, oids: Sequence[int]) -> SentColumns:
+    """The columns of these tables that the publication sends, or the one beside it."""
+    stored = ("s",) if sends_generated_columns(connection, publication) else ()
+    return SentColumns(("", *stored), listed_columns(connection, publication, oids))
 
 
 def column_lists(
@@ -150,8 +165,8 @@ def unidentified(
     connection: Connection, publication: str, oids: Sequence[int]
 ) -> Mapping[int, Sequence[Trouble]]:
     """The heaps of these tables whose changed rows Postgres couldn't identify, by table's oid."""
-    sent = sent_columns(connection, publication)
-    return troubles(connection, oids, sent, listed_columns(connection, publication, oids))
+    sent = sent_columns(connection, publication, oids)
+    return troubles(connection, oids, sent.generated, sent.listed)
 
 
 def refuse_partial_publication(
@@ -164,8 +179,10 @@ def refuse_partial_publication(
 ) -> None:
     """Raise TableProblem if a publication made by hand leaves out something of ``table``.
 
-    A column list may leave out the ``excluded`` columns.
+    Looks at the one of the two that the table belongs in. A column list may leave out the
+    ``excluded`` columns.
     """
+    publication = publication_of(publication, inserts_only=inserts_only)
     row = connection.execute(
         "select pubinsert and pubtruncate and (pubupdate and pubdelete or %s), pubviaroot"
         " from pg_catalog.pg_publication where pubname = %s",
@@ -255,6 +272,11 @@ class PublishedShape:
 def inserts_publication(publication: str) -> str:
     """The name of the publication of inserts beside ``publication``."""
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
+
+
+def publication_of(publication: str, *, inserts_only: bool) -> str:
+    """The one of the two that a table belongs in."""
+    return inserts_publication(publication) if inserts_only else publication
 
 
 def _operations(inserts_only: bool) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 
@@ -13,16 +12,15 @@ from cdc_assets.errors import PreflightError, TableProblem, first_line
 from cdc_assets.postgres.identity import remedy, sentence
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (
-    _alteration,
     addition,
     creation,
     inserts_publication,
     placement,
     published_tables,
+    removal,
     unidentified,
 )
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +84,16 @@ def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]
     """Take tables out of the publication, one by one."""
     refused, busy = dict[TableId, str](), set[TableId]()
     for table in tables:
-        statement = _alteration(publication, "drop", [table])
+        statement = removal(connection, publication, [table])
         try:
             with _briefly(connection, _LOCK_TIMEOUT):
-                connection.execute(statement)
+                connection.execute(statement.encode())
         except _IN_THE_WAY:
             busy.add(table)
         except _REFUSALS as error:
             refused[table] = (
                 f"it can't be taken out of the publication {publication} ({first_line(error)})."
-                f" An owner of it runs: {statement.as_string(connection)};"
+                f" An owner of it runs: {statement};"
             )
     return Publishing(refused, frozenset(busy))
 

@@ -7,18 +7,23 @@ to tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import pq, sql
 from psycopg.pq import abc
+from psycopg.rows import kwargs_row
 
 from cdc_assets.errors import PreflightError, ReplicationLost, SlotBusy
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.session.connect import connect, conninfo, is_outage, replication_connect
+from cdc_assets.postgres.session.connect import (
+    Connection,
+    connect,
+    conninfo,
+    is_outage,
+    replication_connect,
+)
 from cdc_assets.postgres.session.waits import writers
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # The first server versions with two-phase slots, with conflicts, and with failover slots.
 TWO_PHASE, CONFLICTS, FAILOVER_SLOTS = 140000, 160000, 170000
@@ -31,8 +36,10 @@ class SlotStatus:
     """A replication slot as ``pg_replication_slots`` shows it.
 
     ``retained_bytes``: the WAL it keeps. ``plugin`` and ``database`` are empty for a physical slot.
-    ``invalidation``: why it can't be used any more, if the server reports so. A flag that an older
-    server doesn't know is False.
+    ``invalidation``: why it can't be used any more, if the server reports so. ``safe_bytes``: the
+    WAL that may still be written before the slot loses some; None without
+    ``max_slot_wal_keep_size`` (``keep_bytes``). ``xmin_age`` is in transactions. What an older
+    server doesn't know is False or None.
     """
 
     name: str
@@ -46,6 +53,10 @@ class SlotStatus:
     two_phase: bool = False
     invalidation: str | None = None
     failover: bool = False
+    safe_bytes: int | None = None
+    keep_bytes: int | None = None
+    inactive_seconds: float | None = None
+    xmin_age: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +71,42 @@ class NewSlot:
     connection: abc.PGconn
 
 
+_SLOT: LiteralString = """
+select slot_name::text as name, coalesce(plugin::text, '') as plugin, active_pid,
+       confirmed_flush_lsn::text as confirmed_flush, wal_status,
+       coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
+                                else pg_current_wal_lsn() end, restart_lsn), 0)::bigint
+       as retained_bytes,
+       coalesce(database::text, '') as database, restart_lsn::text as restart,
+       {two_phase} as two_phase, {invalidation} as invalidation, {failover} as failover,
+       safe_wal_size::bigint as safe_bytes,
+       nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1) as keep_bytes,
+       {inactive_seconds} as inactive_seconds, age(catalog_xmin)::bigint as xmin_age
+  from pg_catalog.pg_replication_slots where slot_name = %s
+"""
+
+
 def slot_status(connection: Connection, slot: str) -> SlotStatus | None:
     """The state of ``slot``, None if there is none of that name in the cluster."""
     version = connection.info.server_version
-    invalidation = "null::text"
-    if version >= FAILOVER_SLOTS:
+    invalidation, inactive = "null::text", "null::float8"
+    if version >= FAILOVER_SLOTS:  # the first with the time of the last reader's end, too
         invalidation = "invalidation_reason"
+        inactive = "extract(epoch from clock_timestamp() - inactive_since)::float8"
     elif version >= CONFLICTS:
         invalidation = "case when conflicting then 'conflict with recovery' end"
-    row = connection.execute(
-        sql.SQL(
-            "select slot_name::text, coalesce(plugin::text, ''), active_pid,"
-            " confirmed_flush_lsn::text, wal_status, coalesce(pg_wal_lsn_diff("
-            " case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
-            " else pg_current_wal_lsn() end, restart_lsn), 0)::bigint,"
-            " coalesce(database::text, ''), restart_lsn::text, {}, {}, {}"
-            " from pg_catalog.pg_replication_slots where slot_name = %s"
-        ).format(
-            sql.SQL("two_phase" if version >= TWO_PHASE else "false"),
-            sql.SQL(invalidation),
-            sql.SQL("failover" if version >= FAILOVER_SLOTS else "false"),
-        ),
-        (slot,),
-    ).fetchone()
-    if row is None:
-        return None
-    name, plugin, pid, confirmed, wal_status, kept, database, restart, *rest = row
-    return SlotStatus(
-        name, plugin, pid, _lsn(confirmed), wal_status, int(kept), database, _lsn(restart), *rest
+    query = sql.SQL(_SLOT).format(
+        two_phase=sql.SQL("two_phase" if version >= TWO_PHASE else "false"),
+        invalidation=sql.SQL(invalidation),
+        failover=sql.SQL("failover" if version >= FAILOVER_SLOTS else "false"),
+        inactive_seconds=sql.SQL(inactive),
     )
+    with connection.cursor(row_factory=kwargs_row(_status)) as cursor:
+        return cursor.execute(query, (slot,)).fetchone()
+
+
+def _status(*, confirmed_flush: str | None, restart: str | None, **rest: Any) -> SlotStatus:
+    return SlotStatus(confirmed_flush=_lsn(confirmed_flush), restart=_lsn(restart), **rest)
 
 
 def _lsn(text: str | None) -> Lsn | None:
@@ -238,45 +256,3 @@ def system_identifier(connection: Connection) -> str:
     """The cluster's identity; a restored copy keeps it, another cluster never has it."""
     row = connection.execute("select system_identifier from pg_control_system()").fetchone()
     return str(row[0]) if row else ""
-
-
-# Since this version the server notes since when a slot has had no reader.
-_INACTIVE_SINCE = 170000
-
-
-@dataclass(frozen=True, slots=True)
-class SlotFacts:
-    """How much a slot endangers its source, in bytes, seconds and transactions.
-
-    ``safe_bytes``: the WAL that may still be written before the slot loses some; None without
-    ``max_slot_wal_keep_size`` (``keep_bytes``).
-    """
-
-    active: bool
-    wal_status: str | None
-    retained_bytes: int
-    safe_bytes: int | None = None
-    keep_bytes: int | None = None
-    inactive_seconds: float | None = None
-    xmin_age: int | None = None
-
-
-def slot_facts(source: psycopg.Connection[tuple[object, ...]], name: str) -> SlotFacts | None:
-    """See :class:`SlotFacts`; None if there is no slot of that name."""
-    inactive = "null::float8"
-    if source.info.server_version >= _INACTIVE_SINCE:
-        inactive = "extract(epoch from clock_timestamp() - inactive_since)::float8"
-    row = source.execute(
-        sql.SQL(
-            "select active, wal_status, coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery()"
-            " then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, restart_lsn), 0)"
-            "::bigint,"
-            " safe_wal_size::bigint,"
-            " (select case when setting::bigint >= 0 then setting::bigint * 1024 * 1024 end"
-            "  from pg_catalog.pg_settings where name = 'max_slot_wal_keep_size'),"
-            " {}, age(catalog_xmin)::bigint"
-            " from pg_catalog.pg_replication_slots where slot_name = %s"
-        ).format(sql.SQL(inactive)),
-        (name,),
-    ).fetchone()
-    return None if row is None else SlotFacts(*row)  # type: ignore[arg-type]

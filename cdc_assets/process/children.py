@@ -264,15 +264,3 @@ def stop(name: str, timeout_seconds: float = GRACE_SECONDS) -> None:
         known = _registry.pop(name, None)
     if known is not None:
         known.stop(timeout_seconds)
-
-
-def stop_all(timeout_seconds: float = GRACE_SECONDS) -> None:
-    """Stop every child of this process: ask all first, then wait for each."""
-    with _registry_lock:
-        known = list(_registry.values())
-        _registry.clear()
-    for supervised in known:
-        if supervised.child is not None:
-            supervised.child.close_stdin()
-    for supervised in known:
-        supervised.stop(timeout_seconds)

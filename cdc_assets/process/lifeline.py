@@ -14,8 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any
 
-from cdc_assets.process.traces import trace
-
 _log = logging.getLogger(__name__)
 
 
@@ -41,21 +39,18 @@ def read_settings() -> str:
     return line.decode().removesuffix("\n") if line.endswith(b"\n") else ""
 
 
-def die_with_parent(
-    on_exit: Callable[[], None] | None = None, grace_seconds: float = GRACE_SECONDS
-) -> threading.Event:
+def die_with_parent(grace_seconds: float = GRACE_SECONDS) -> threading.Event:
     """Return an event that is set when stdin ends or SIGTERM or SIGINT comes: stop in order then.
 
-    ``on_exit`` then runs in a thread of its own, once. If the process still exists
-    ``grace_seconds`` later, it exits at once. If it was started by hand (stdin is no pipe), only
-    the signals count. Call it from the main thread.
+    If the process still exists ``grace_seconds`` later, it exits at once. If it was started by hand
+    (stdin is no pipe), only the signals count. Call it from the main thread.
     """
     stopping = threading.Event()
 
     def begin(*_: object) -> None:
         if not stopping.is_set():
             stopping.set()
-            end_within(grace_seconds, on_exit)
+            end_within(grace_seconds)
 
     signal.signal(signal.SIGTERM, begin)
     signal.signal(signal.SIGINT, begin)
@@ -64,14 +59,12 @@ def die_with_parent(
     return stopping
 
 
-def end_within(
-    grace_seconds: float = GRACE_SECONDS, on_exit: Callable[[], None] | None = None
-) -> None:
+def end_within(grace_seconds: float = GRACE_SECONDS) -> None:
     """Return at once; if this process still exists ``grace_seconds`` later, it exits.
 
-    ``on_exit`` runs meanwhile. A call that hangs, to a database or a disk, ends with the process.
+    A call that hangs, to a database or a disk, ends with the process.
     """
-    threading.Thread(target=_last_seconds, args=(on_exit, grace_seconds), daemon=True).start()
+    threading.Thread(target=_last_seconds, args=(grace_seconds,), daemon=True).start()
 
 
 def acquire(lock: IO[Any], stopping: threading.Event) -> bool:
@@ -107,14 +100,8 @@ def _watch_stdin(begin: Callable[[], None]) -> None:
             _bound_log()
 
 
-def _last_seconds(on_exit: Callable[[], None] | None, grace_seconds: float) -> None:
-    began = time.monotonic()
-    if on_exit is not None:
-        try:
-            on_exit()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the process has to end
-            _log.error("stopping in order failed:\n%s", trace(error))
-    time.sleep(max(0.0, grace_seconds - (time.monotonic() - began)))
+def _last_seconds(grace_seconds: float) -> None:
+    time.sleep(grace_seconds)
     _log.error("still here %s s after the request to stop: exiting", grace_seconds)
     os._exit(70)  # EX_SOFTWARE
 

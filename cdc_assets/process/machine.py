@@ -22,6 +22,7 @@ from cdc_assets.errors import EnvironmentProblem
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)  # as requires-python in pyproject.toml says
 OLDEST_JAVA = 17  # Spark 4 is compiled for it
+_HOST = "127.0.0.1"  # where the ports are
 
 # '"17.0.15"' in most builds, '"1.8.0_402"' up to Java 8, '"25-ea"' in previews.
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -81,7 +82,7 @@ def check_java(environment: Mapping[str, str] = os.environ) -> int:
     return version
 
 
-def check_port(port: int, host: str = "127.0.0.1") -> None:
+def check_port(port: int) -> None:
     """Raise EnvironmentProblem if nothing could listen on that port now."""
     if not 1 <= port <= 65535:
         raise EnvironmentProblem(
@@ -91,7 +92,7 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
         # As every server does: connections of a server that just ended don't count as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((_HOST, port))
         except PermissionError as error:
             raise EnvironmentProblem(
                 f"port {port} is for privileged users: choose one from 1024 up, as in PORT=3001."
@@ -99,7 +100,7 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise EnvironmentProblem(
-                    f"can't listen on {host}:{port}: {error.strerror}."
+                    f"can't listen on {_HOST}:{port}: {error.strerror}."
                 ) from error
             other = port + 1 if port < 65535 else 3001
             raise EnvironmentProblem(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,18 +17,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
-from cdc_assets.messages.foreign_words import _CAUSE, _FRAME, _WORKERS_FRAME, _chain, without_stack
+from cdc_assets.messages.foreign_words import without_stack
 from cdc_assets.messages.texts import bounded, one_line, plain
+from cdc_assets.process.home import home
 
 # The newest traces are enough.
 _TRACES_BYTES = 4 * 2**20
 _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_FRAME = re.compile(r"\s+at [\w.$/<>]+\([\w.$ <>]*(?::-?\d+)?\)")
+_CAUSE = re.compile(r"Caused by: [\w.$]+(?:Exception|Error)(?![\w.$])")
+_WORKERS_FRAME = re.compile(r'\s+File "[^"\n]*\.pyx?", line \d+, in [\w<>.]+')
 
 
 def traces_path() -> Path:
     """Where the traces are."""
-    from cdc_assets.process.home import home  # few decoders leave a trace, and it takes 20 MB
-
     return home() / "traces.log"
 
 
@@ -97,8 +100,6 @@ def _stack(error: BaseException) -> Iterator[str]:
     kind = type(error)
     yield "Traceback (most recent call last):"
     yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    from cdc_assets.errors import first_line  # which needs this module
-
     yield f"{kind.__module__}.{kind.__qualname__}: {first_line(error)}"
     theirs = getattr(error, "getStackTrace", None)
     java = (theirs() if theirs is not None else None) or str(error)
@@ -107,3 +108,12 @@ def _stack(error: BaseException) -> Iterator[str]:
             yield line
         elif (cause := _CAUSE.match(line)) is not None:
             yield cause[0]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)

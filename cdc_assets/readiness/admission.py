@@ -10,20 +10,33 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from typing import Any
 
 import psycopg
 
-from cdc_assets.errors import CoordinationError, PreflightError, SlotBusy, first_line
+from cdc_assets.config.addresses import replication_dsn
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import (
+    CoordinationError,
+    PreflightError,
+    SlotBusy,
+    SourceMismatch,
+    first_line,
+)
+from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.slots import FAILOVER_SLOTS, drop_slot, make_failover, slot_status
+from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.slots import (
+    FAILOVER_SLOTS,
+    drop_slot,
+    make_failover,
+    slot_status,
+    system_identifier,
+)
 from cdc_assets.readiness.source.now import followed, remember, review
 from cdc_assets.readiness.source.record import Review, Source
 
 logger = logging.getLogger(__name__)
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # How long to wait for the reader of a slot that is of no use any more: a flusher that meets the
 # same findings ends within seconds.
@@ -37,7 +50,7 @@ def admit(pipeline: Pipeline) -> Lsn:
     Raises SourceMismatch naming every error. Tables with a gap are parked.
     """
     with pipeline.connect_source("flusher check") as source:
-        found = refuse_or_park(pipeline, source)
+        found = refuse_or_park(source, pipeline.config, pipeline.store)
     flushed = pipeline.store.flushed_lsn()
     if flushed is None:
         raise CoordinationError(
@@ -49,12 +62,26 @@ def admit(pipeline: Pipeline) -> Lsn:
     return flushed
 
 
-def refuse_or_park(pipeline: Pipeline, source: Connection) -> Source:
+def refuse_or_park(source: Connection, config: SourceConfig, store: LogStore) -> Source:
     """Raise the source's errors, park the tables with errors of their own."""
-    found, now = _compare(pipeline, source)
+    found, now = review(source, config, store)
     found.refuse()
-    _park(pipeline, found)
+    _park(store, found)
     return now
+
+
+def refuse_other_cluster(source: Connection, store: LogStore) -> None:
+    """Raise SourceMismatch unless the cluster is the known one: all that a copy alone demands."""
+    known, found = store.meta("system_identifier"), system_identifier(source)
+    if known is None:
+        store.set_meta("system_identifier", found)
+    elif known != found:
+        raise SourceMismatch(
+            ["other_cluster"],
+            f"source {store.source} is another Postgres cluster (system identifier {found}) than"
+            f" the one that was copied ({known}).",
+            "Correct postgres.dsn, or give the new cluster a source name of its own.",
+        )
 
 
 def settle(pipeline: Pipeline, source: Connection) -> Source:
@@ -64,9 +91,9 @@ def settle(pipeline: Pipeline, source: Connection) -> Source:
     """
     config, store = pipeline.config, pipeline.store
     while True:
-        found, now = _compare(pipeline, source)
+        found, now = review(source, config, store)
         if not found.errors:
-            _park(pipeline, found)
+            _park(store, found)
             return now
         configured = {table.id for table in config.tables}
         continued = any(row.table in configured for row in followed(store))
@@ -81,31 +108,26 @@ def settle(pipeline: Pipeline, source: Connection) -> Source:
         store.begin_anew()
 
 
-def make_slot_follow_failovers(pipeline: Pipeline, source: Connection) -> None:
+def make_slot_follow_failovers(source: Connection, config: SourceConfig) -> None:
     """Turn an idle slot that an earlier version made into a failover slot."""
     if source.info.server_version < FAILOVER_SLOTS:
         return
-    slot = slot_status(source, pipeline.config.slot)
+    slot = slot_status(source, config.slot)
     if slot is None or slot.failover or slot.active_pid is not None:
         return
     try:
-        make_failover(pipeline.replication_dsn, slot.name)
+        make_failover(replication_dsn(config), slot.name)
     except PreflightError as error:  # it streams all the same
         logger.warning("the slot %s isn't a failover slot: %s", slot.name, error)
 
 
-def _compare(pipeline: Pipeline, source: Connection) -> tuple[Review, Source]:
-    config = pipeline.config
-    return review(source, pipeline.replication_dsn, pipeline.store, config.slot, config.publication)
-
-
-def _park(pipeline: Pipeline, found: Review) -> None:
+def _park(store: LogStore, found: Review) -> None:
     for row, finding in found.tables:
         logger.error("parked: %s: %s %s", finding.code, finding.message, finding.remedy)
         said = finding.message.removeprefix(f"{row.table}: ")
-        pipeline.store.park(row.table, f"{finding.code}: {said} {finding.remedy}", row.epoch)
+        store.park(row.table, f"{finding.code}: {said} {finding.remedy}", row.epoch)
     for row, entry in found.published_as:
-        pipeline.store.set_published_as(row.table, str(entry), epoch=row.epoch)
+        store.set_published_as(row.table, str(entry), epoch=row.epoch)
     for finding in found.source:
         if finding.severity == "warning":
             logger.warning("%s: %s %s", finding.code, finding.message, finding.remedy)

@@ -222,7 +222,7 @@ def _coordination(state: psycopg.Connection[Any], schema: str) -> Iterator[Findi
 
 def staging(config: SourceConfig, *, leave_nothing: bool = False) -> Iterator[Finding]:
     """Whether staged files can be written; ``leave_nothing``: the probe is removed again."""
-    if config.snapshot.mode == "snapshot_only":
+    if not config.streams:
         return
     try:
         storage = Storage.of(config.s3)

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 
 from cdc_assets.postgres.types import arrow_type
 
+# Values that :func:`repeats` looks at, and the most of them that may differ.
+_SAMPLE, _FEW = 10_000, 0.1
 # Postgres's numeric values that no decimal holds.
 _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 
@@ -53,6 +55,18 @@ def _id(number: int) -> dict[str, str]:
     return {"PARQUET:field_id": str(number)}
 
 
+def repeats(values: pa.Array) -> bool:
+    """Whether few values, as far as the first of them tell, make up the whole.
+
+    Each of them is then cheaper to convert and to write once, in a dictionary; where most values
+    differ, a dictionary is built in vain.
+    """
+    sample = values[:_SAMPLE]
+    if pa.types.is_list(sample.type):
+        sample = sample.flatten()
+    return bool(pc.count_distinct(sample).as_py() <= _FEW * len(sample))
+
+
 def convert(batch: pa.RecordBatch, fields: list[LakeField], schema: pa.Schema) -> pa.RecordBatch:
     """The batch with the lake's types. Raises DoesNotFit."""
     columns = []
@@ -70,6 +84,9 @@ def _fit(values: pa.Array, lake: str, field: LakeField) -> pa.Array:
         return pa.ListArray.from_arrays(values.offsets, inner, mask=values.is_null())
     kind = arrow_type(lake)
     if pa.types.is_decimal(kind):
+        if repeats(values):
+            encoded = values.dictionary_encode()
+            return _fit_decimal(encoded.dictionary, kind, field).take(encoded.indices)
         return _fit_decimal(values, kind, field)
     if isinstance(values, pa.ExtensionArray):
         values = values.storage

@@ -23,12 +23,16 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import CdcError, TableProblem, first_line
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pins.holders import Holder, join_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.snapshot.table_copy import LOOK_SECONDS, CopyProgress, TableCopy
+from cdc_assets.snapshot.table_copy import CopyProgress, TableCopy
 from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, CopyTask, copy_worker
+
+_LOOK_SECONDS = 0.5
 
 
 def copy_table(
@@ -72,8 +76,8 @@ def copy_tables(
     copies = []
     for table in tables:
         try:
-            row = _ready(pipeline, table)
-            if row.state == "copying":
+            row = _ready(pipeline.store, table)
+            if row.state == TableState.COPYING:
                 copy = TableCopy(pipeline, session, row, wanted, on_progress)
                 copy.open()
                 copies.append(copy)
@@ -86,16 +90,16 @@ def copy_tables(
     return failed | _Coordinator(pipeline, session, copies, stop or threading.Event()).run()
 
 
-def _ready(pipeline: Pipeline, table: TableId) -> TableRow:
-    row = pipeline.store.table(table)
-    if row is None or row.state == "waiting":
+def _ready(store: LogStore, table: TableId) -> TableRow:
+    row = store.table(table)
+    if row is None or row.state == TableState.WAITING:
         raise TableProblem(
             table,
             "it has no pinned snapshot yet",
             "The flusher pins it within seconds of its start: see the sensor"
-            f" flusher_{pipeline.config.name}, or run cdc-assets snapshot.",
+            f" flusher_{store.source}, or run cdc-assets snapshot.",
         )
-    if row.state == "parked":
+    if row.state == TableState.PARKED:
         raise TableProblem(table, row.reason or "it is parked")
     return row
 
@@ -133,9 +137,9 @@ class _Coordinator:
                     if job is None and (tasks := self._tasks()):
                         job = pool.submit(self._job, tasks)
                     if job is not None:
-                        wait([job], timeout=LOOK_SECONDS)
+                        wait([job], timeout=_LOOK_SECONDS)
                     elif self._copies:  # others copy the rest
-                        time.sleep(LOOK_SECONDS)
+                        time.sleep(_LOOK_SECONDS)
             except BaseException:
                 if job is not None and not job.done():
                     self._session.interruptTag(self._worker)

@@ -42,6 +42,7 @@ from cdc_assets.log.copies.chunks import (
     mark_landed,
     plan_again,
 )
+from cdc_assets.log.locks import CATALOG_LOCK
 from cdc_assets.log.staged.places import ForeignPath
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
@@ -91,11 +92,8 @@ class Landing:
         else:
             self._target = self.lake
         if loaded is None:
-            self._store.lock("catalog")  # "if not exists" isn't atomic in every catalog
-            try:
+            with self._store.locked(CATALOG_LOCK):  # "if not exists" isn't atomic in every catalog
                 loaded = self._target.create_for_copy()
-            finally:
-                self._store.unlock("catalog")
         self._seen = loaded
         landed = self._landed(loaded)
         mark_landed(self._store, self._row.table, self._row.epoch, landed)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -29,11 +29,13 @@ from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
 from cdc_assets.log.batch import Window, facts, outline
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks, claimable, restart_copy, void_copy
 from cdc_assets.log.copies.claims import ClaimScope
+from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.storage import Storage
+from cdc_assets.log.states import TableState
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pins.holders import pin_point
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import describe
+from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import conninfo, uri
 from cdc_assets.postgres.slots import current_lsn
@@ -47,8 +49,7 @@ logger = logging.getLogger(__name__)
 # Chunks of a claim, and of a file, at most: with 16 MB chunks a crash costs each task 128 MB of
 # reading, and a table of 2,000 chunks gets 250 files.
 CLAIM_CHUNKS = 8
-# The interval of a coordinator's looks, and how long written chunks may wait for their commit.
-LOOK_SECONDS = 0.5
+# How long written chunks may wait for their commit.
 COMMIT_SECONDS = 5.0
 # How long the log may take to show that a table was truncated.
 _LOG_SECONDS = 30.0
@@ -100,7 +101,7 @@ class TableCopy:
         self._only = only
         self._on_progress = on_progress
         self._store = pipeline.store
-        self._lock = f"write:{row.table}"
+        self._lock = write_lock(row.table)
         self._landing = Landing(pipeline.config, pipeline.store, row)
         self._began = self._committed_at = time.monotonic()
         self._reported: set[str] = set()
@@ -108,7 +109,7 @@ class TableCopy:
 
     def open(self) -> None:
         """Make the target of the copy. Raises TableProblem."""
-        with self._writing():
+        with self._store.locked(self._lock):
             self._landing.open()
         self._reported = {c.key for c in self._chunks() if c.state == "landed"}
 
@@ -162,7 +163,7 @@ class TableCopy:
                 try:
                     found = describe(source, self.table)
                     with suppress(psycopg.errors.LockNotAvailable):  # another session alters it
-                        refuse_unplannable(source, found)
+                        refuse_unplannable(source, found, heaps(source, self.table, found.oid))
                 except TableProblem as problem:
                     self._store.park(self.table, str(problem), self._row.epoch)
                     raise
@@ -248,15 +249,12 @@ class TableCopy:
         config, point = self._pipeline.config, self._row.snapshot_lsn
         if point is None or self._row.mode != "mirror":
             return False
-        if not self._store.is_locked(f"flusher:{config.name}"):
+        if not self._store.has_flusher():
             return False
         with self._pipeline.connect_source("copy") as source:
             now = current_lsn(source)
-        deadline = time.monotonic() + _LOG_SECONDS
-        while (flushed := self._store.flushed_lsn()) is None or flushed < now:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(LOOK_SECONDS)
+        if not self._store.await_flushed(now, _LOG_SECONDS):
+            return False
         window, key = Window(0, point), [c.source.name for c in self._landing.lake.key]
         entries = [e for e in self._store.entries(self.table, 0) if e.flushable_lsn > point]
         storage = Storage.of(config.s3)
@@ -273,22 +271,16 @@ class TableCopy:
         now = self._store.copy_state(self.table)
         if now is None or now.epoch != self._row.epoch:
             raise Fenced(f"{self.table}: its copy was started anew elsewhere; this run stops.")
-        if now.state == "parked":
+        if now.state == TableState.PARKED:
             raise TableProblem(self.table, now.reason or "it is parked")
-        if now.state == "waiting" or (now.state == "copying" and now.pin != self.pin):
+        if now.state == TableState.WAITING or (
+            now.state == TableState.COPYING and now.pin != self.pin
+        ):
             self._lost()
-        return now.state != "copying"
+        return now.state != TableState.COPYING
 
     def _lost(self) -> NoReturn:
         raise SnapshotLost(f"{self.table}: its pin was lost; the rest waits for another one.")
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        self._store.lock(self._lock)
-        try:
-            yield
-        finally:
-            self._store.unlock(self._lock)
 
     def _report(self) -> list[ChunkProgress]:
         """Report the chunks that landed since the last report; returns the plan as it is."""
@@ -319,7 +311,7 @@ class TableCopy:
 
     def _finish(self) -> None:
         """Once every chunk of the plan has landed, publish the target and have the log applied."""
-        with self._writing():
+        with self._store.locked(self._lock):
             if self._over() or not self._landing.complete():
                 return
             self._landing.publish(self._session)
@@ -328,5 +320,5 @@ class TableCopy:
                 self.table,
                 self._row.epoch,
                 pin_point(self._store, self.pin),
-                streams=self._pipeline.config.snapshot.mode != "snapshot_only",
+                streams=self._pipeline.config.streams,
             )

@@ -13,16 +13,10 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-from urllib.parse import urlparse
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from psycopg import sql
 
 from cdc_assets.errors import first_line
@@ -31,10 +25,8 @@ from cdc_assets.pins.reader import OpenTransaction, Read, ReadFailed, snapshot_r
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.types import refused_array
-from cdc_assets.snapshot.convert import DoesNotFit, LakeField, convert
-
-# Arrow bytes that become one row group: what a task keeps in memory, times two.
-ROW_GROUP_BYTES = 64 * 2**20
+from cdc_assets.snapshot.convert import DoesNotFit, LakeField
+from cdc_assets.snapshot.lake_file import LakeFile
 
 # SQL states that a coordinator can do something about.
 # invalid_parameter_value, undefined_object, object_not_in_prerequisite_state
@@ -121,7 +113,10 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
 
     try:
         while chunks := claims.take():
-            with _LakeFile(task) as file, open_transaction(task.snapshot_name) as run:
+            with (
+                LakeFile(task.location, dict(task.io), task.scope.epoch, task.fields) as file,
+                open_transaction(task.snapshot_name) as run,
+            ):
                 heaps = _heaps(run, task.table, chunks)
                 written = [_copy(task, run, chunk, heaps[chunk.oid], file) for chunk in chunks]
                 _check(run, heaps, chunks)
@@ -167,7 +162,7 @@ def _heaps(run: Read, table: TableId, chunks: Sequence[Claimed]) -> dict[int, Ta
     return found
 
 
-def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: _LakeFile) -> Written:
+def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: LakeFile) -> Written:
     began, rows, size = time.monotonic(), 0, 0
     pages = CtidRange(chunk.first_block, chunk.end_block)
     relation = heap.identifier.as_string(None)
@@ -196,82 +191,3 @@ def _check(run: Read, heaps: Mapping[int, TableId], chunks: Sequence[Claimed]) -
             raise _Rewritten(
                 f"{heaps[oid]} was truncated, rewritten or replaced while it was copied"
             )
-
-
-class _LakeFile:
-    """A Parquet file that is created with its first row; deleted if the block raises."""
-
-    def __init__(self, task: CopyTask) -> None:
-        self._task = task
-        self._fields = list(task.fields)
-        self._schema = pa.schema([field.arrow for field in task.fields])
-        self._name = f"{task.location}/{task.scope.epoch:04d}-{uuid.uuid4()}.parquet"
-        self._writer: pq.ParquetWriter | None = None
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
-        self.path: str | None = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
-        self._waiting.append(convert(batch, self._fields, self._schema))
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= ROW_GROUP_BYTES:
-            self._write_group()
-
-    def _write_group(self) -> None:
-        if self._writer is None:
-            self.path = self._name
-            self._stream = self._create()
-            self._writer = pq.ParquetWriter(
-                self._stream,
-                self._schema,
-                compression="zstd",
-                compression_level=1,
-                store_decimal_as_integer=True,  # as the specification has it
-            )
-        group = pa.Table.from_batches(self._waiting, self._schema)
-        self._waiting, self._waiting_bytes = [], 0
-        self._writer.write_table(group, row_group_size=max(1, group.num_rows))
-
-    def _create(self) -> Any:
-        if (local := _local(self._name)) is not None:
-            local.parent.mkdir(parents=True, exist_ok=True)
-            return pa.OSFile(str(local), "wb")
-        return self._file_io().new_output(self._name).create(overwrite=True)
-
-    def delete(self) -> None:
-        if self.path is None:
-            return
-        if (local := _local(self.path)) is not None:
-            local.unlink(missing_ok=True)
-        else:
-            self._file_io().delete(self.path)
-
-    def _file_io(self) -> Any:
-        from pyiceberg.io import load_file_io  # most of a second of CPU, which local files save
-
-        return load_file_io(dict(self._task.io), self._task.location)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None and self._waiting:
-            self._write_group()
-        if self._writer is not None:
-            self._writer.close()
-            self._stream.close()
-            if kind is not None:
-                self.delete()
-
-
-def _local(uri: str) -> Path | None:
-    """The path of a ``file:`` URI, taken literally, as Iceberg does."""
-    parsed = urlparse(uri)
-    return Path(parsed.path) if parsed.scheme == "file" else None

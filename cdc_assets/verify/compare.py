@@ -1,10 +1,11 @@
-"""Comparing every row of source and lake, each table at an LSN of its own.
+"""Comparing every row of source and lake, a large table at an LSN of its own.
 
 A temporary slot gives a consistent point c and a snapshot that shows exactly what committed before
 it. The log is applied up to c and no further (it is cut by commit LSN) under the table's writer
 lock, which is given back as soon as the lake has a snapshot of that moment. Both sides are then
-read as of c, and must hold the same rows, however busy the source is. One table is compared after
-the other, so no more than one waits, and only for about as long as a merge takes.
+read as of c, and must hold the same rows, however busy the source is. One large table is compared
+after the other, so no more than one waits, and only for about as long as a merge takes. Small ones
+have an LSN together, and wait together (``together``).
 
 A side's row becomes its key and a digest of its comparable text; a row that doesn't occur equally
 often on both sides differs. That finds missing, surplus, changed and duplicate rows in one pass.
@@ -22,13 +23,12 @@ from datetime import datetime
 from typing import Literal
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.lake.publish import patiently
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.store import LogStore
+from cdc_assets.log.locks import write_lock
 from cdc_assets.log.verified import remember_compared, remember_missed
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.schema.ahead import Look
@@ -42,7 +42,8 @@ from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
 from cdc_assets.verify.point import READ_AGAIN, moment, offset_of, passed, whole_at
 from cdc_assets.verify.rows import Shape, as_of, comparable, lake_side, shapes, source_side
-from cdc_assets.verify.source import LOST, REWRITTEN, count_source, read_source
+from cdc_assets.verify.source import REWRITTEN, count_sources, counted, read_source
+from cdc_assets.verify.together import Seen, compare_together, groups
 
 # Attempts at a table that is truncated or altered while it is read.
 ROUNDS = 10
@@ -101,132 +102,143 @@ def verify(
     *,
     show_keys: bool = False,
 ) -> list[Comparison]:
-    """Compare ``tables``, one after the other; ``show_keys`` shows keys, too (``key_names``).
+    """Compare ``tables``, small ones together; ``show_keys`` shows keys, too (``key_names``).
 
     ``flush_to`` returns once everything that committed below an LSN is registered. A table that
     can't be compared (its copy isn't complete, it is parked) is reported with its problem. One that
     is truncated or rewritten while it is read is compared again, at a later LSN.
     """
-    if pipeline.config.snapshot.mode != "snapshot_only":
+    if pipeline.config.streams:
         with pipeline.connect_source("verify") as source:
             now = current_lsn(source)
         flush_to(now)  # so that no table waits for what is older than its own comparison
-    found = []
-    for number, table in enumerate(tables, 1):
-        on_progress(f"{number} of {len(tables)}: {table}")
-        found.append(_verified(pipeline, session, table, flush_to, on_progress, show_keys))
-    return found
-
-
-def _verified(
-    pipeline: Pipeline,
-    session: SparkSession,
-    table: TableId,
-    flush_to: Callable[[Lsn], None],
-    on_progress: Callable[[str], None],
-    show_keys: bool,
-) -> Comparison:
-    began, rounds = time.monotonic(), ROUNDS
-    while True:
-        rounds -= 1
-        try:
-            done = _compare(pipeline, session, table, flush_to, on_progress, show_keys)
-        except _Again as again:
-            if rounds:
-                continue
-            done = Comparison(table, None, problem=str(again))
-        except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
-            said = first_line(explained(problem, pipeline.config))
-            done = Comparison(table, None, problem=said)
-        break
-    done = replace(done, seconds=time.monotonic() - began)
-    if done.problem is not None:
-        done = replace(done, since=remember_missed(pipeline.store, table))
-    else:
-        row = pipeline.store.copy_state(table)
-        epoch = row.epoch if row is not None and done.differing else None
-        remember_compared(pipeline.store, table, differs=epoch)
-    on_progress(
-        f"{table}: {done.source_rows:,} rows, {done.differing:,} differ"
-        f" ({done.seconds:.1f} s) {done.problem or ''}".rstrip()
-    )
-    return done
+    comparing = _Comparing(pipeline, session, flush_to, on_progress, show_keys)
+    found = dict[TableId, Comparison]()
+    for group in groups(pipeline, tables):
+        on_progress(f"{len(group)} of {len(tables)} together: {', '.join(map(str, group))}")
+        found |= comparing.compare_together(group)
+    for table in tables:
+        if table not in found:
+            on_progress(f"{len(found) + 1} of {len(tables)}: {table}")
+            found[table] = comparing.compare(table)
+    return [found[table] for table in tables]
 
 
 class _Again(TableProblem):
     """The rows that were read aren't of one moment: they are read anew."""
 
 
-def _compare(
-    pipeline: Pipeline,
-    session: SparkSession,
-    table: TableId,
-    flush_to: Callable[[Lsn], None],
-    on_progress: Callable[[str], None],
-    show_keys: bool,
-) -> Comparison:
-    """Raises CdcError where it can't be compared, _Again if it was truncated or altered."""
-    offset = offset_of(comparable(pipeline, table).state())
-    before = shapes(pipeline, [table])[table]
-    follows = pipeline.config.snapshot.mode != "snapshot_only"
-    with ExitStack() as cleanup:
-        with moment(pipeline, "verify") as (point, snapshot_name):
-            if follows:
-                lake, snapshot_id = _applied(
-                    pipeline, session, table, before, point, offset, flush_to
-                )
-            else:
-                lake = comparable(pipeline, table)
-                snapshot_id = lake.state().snapshot_id
-            cleanup.enter_context(_kept(session, lake, snapshot_id))
-            beside = as_of(session, lake, snapshot_id)
-            on_progress(f"{table}: comparing at {point}")
-            texts = read_source(pipeline, session, beside, snapshot_name).persist()
-            cleanup.callback(texts.unpersist)
-            read, lost = counted_texts(texts, beside.lake)
-            counted = count_source(pipeline, beside, snapshot_name)
-        if shapes(pipeline, [table])[table] != before:
-            # A snapshot doesn't protect from TRUNCATE: the table looks empty to older ones, too.
-            raise _Again(table, REWRITTEN)
-        if counted != read:
-            raise TableProblem(
-                table, f"{read:,} rows of the source were read, and it counts {counted:,}"
+@dataclass(frozen=True, slots=True)
+class _Comparing:
+    """What every table is compared with; the parameters of :func:`verify`."""
+
+    pipeline: Pipeline
+    session: SparkSession
+    flush_to: Callable[[Lsn], None]
+    on_progress: Callable[[str], None]
+    show_keys: bool
+
+    def compare_together(self, tables: Sequence[TableId]) -> dict[TableId, Comparison]:
+        """Without those that have to be compared alone."""
+        began = time.monotonic()
+        try:
+            found = compare_together(
+                self.pipeline, self.session, tables, self.flush_to, show_keys=self.show_keys
             )
-        name = key_names(pipeline, lake, asked=show_keys)
-        found = balance(source_side(texts, beside), lake_side(beside), lake, name)
-        return Comparison(
-            table,
-            point,
-            found.source_rows,
-            found.lake_rows,
-            found.differing,
-            found.keys,
-            columns=found.columns,
-            lost=lost,
-            others=other_columns(beside),
+        except Exception as problem:  # noqa: BLE001 - some table's: it is told when that is alone
+            self.on_progress(f"they are compared one by one: {first_line(problem)}")
+            return {}
+        return {table: self._over(_compared(table, seen), began) for table, seen in found.items()}
+
+    def compare(self, table: TableId) -> Comparison:
+        began, rounds = time.monotonic(), ROUNDS
+        while True:
+            rounds -= 1
+            try:
+                done = self._once(table)
+            except _Again as again:
+                if rounds:
+                    continue
+                done = Comparison(table, None, problem=str(again))
+            except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
+                said = first_line(explained(problem, self.pipeline.config))
+                done = Comparison(table, None, problem=said)
+            break
+        return self._over(done, began)
+
+    def _over(self, done: Comparison, began: float) -> Comparison:
+        """Record and report the comparison."""
+        store, table = self.pipeline.store, done.table
+        done = replace(done, seconds=time.monotonic() - began)
+        if done.problem is not None:
+            done = replace(done, since=remember_missed(store, table))
+        else:
+            row = store.copy_state(table)
+            epoch = row.epoch if row is not None and done.differing else None
+            remember_compared(store, table, differs=epoch)
+        self.on_progress(
+            f"{table}: {done.source_rows:,} rows, {done.differing:,} differ"
+            f" ({done.seconds:.1f} s) {done.problem or ''}".rstrip()
         )
+        return done
+
+    def _once(self, table: TableId) -> Comparison:
+        """Raises CdcError where it can't be compared, _Again if it was truncated or altered."""
+        offset = offset_of(comparable(self.pipeline, table).state())
+        before = shapes(self.pipeline, [table])[table]
+        with ExitStack() as cleanup:
+            with moment(self.pipeline, "verify") as (point, snapshot_name):
+                if not self.pipeline.config.streams:  # there is no log
+                    lake = comparable(self.pipeline, table)
+                    snapshot_id = lake.state().snapshot_id
+                else:
+                    lake, snapshot_id = self._applied(table, before, point, offset)
+                cleanup.enter_context(_kept(self.session, lake, snapshot_id))
+                beside = as_of(self.session, lake, snapshot_id)
+                self.on_progress(f"{table}: comparing at {point}")
+                texts = read_source(self.pipeline, self.session, beside, snapshot_name).persist()
+                cleanup.callback(texts.unpersist)
+                read = counted(texts, beside.lake)
+                there = count_sources(self.pipeline, [beside], snapshot_name)[table]
+            if shapes(self.pipeline, [table])[table] != before:
+                # TRUNCATE isn't MVCC-safe: the table looks empty to older snapshots, too.
+                raise _Again(table, REWRITTEN)
+            name = key_names(self.pipeline.store, lake, asked=self.show_keys)
+            found = balance(source_side(texts, beside), lake_side(beside), lake, name)
+            return _compared(table, Seen(point, read, there, found, other_columns(beside)))
+
+    def _applied(
+        self, table: TableId, before: Shape, point: Lsn, offset: int
+    ) -> tuple[LakeTable, int | None]:
+        """The lake table with just what committed below ``point``, and its snapshot."""
+        with self.pipeline.store.locked(write_lock(table)):
+            lake = comparable(self.pipeline, table)
+            if passed(self.pipeline.store, lake, point, offset, lake.state()):
+                raise _Again(table, "its merges were faster than its comparison")
+            self.flush_to(point)
+            drain(self.pipeline, self.session, table, below=point, look=Look(before.told, point))
+            lake = comparable(self.pipeline, table)
+            if not whole_at(self.pipeline.store, table, point):
+                raise _Again(table, READ_AGAIN)
+            return lake, lake.state().snapshot_id
 
 
-def _applied(
-    pipeline: Pipeline,
-    session: SparkSession,
-    table: TableId,
-    before: Shape,
-    point: Lsn,
-    offset: int,
-    flush_to: Callable[[Lsn], None],
-) -> tuple[LakeTable, int | None]:
-    """The lake table with all that committed below ``point`` and nothing else, and its snapshot."""
-    with _writing(pipeline.store, table):
-        lake = comparable(pipeline, table)
-        if passed(pipeline, table, point, offset, lake.state()):
-            raise _Again(table, "its merges were faster than its comparison")
-        flush_to(point)
-        drain(pipeline, session, table, below=point, look=Look(before.told, point))
-        lake = comparable(pipeline, table)
-        if not whole_at(pipeline, table, point):
-            raise _Again(table, READ_AGAIN)
-        return lake, lake.state().snapshot_id
+def _compared(table: TableId, seen: Seen) -> Comparison:
+    if seen.read.rows != seen.counted:
+        said = f"{seen.read.rows:,} rows of the source were read, and it counts {seen.counted:,}"
+        return Comparison(table, None, problem=first_line(TableProblem(table, said)))
+    found = seen.balance
+    return Comparison(
+        table,
+        seen.lsn,
+        found.source_rows,
+        found.lake_rows,
+        found.differing,
+        found.keys,
+        columns=found.columns,
+        lost=seen.read.lost,
+        others=seen.others,
+    )
 
 
 @contextmanager
@@ -245,24 +257,3 @@ def _kept(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> It
     finally:
         with suppress(PySparkException):  # expiry removes it then
             patiently(session, f"alter table {lake.sql_name} drop tag if exists {tag}")
-
-
-@contextmanager
-def _writing(store: LogStore, table: TableId) -> Iterator[None]:
-    lock = f"write:{table}"
-    store.lock(lock)
-    try:
-        yield
-    finally:
-        store.unlock(lock)
-
-
-def counted_texts(texts: DataFrame, lake: LakeTable) -> tuple[int, dict[str, int]]:
-    """The number of rows read and, by column, how many values have no form in the lake."""
-    numbers = F.split(F.col(LOST), ",")
-    counted = texts.agg(
-        F.count(F.lit(1)),
-        *(F.count_if(F.array_contains(numbers, str(c.source.number))) for c in lake.columns),
-    ).collect()[0]
-    lost = {c.name: counted[number] for number, c in enumerate(lake.columns, 1) if counted[number]}
-    return counted[0], lost

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.key_names import NameKey
 
 # As many differing keys as a person will read; the count covers all of them.
@@ -24,6 +26,15 @@ class Balance:
     differing: int
     keys: tuple[str, ...]
     columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Rows of two sides, and how many distinct ones don't occur equally often on both."""
+
+    source_rows: int
+    lake_rows: int
+    odd: int
 
 
 def balance(
@@ -42,23 +53,11 @@ def balance(
     less often in the lake.
     """
     odd_ones = "balance > 0" if at_least else "balance != 0"
-    both = read.select(
-        "key", "digest", F.lit(1).alias("source"), F.lit(0).alias("lake")
-    ).unionByName(theirs.select("key", "digest", F.lit(0).alias("source"), "lake"))
-    grouped = (
-        both.groupBy("key", "digest")
-        .agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
-        .withColumn("balance", F.col("source") - F.col("lake"))
-        .persist()
-    )
+    grouped = _balanced(_both(read, theirs), "key", "digest").persist()
     try:
-        totals = grouped.agg(
-            F.coalesce(F.sum("source"), F.lit(0)),
-            F.coalesce(F.sum("lake"), F.lit(0)),
-            F.count_if(F.expr(odd_ones)),
-        ).collect()[0]
-        if not int(totals[2]):
-            return Balance(int(totals[0]), int(totals[1]), 0, (), ())
+        found = Totals(*map(int, grouped.agg(*_totals(odd_ones)).collect()[0]))
+        if not found.odd:
+            return Balance(found.source_rows, found.lake_rows, 0, (), ())
         odd = grouped.where(odd_ones)
         shown = (
             odd.groupBy("key")
@@ -76,14 +75,48 @@ def balance(
         ]
         named = {name for names in columns.values() for name in names}
         return Balance(
-            int(totals[0]),
-            int(totals[1]),
+            found.source_rows,
+            found.lake_rows,
             odd.select("key").distinct().count(),
             tuple(keys),
             tuple(c.name for c in lake.columns if c.name in named),
         )
     finally:
         grouped.unpersist()
+
+
+def totals(sides: Mapping[TableId, tuple[DataFrame, DataFrame]]) -> dict[TableId, Totals]:
+    """How the two sides of each table compare, in one Spark job."""
+    both = [
+        _both(read, theirs).withColumn("number", F.lit(number))
+        for number, (read, theirs) in enumerate(sides.values())
+    ]
+    if not both:
+        return {}
+    grouped = _balanced(reduce(DataFrame.unionByName, both), "number", "key", "digest")
+    rows = grouped.groupBy("number").agg(*_totals("balance != 0")).collect()
+    found = {int(row[0]): Totals(*map(int, row[1:])) for row in rows}
+    return {table: found.get(number, Totals(0, 0, 0)) for number, table in enumerate(sides)}
+
+
+def _both(read: DataFrame, theirs: DataFrame) -> DataFrame:
+    return read.select(
+        "key", "digest", F.lit(1).alias("source"), F.lit(0).alias("lake")
+    ).unionByName(theirs.select("key", "digest", F.lit(0).alias("source"), "lake"))
+
+
+def _balanced(both: DataFrame, *by: str) -> DataFrame:
+    """How often a row occurs on each side, and the balance of that."""
+    sums = both.groupBy(*by).agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
+    return sums.withColumn("balance", F.col("source") - F.col("lake"))
+
+
+def _totals(odd_ones: str) -> tuple[Column, ...]:
+    return (
+        F.coalesce(F.sum("source"), F.lit(0)),
+        F.coalesce(F.sum("lake"), F.lit(0)),
+        F.count_if(F.expr(odd_ones)),
+    )
 
 
 def _columns(

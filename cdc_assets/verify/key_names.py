@@ -15,7 +15,6 @@ from secrets import token_hex
 
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.store import LogStore
-from cdc_assets.pipeline import Pipeline
 
 NameKey = Callable[[str], str]
 """From the text of a key (``rows.as_key``) to its name in messages."""
@@ -44,10 +43,10 @@ def hashed(secret: str, table: object, key: str) -> str:
     return "#" + hmac.new(secret.encode(), said, sha256).hexdigest()[:_DIGITS]
 
 
-def key_names(pipeline: Pipeline, lake: LakeTable, *, asked: bool = False) -> NameKey:
+def key_names(store: LogStore, lake: LakeTable, *, asked: bool = False) -> NameKey:
     """The names of rows of ``lake``; ``asked``: by a person, who alone sees the answer."""
-    secret, table = salt(pipeline.store), lake.row.table
-    shown = asked or (pipeline.config.verify.show_keys and bool(lake.key))
+    secret, table = salt(store), lake.row.table
+    shown = asked or (lake.config.verify.show_keys and bool(lake.key))
 
     def name(key: str) -> str:
         called = hashed(secret, table, key)

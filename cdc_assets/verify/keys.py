@@ -135,20 +135,16 @@ def look(
         done = replace(done, round_ended=now) if ended else done
     elif seen.round_ended is None and not done.behind:
         done = replace(done, round_ended=now)  # all files were new, and each was looked at
-    found = _count(table, schema, [*looked, *turned], files, budget, by=repr(seen))
+    found = _count(table, schema, [*looked, *turned], files, budget, seen)
     total, behind = sum(file.rows for file in files), done.round or new
     share = sum(file.rows for file in files if file.place <= behind) / max(1, total)
-    return KeysLooked(
-        seen if found.duplicated else done,
-        found.duplicated,
-        found.rows,
-        len(changed),
-        len(looked),
-        len(turned),
-        found.met,
-        found.meant,
-        found.read_rows,
-        share,
+    return replace(
+        found,
+        seen=seen if found.duplicated else done,
+        changed=len(changed),
+        looked=len(looked),
+        turned=len(turned),
+        share=share,
     )
 
 
@@ -164,30 +160,20 @@ def _take(files: Sequence[_File], rows: int) -> list[_File]:
     return taken
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    duplicated: int = 0
-    rows: int = 0
-    met: int = 0
-    meant: int = 0
-    read_rows: int = 0
-
-
 def _count(
     table: Table,
     schema: Schema,
     probes: Sequence[_File],
     files: Sequence[_File],
     budget: int,
-    *,
-    by: str,
-) -> _Counted:
+    seen: KeysSeen,
+) -> KeysLooked:
     """Count the keys of ``probes`` that occur more than once in ``files``.
 
-    If the budget isn't enough for all of ``files``, ``by`` seeds the random choice.
+    If the budget isn't enough for all of ``files``, ``seen`` seeds the random choice.
     """
     if not probes:
-        return _Counted()
+        return KeysLooked(seen)
     names = [field.name for field in schema.fields]
     mine = _read(table, schema, probes)
     keys = mine.group_by(names).aggregate([])
@@ -197,7 +183,7 @@ def _count(
     left = budget - len(mine)
     met = others
     if sum(file.rows for file in others) > left:
-        others.sort(key=lambda file: blake2b(f"{by} {file.place}".encode()).digest())
+        others.sort(key=lambda file: blake2b(f"{seen!r} {file.place}".encode()).digest())
         met = _take(others, left)
     parts, read = [mine], len(mine)
     for file in met:  # one at a time: only probed keys are kept
@@ -207,7 +193,14 @@ def _count(
     counted = pa.concat_tables(parts, promote_options="permissive")
     counted = counted.group_by(names).aggregate([([], "count_all")])
     copies = counted.filter(pc.greater(counted["count_all"], 1))["count_all"]
-    return _Counted(len(copies), pc.sum(copies).as_py() or 0, len(met), len(others), read)
+    return KeysLooked(
+        seen,
+        len(copies),
+        pc.sum(copies).as_py() or 0,
+        met=len(met),
+        meant=len(others),
+        read_rows=read,
+    )
 
 
 def _read(table: Table, schema: Schema, files: Iterable[_File]) -> pa.Table:

@@ -15,10 +15,8 @@ def other_columns(beside: Beside) -> tuple[str, ...]:
     loaded = beside.lake.load()
     ours = set(beside.lake.recorded(loaded).fields.values()) if loaded is not None else set[int]()
     ids = {f.name: f.field_id for f in loaded.schema().fields} if loaded is not None else {}
-    there = set(beside.rows.columns)  # not one that was added since the snapshot
     counts = beside.rows.agg(
-        F.count(F.lit(1)),
-        *(F.count(F.col(ticked(name)) if name in there else F.lit(None)) for name in beside.others),
+        F.count(F.lit(1)), *(F.count(F.col(ticked(name))) for name in beside.others)
     ).collect()[0]
     excluded = beside.lake.table.columns.exclude
     return tuple(

@@ -25,8 +25,9 @@ from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.sessions.workers import workers
 from cdc_assets.log.staged.storage import Storage
+from cdc_assets.log.store import LogStore
 from cdc_assets.materializer.drain import drain
-from cdc_assets.pins.pins import under
+from cdc_assets.pins.holders import under
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -52,7 +53,7 @@ def moment(
     A session holds the snapshot meanwhile: its slot would keep all WAL that is written. Where
     nothing is streamed there is no slot, and nothing relies on the point.
     """
-    if pipeline.config.snapshot.mode == "snapshot_only":
+    if not pipeline.config.streams:
         made = export_snapshot(pipeline.source_dsn)
     else:
         name = f"{pipeline.config.slot[:48]}_{purpose}_{uuid.uuid4().hex[:8]}"
@@ -69,16 +70,12 @@ def moment(
         yield made.consistent_point, str(held[0])
 
 
-def await_log(pipeline: Pipeline, table: TableId, point: Lsn, seconds: float) -> None:
+def await_log(store: LogStore, table: TableId, point: Lsn, seconds: float) -> None:
     """Wait until everything that committed below ``point`` is registered."""
-    deadline = time.monotonic() + seconds
-    while (flushed := pipeline.store.flushed_lsn()) is None or flushed < point:
-        if time.monotonic() > deadline:
-            raise TableProblem(
-                table, "the flusher isn't level with the source", "Start it, or see its log."
-            )
-        pipeline.store.await_flushed(point)
-        time.sleep(_LOOK_SECONDS)
+    if not store.await_flushed(point, seconds):
+        raise TableProblem(
+            table, "the flusher isn't level with the source", "Start it, or see its log."
+        )
 
 
 def await_lake(
@@ -92,7 +89,7 @@ def await_lake(
     while True:
         lake = comparable(pipeline, table)
         state = lake.state()
-        if not _lacks(pipeline, lake, state, point):
+        if not _lacks(pipeline.store, lake, state, point):
             return lake, state
         if time.monotonic() > deadline:
             raise TableProblem(
@@ -103,12 +100,12 @@ def await_lake(
         time.sleep(_LOOK_SECONDS)
 
 
-def whole_at(pipeline: Pipeline, table: TableId, point: Lsn) -> bool:
+def whole_at(store: LogStore, table: TableId, point: Lsn) -> bool:
     """Whether the lake, in a state read before this call, has no rows of after ``point``.
 
     Where only the source has a value, a merge reads its rows as of now (``materializer.reread``).
     """
-    row = pipeline.store.table(table)
+    row = store.table(table)
     return row is not None and (row.complete_lsn or Lsn.ZERO) <= point
 
 
@@ -116,11 +113,11 @@ def offset_of(state: LakeState) -> int:
     return state.cursor.offset if state.cursor is not None else 0
 
 
-def _lacks(pipeline: Pipeline, lake: LakeTable, state: LakeState, point: Lsn) -> bool:
+def _lacks(store: LogStore, lake: LakeTable, state: LakeState, point: Lsn) -> bool:
     """Whether a change that committed below ``point`` waits to be applied."""
     copied, offset = lake.row.snapshot_lsn or Lsn.ZERO, offset_of(state)
-    storage = Storage.of(pipeline.config.s3)
-    for entry in pipeline.store.entries(lake.row.table, offset):
+    storage = Storage.of(lake.config.s3)
+    for entry in store.entries(lake.row.table, offset):
         if entry.flushable_lsn <= copied:
             continue  # the copy has it
         commits = entry.rows.read(storage, ["_commit_lsn"])["_commit_lsn"].to_pylist()
@@ -131,7 +128,7 @@ def _lacks(pipeline: Pipeline, lake: LakeTable, state: LakeState, point: Lsn) ->
 
 
 def moved(
-    pipeline: Pipeline, beside: Beside, point: Lsn, offset: int, state: LakeState
+    store: LogStore, beside: Beside, point: Lsn, offset: int, state: LakeState
 ) -> frozenset[Texts]:
     """Keys (whole rows if there is no key) that the lake changed from ``point`` on, by the log.
 
@@ -140,7 +137,7 @@ def moved(
     """
     table, found, changes = beside.lake.row.table, set[Texts](), 0
     names = [beside.columns[i][0].source.name for i in beside.told_apart]
-    for rows in _changes(pipeline, table, point, offset, state):
+    for rows in _changes(store, beside.lake, point, offset, state):
         changes += len(rows)
         if changes > _MOST_MOVED:
             raise TableProblem(table, "it changes too fast", "It is compared the next time.")
@@ -154,17 +151,17 @@ def moved(
     return frozenset(found)
 
 
-def passed(pipeline: Pipeline, table: TableId, point: Lsn, offset: int, state: LakeState) -> bool:
+def passed(store: LogStore, lake: LakeTable, point: Lsn, offset: int, state: LakeState) -> bool:
     """Whether the lake has anything that committed at ``point`` or later; see :func:`moved`."""
-    return any(len(rows) for rows in _changes(pipeline, table, point, offset, state))
+    return any(len(rows) for rows in _changes(store, lake, point, offset, state))
 
 
 def _changes(
-    pipeline: Pipeline, table: TableId, point: Lsn, offset: int, state: LakeState
+    store: LogStore, lake: LakeTable, point: Lsn, offset: int, state: LakeState
 ) -> Iterator[pa.Table]:
     """The rows of the log that committed from ``point`` on and that ``state`` has applied."""
-    storage, until = Storage.of(pipeline.config.s3), offset_of(state)
-    for entry in pipeline.store.entries(table, offset):
+    storage, until = Storage.of(lake.config.s3), offset_of(state)
+    for entry in store.entries(lake.row.table, offset):
         if entry.start_offset < until and entry.flushable_lsn >= point:
             rows = entry.rows.read(storage, ["_op", "_commit_lsn", "_data"])
             rows = rows.slice(0, until - entry.start_offset)

@@ -18,6 +18,7 @@ from cdc_assets.config.tables import DELETED_AT
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
 from cdc_assets.log.relation import Told, told_by_catalog
+from cdc_assets.log.states import TableState
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Heap, describe, heaps
 from cdc_assets.postgres.names import TableId
@@ -49,9 +50,9 @@ def shapes(pipeline: Pipeline, tables: Sequence[TableId]) -> dict[TableId, Shape
 
 def comparable(pipeline: Pipeline, table: TableId) -> LakeTable:
     row = pipeline.store.table(table)
-    if row is None or row.state in ("waiting", "copying"):
+    if row is None or row.state in (TableState.WAITING, TableState.COPYING):
         raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
-    if row.state == "parked":
+    if row.state == TableState.PARKED:
         raise TableProblem(table, row.reason or "it is parked")
     return LakeTable(pipeline.config, pipeline.config.table(table), row)
 
@@ -82,22 +83,43 @@ def loses(column: LakeColumn, kind: T.DataType) -> bool:
 
 
 def as_of(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Beside:
-    """Raises TableProblem if the lake table lacks a column that the source has."""
-    version = "" if snapshot_id is None else f" version as of {snapshot_id}"
-    rows = session.sql(f"select * from {lake.sql_name}{version}")
-    types = {field.name: field.dataType for field in rows.schema.fields}
-    # A snapshot has the columns of its time, and readers those of now.
-    names = session.table(lake.sql_name).columns
-    if lacking := [c.name for c in lake.columns if c.name not in types or c.name not in names]:
+    """The rows of a snapshot in the columns of now, as readers see them.
+
+    Raises TableProblem if the lake table lacks a column that the source has.
+    """
+    now = session.table(lake.sql_name)
+    if lacking := [c.name for c in lake.columns if c.name not in now.columns]:
         raise TableProblem(
             lake.row.table,
             f"its lake table lacks {', '.join(lacking)}, which the source has"
-            f" (it has {', '.join(names)})",
+            f" (it has {', '.join(now.columns)})",
             "If another writer renamed or dropped it, put it back, or resync the table.",
         )
+    rows = now if snapshot_id is None else _rows_of(session, lake, snapshot_id, now.schema)
+    types = {field.name: field.dataType for field in now.schema.fields}
     columns = tuple((column, types[column.name]) for column in lake.columns)
     ours = {column.name for column in lake.columns} | set(lake.extra)
-    return Beside(lake, rows, columns, tuple(name for name in names if name not in ours))
+    return Beside(lake, rows, columns, tuple(name for name in now.columns if name not in ours))
+
+
+def _rows_of(
+    session: SparkSession, lake: LakeTable, snapshot_id: int, now: T.StructType
+) -> DataFrame:
+    """Spark reads a snapshot in the columns of its time; a field's id doesn't change."""
+    loaded = lake.load()
+    snapshot = loaded.snapshot_by_id(snapshot_id) if loaded is not None else None
+    if loaded is None or snapshot is None or snapshot.schema_id is None:
+        raise TableProblem(lake.row.table, "the snapshot that is compared is gone; try again")
+    names = {f.field_id: f.name for f in loaded.schemas()[snapshot.schema_id].fields}
+    ids = {f.name: f.field_id for f in loaded.schema().fields}
+    then = session.sql(f"select * from {lake.sql_name} version as of {snapshot_id}")
+
+    def column(field: T.StructField) -> Column:
+        name = names.get(ids.get(field.name, 0))
+        value = F.lit(None) if name is None else F.col(ticked(name))
+        return value.cast(field.dataType).alias(field.name)
+
+    return then.select(*map(column, now.fields))
 
 
 def source_side(texts: DataFrame, beside: Beside) -> DataFrame:

@@ -40,7 +40,7 @@ from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.lake.lost_care import surviving
 from cdc_assets.lake.tables import LakeTable, ticked
 from cdc_assets.log.verified import compared, remember_compared, remember_missed
-from cdc_assets.pins.pins import under
+from cdc_assets.pins.holders import under
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.ctid import CtidRange
@@ -160,12 +160,12 @@ def _compare(
         point, snapshot_name = cleanup.enter_context(
             moment(pipeline, "sample", round(PATIENCE_SECONDS))
         )
-        await_log(pipeline, table, point, PATIENCE_SECONDS)
+        await_log(store, table, point, PATIENCE_SECONDS)
         lake, state = await_lake(pipeline, session, table, point, PATIENCE_SECONDS)
-        if not whole_at(pipeline, table, point):
+        if not whole_at(store, table, point):
             raise TableProblem(table, READ_AGAIN, "It is compared the next time.")
         beside = as_of(session, lake, state.snapshot_id)
-        gone = moved(pipeline, beside, point, offset, state)
+        gone = moved(store, beside, point, offset, state)
         share = min(1.0, sample_rows / max(1, state.total_rows))
         texts = read_source(
             pipeline, session, beside, snapshot_name, lambda found: _pages(found, begin, share)
@@ -178,7 +178,7 @@ def _compare(
         whole = not lake.key and share == 1
         some = None if whole else _of_keys(read, texts, beside)
         theirs = still(lake_side(beside, some), beside, gone)
-        name = key_names(pipeline, lake)
+        name = key_names(store, lake)
         found = balance(read, theirs, lake, name, at_least=not lake.key and not whole)
         keys = _window(beside, begin, share, sample_rows, gone) if lake.key else {}
         surplus = _surplus(pipeline, snapshot_name, lake, keys)

@@ -7,17 +7,20 @@ of other ranges of pages. Each range is a short transaction: no ALTER TABLE wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.pins.pins import under
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.pins.holders import under
 from cdc_assets.pins.reader import TextPlan, read_texts, share
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
@@ -29,6 +32,8 @@ from cdc_assets.verify.rows import Beside
 
 # A column with the numbers of the columns whose value has no form in the lake, by commas.
 LOST = "lost"
+# A column with the number of a row's table among several.
+NUMBER = "n"
 REWRITTEN = "it was truncated, rewritten or altered while it was read"
 
 # From pg_inherits: the relations of a table's tree that hold rows.
@@ -71,51 +76,136 @@ def read_source(
     Their columns are text, named ``t`` and the attribute number, and LOST. Raises TableProblem if
     the source's columns aren't those that the lake table has.
     """
-    config, lake = pipeline.config, beside.lake
     with closing(pipeline.connect_source("verify")) as source:
-        check_oid(source, lake.row.table, lake.row.oid)
         columns, lost = _listed(source, beside)
         listed = sql.SQL(", ").join([*columns.values(), lost])
-        found = parts(source, lake.row.oid, only=lake.table.only)
-        ranges: Iterable[tuple[sql.Composable, CtidRange]]
-        if cut is not None:
-            ranges = (
-                (sql.SQL("only {}").format(part.id.identifier), pages) for part, pages in cut(found)
-            )
-        else:
-            chunk_pages = config.table(lake.row.table).chunk_pages
-            ranges = ((lake.table.rows, pages) for pages in whole(found, chunk_pages))
-        queries = [
-            sql.SQL("select {} from {} where {}")
-            .format(listed, relation, sql.SQL(pages.predicate))
-            .as_string(source)
-            for relation, pages in ranges
-        ]
-    tasks = min(config.snapshot.max_parallel_chunks, max(1, len(queries)))
-    plan = TextPlan(
-        uri(pipeline.source_dsn, f"cdc_assets {config.name} verify"),
-        snapshot_name,
-        share(queries, tasks),
-        (*columns, LOST),
-    )
-    return read_texts(session, plan)
+        queries = _queries(source, beside, listed, cut)
+    return _read(pipeline, session, snapshot_name, queries, (*columns, LOST))
 
 
-def count_source(pipeline: Pipeline, beside: Beside, snapshot_name: str) -> int:
-    """How many rows the table has under a snapshot, by Postgres's own count of it."""
-    row, counted = beside.lake.row, 0
-    chunk_pages = pipeline.config.table(row.table).chunk_pages
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Rows that were read and, by column, how many values have no form in the lake."""
+
+    rows: int
+    lost: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """All rows of some tables in one frame of texts; each row with its table's number."""
+
+    texts: DataFrame
+    columns: Mapping[TableId, Sequence[str]]
+
+    def of(self, table: TableId) -> DataFrame:
+        """The rows of one table, as :func:`read_source` has them."""
+        mine = [F.col(f"p{i}").alias(name) for i, name in enumerate(self.columns[table])]
+        return self.texts.where(F.col(NUMBER) == self.number(table)).select(*mine, LOST)
+
+    def number(self, table: TableId) -> str:
+        return str(list(self.columns).index(table))
+
+    def counted(self, lakes: Iterable[LakeTable]) -> dict[TableId, Counted]:
+        """As :func:`counted` has it of each table, in one Spark job."""
+        by_number = dict[str, list[Sequence[Any]]]()
+        for row in self.texts.groupBy(NUMBER, LOST).count().collect():
+            by_number.setdefault(row[0], []).append(row[1:])
+        return {
+            lake.row.table: _summed(by_number.get(self.number(lake.row.table), ()), lake)
+            for lake in lakes
+            if lake.row.table in self.columns
+        }
+
+
+def read_together(
+    pipeline: Pipeline, session: SparkSession, besides: Sequence[Beside], snapshot_name: str
+) -> Together:
+    """The rows of several tables under a snapshot; without tables that were altered."""
+    queries, found = list[str](), dict[TableId, Sequence[str]]()
+    with closing(pipeline.connect_source("verify")) as source:
+        lists = {}
+        for beside in besides:
+            with suppress(TableProblem):
+                lists[beside.lake.row.table] = beside, *_listed(source, beside)
+        most = max((len(columns) for _, columns, _ in lists.values()), default=0)
+        for number, (table, (beside, columns, lost)) in enumerate(lists.items()):
+            nothing = [sql.SQL("null::text")] * (most - len(columns))
+            listed = [sql.Literal(str(number)), *columns.values(), *nothing, lost]
+            queries += _queries(source, beside, sql.SQL(", ").join(listed), None)
+            found[table] = list(columns)
+    names = (NUMBER, *(f"p{i}" for i in range(most)), LOST)
+    return Together(_read(pipeline, session, snapshot_name, queries, names), found)
+
+
+def _queries(
+    source: psycopg.Connection[Any], beside: Beside, listed: sql.Composable, cut: Cut | None
+) -> list[str]:
+    """A query a range of pages."""
+    lake = beside.lake
+    found = parts(source, lake.row.oid, only=lake.table.only)
+    ranges: Iterable[tuple[sql.Composable, CtidRange]]
+    if cut is not None:
+        ranges = (
+            (sql.SQL("only {}").format(part.id.identifier), pages) for part, pages in cut(found)
+        )
+    else:
+        ranges = ((lake.table.rows, pages) for pages in whole(found, lake.table.chunk_pages))
+    return [
+        sql.SQL("select {} from {} where {}")
+        .format(listed, relation, sql.SQL(pages.predicate))
+        .as_string(source)
+        for relation, pages in ranges
+    ]
+
+
+def _read(
+    pipeline: Pipeline,
+    session: SparkSession,
+    snapshot_name: str,
+    queries: Sequence[str],
+    columns: tuple[str, ...],
+) -> DataFrame:
+    tasks = min(pipeline.config.snapshot.max_parallel_chunks, max(1, len(queries)))
+    uri_ = uri(pipeline.source_dsn, f"cdc_assets {pipeline.config.name} verify")
+    return read_texts(session, TextPlan(uri_, snapshot_name, share(queries, tasks), columns))
+
+
+def counted(texts: DataFrame, lake: LakeTable) -> Counted:
+    """What was read of a table."""
+    return _summed(texts.groupBy(LOST).count().collect(), lake)
+
+
+def _summed(rows: Iterable[Sequence[Any]], lake: LakeTable) -> Counted:
+    """From LOST and how many rows have it."""
+    total, lost = 0, Counter[str]()
+    for numbers, count in rows:
+        total += count
+        lost.update(dict.fromkeys((numbers or "").split(","), count))
+    names = {str(c.source.number): c.name for c in lake.columns}
+    return Counted(total, {names[n]: lost[n] for n in names if lost[n]})
+
+
+def count_sources(
+    pipeline: Pipeline, besides: Iterable[Beside], snapshot_name: str
+) -> dict[TableId, int]:
+    """How many rows each table has under a snapshot, by Postgres's own count of it."""
     with closing(pipeline.connect_source("verify", reads=True)) as source:
-        found = parts(source, row.oid, only=beside.lake.table.only)
-        for pages in whole(found, chunk_pages + chunk_pages // 2 + 1):
-            with under(source, snapshot_name):
-                query = sql.SQL("select count(*) from {} where {}").format(
-                    beside.lake.table.rows, sql.SQL(pages.predicate)
-                )
-                answer = source.execute(query).fetchone()
-                assert answer is not None  # an aggregate without grouping has one row
-                counted += int(answer[0])
-    return counted
+        return {b.lake.row.table: _count_source(source, b.lake, snapshot_name) for b in besides}
+
+
+def _count_source(source: psycopg.Connection[Any], lake: LakeTable, snapshot_name: str) -> int:
+    total, chunk_pages = 0, lake.table.chunk_pages
+    found = parts(source, lake.row.oid, only=lake.table.only)
+    for pages in whole(found, chunk_pages + chunk_pages // 2 + 1):
+        with under(source, snapshot_name):
+            query = sql.SQL("select count(*) from {} where {}").format(
+                lake.table.rows, sql.SQL(pages.predicate)
+            )
+            answer = source.execute(query).fetchone()
+            assert answer is not None  # an aggregate without grouping has one row
+            total += int(answer[0])
+    return total
 
 
 def parts(source: psycopg.Connection[Any], oid: int, *, only: bool) -> list[Part]:
@@ -136,6 +226,7 @@ def _listed(
 ) -> tuple[dict[str, sql.Composable], sql.Composable]:
     """The select list: the columns by their names (``t`` and number), and LOST."""
     row, excluded = beside.lake.row, beside.lake.table.columns.exclude
+    check_oid(source, row.table, row.oid)
     wanted = {c.source.number: (c, kind) for c, kind in beside.columns}
     there = {a.number: a for a in attributes(source, row.oid) if not a.dropped}
     left_out = {

@@ -7,7 +7,10 @@ and registers. Prints one JSON line. ``ratio`` is the flusher's changes a second
 ``pg_recvlogical``'s, of medians; both are timed from the connection to the last acknowledgement,
 so the start of the decoding process is in it, while the receiver's imports and its look at the
 catalog stand beside it, in ``startup_seconds``. CPU is that of all processes of the flusher;
-memory is the sum of their peaks (VmHWM), which counts shared pages more than once.
+memory is the sum of their peaks (VmHWM), which counts shared pages more than once. Beside them
+stands the CPU of ``pg_recvlogical`` with its walsender, and of the flusher's backends
+(``source_cpu``); ``calibration`` is fixed work on this machine. ``tls``: read by both through TLS,
+and without it, on Debian's Postgres 15. Progress is on stderr.
 
 The cost a change is measured again for other numbers of tables, and for a smaller and a larger
 backlog. ``further`` is what the changes that a larger backlog has more cost: without what is done
@@ -26,17 +29,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from rich.console import Console
 
 from cdc_assets.config.source import parse_config
+from cdc_assets.embedded.binaries import own, server_user
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import flusher
 from cdc_assets.flusher.progress import Progress
@@ -45,8 +51,21 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.admission import admit
-from cdc_assets_tests.peak_memory import PeakMemory
+from cdc_assets_tests.benchmarks.calibration import (
+    END_SECONDS,
+    Calibration,
+    calibrate,
+    server_cpu_seconds,
+)
+from cdc_assets_tests.support.peak_memory import PeakMemory
+from cdc_assets_tests.support.tls import Authority
 
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+PLAIN, TLS = "disable", "require"
+# The bundled Postgres knows no TLS.
+_DEBIANS_15 = Path("/usr/lib/postgresql/15/bin")
+_SETTINGS = {"max_wal_size": "8GB"}
 TRANSACTION_CHANGES = 1_000
 # Of how many tables a transaction is, where there are so many.
 TRANSACTION_TABLES = 100
@@ -96,6 +115,7 @@ class Reading:
     receiver_cpu_seconds: float = 0.0
     decoder_cpu_seconds: float = 0.0
     peak_memory: int = 0
+    source_cpu_seconds: float = 0.0
 
     @property
     def cpu_seconds(self) -> float:
@@ -136,7 +156,7 @@ def _flush_here(settings: dict[str, object], until: Lsn) -> None:
 
 def _recvlogical(program: str, dsn: str, slot: str, until: Lsn, file: Path) -> Reading:
     given = {k: str(v) for k, v in conninfo_to_dict(dsn).items()}
-    began = time.perf_counter()
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [
             program, "--start", "--slot", slot, "--file", str(file), "--endpos", str(until),
@@ -145,11 +165,17 @@ def _recvlogical(program: str, dsn: str, slot: str, until: Lsn, file: Path) -> R
             "--username", given["user"], "--dbname", given["dbname"],
         ],
         check=True,
-        env={**os.environ, "PGPASSWORD": given.get("password", "")},
+        env={
+            **os.environ,
+            "PGPASSWORD": given.get("password", ""),
+            "PGSSLMODE": given["sslmode"],
+        },
     )  # fmt: skip
     seconds = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     file.unlink()
-    return Reading(seconds)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Reading(seconds, receiver_cpu_seconds=cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,25 +222,34 @@ class Backlog:
         end = current_lsn(connection)
         return cls(server, folder, dsn, connection, changes, settings, start, end)
 
-    def read(self, rounds: int) -> tuple[list[Reading], list[Reading]]:
+    def read(self, rounds: int, sslmode: str) -> tuple[list[Reading], list[Reading]]:
         """Theirs and ours, by turns; each reads a copy of the slot."""
         theirs, ours = list[Reading](), list[Reading]()
         program = self.server.program("pg_recvlogical")
+        dsn = make_conninfo(self.dsn, sslmode=sslmode)
         for number in range(rounds):
             for slot in (f"theirs_{number}", f"ours_{number}"):
                 self.connection.execute(
                     "select pg_copy_logical_replication_slot(%s, %s)",
                     (self.settings["slot"], slot),
                 )
+                server = server_cpu_seconds()
                 if slot.startswith("theirs"):
                     file = self.folder / "received"
-                    theirs.append(_recvlogical(str(program), self.dsn, slot, self.end, file))
+                    reading = _recvlogical(str(program), dsn, slot, self.end, file)
                 else:
                     self.connection.execute(
                         "update _pg2iceberg.flushed_lsn set lsn = %s", (str(self.start),)
                     )
-                    ours.append(_flush(self.settings | {"slot": slot}, self.end))
-                    assert ours[-1].rows == self.changes, ours[-1]
+                    settings = self.settings | {"slot": slot, "postgres": {"dsn": dsn}}
+                    reading = _flush(settings, self.end)
+                    assert reading.rows == self.changes, reading
+                time.sleep(END_SECONDS)
+                source = server_cpu_seconds() - server
+                reading = replace(reading, source_cpu_seconds=source)
+                whose = "pg_recvlogical" if slot.startswith("theirs") else "flusher"
+                stderr.print(f"  {whose}: {self.changes / reading.seconds:,.0f} changes/s")
+                (theirs if slot.startswith("theirs") else ours).append(reading)
                 self.connection.execute("select pg_drop_replication_slot(%s)", (slot,))
         return theirs, ours
 
@@ -223,20 +258,34 @@ class Backlog:
         self.connection.close()
 
 
-def _measure(
-    server: EmbeddedPostgres, folder: Path, changes: int, tables: int, rounds: int
-) -> dict[str, Any]:
+@contextmanager
+def _backlog(
+    server: EmbeddedPostgres, folder: Path, changes: int, tables: int
+) -> Iterator[Backlog]:
+    stderr.print(f"making {changes:,} changes of {tables:,} tables")
     backlog = Backlog.make(server, folder, changes, tables)
     try:
-        theirs, ours = backlog.read(rounds)
+        yield backlog
     finally:
         backlog.close()
+
+
+def _measured(
+    backlog: Backlog, tables: int, rounds: int, calibration: Calibration, sslmode: str = PLAIN
+) -> dict[str, Any]:
+    changes = backlog.changes
+    theirs, ours = backlog.read(rounds, sslmode)
 
     def median(values: Sequence[float]) -> float:
         return statistics.median(values)
 
     base, wall = median([r.seconds for r in theirs]), median([r.seconds for r in ours])
-    micro = 1e6 / changes
+
+    def micro(values: Iterable[float]) -> float:
+        return round(median([*values]) * 1e6 / changes, 2)
+
+    cpu = micro(r.cpu_seconds for r in ours)
+    peers = micro(r.cpu_seconds + r.source_cpu_seconds for r in theirs)
     return {
         "changes": changes,
         "tables": tables,
@@ -246,13 +295,13 @@ def _measure(
         "pg_recvlogical_changes_per_second": round(changes / base),
         "flusher_changes_per_second": round(changes / wall),
         "ratio": round(base / wall, 3),
-        "cpu_us_per_change": round(median([r.cpu_seconds for r in ours]) * micro, 2),
-        "receiver_cpu_us_per_change": round(
-            median([r.receiver_cpu_seconds for r in ours]) * micro, 2
-        ),
-        "decoder_cpu_us_per_change": round(
-            median([r.decoder_cpu_seconds for r in ours]) * micro, 2
-        ),
+        "cpu_us_per_change": cpu,
+        "receiver_cpu_us_per_change": micro(r.receiver_cpu_seconds for r in ours),
+        "decoder_cpu_us_per_change": micro(r.decoder_cpu_seconds for r in ours),
+        "source_cpu_us_per_change": micro(r.source_cpu_seconds for r in ours),
+        "pg_recvlogical_and_source_cpu_us_per_change": peers,
+        "cpu_against_pg_recvlogical_and_source": round(cpu / peers, 3),
+        "calibration": calibration.shown(cpu_us_per_change=cpu),
         "startup_seconds": round(median([r.startup_seconds for r in ours]), 2),
         "peak_memory_mb": round(max(r.peak_memory for r in ours) / 1e6),
     }
@@ -265,8 +314,28 @@ _COST = (
     "flusher_changes_per_second",
     "ratio",
     "cpu_us_per_change",
+    "cpu_against_pg_recvlogical_and_source",
     "peak_memory_mb",
 )
+
+
+def _through_tls(
+    folder: Path, changes: int, rounds: int, calibration: Calibration
+) -> dict[str, Any] | None:
+    """One table's backlog, read without and with TLS; None without a Postgres that knows TLS."""
+    if not _DEBIANS_15.exists():
+        stderr.print("no figures with TLS: Debian's Postgres 15 is not installed")
+        return None
+    issued = Authority(folder / "authority").issue("server", "localhost")
+    own(issued.key, server_user())
+    files = {"ssl_cert_file": str(issued.certificate), "ssl_key_file": str(issued.key)}
+    settings = {**_SETTINGS, "ssl": "on", **files}
+    with (
+        EmbeddedPostgres(folder / "tls", 15, _DEBIANS_15, settings) as server,
+        _backlog(server, folder, changes, 1) as backlog,
+    ):
+        plain, tls = (_measured(backlog, 1, rounds, calibration, mode) for mode in (PLAIN, TLS))
+    return {key: tls[key] for key in _COST} | {"plain": {key: plain[key] for key in _COST}}
 
 
 def _further(some: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,13 +369,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench_flusher-") as made:
         folder = Path(made)
         folder.chmod(0o755)
-        with EmbeddedPostgres(folder / "postgres", settings={"max_wal_size": "8GB"}) as server:
+        calibration = calibrate(stderr.print)
+        with EmbeddedPostgres(folder / "postgres", settings=_SETTINGS) as server:
 
             def cost(changes: int, tables: int) -> dict[str, Any]:
-                found = _measure(server, folder, changes, tables, options.rounds)
+                with _backlog(server, folder, changes, tables) as backlog:
+                    found = _measured(backlog, tables, options.rounds, calibration)
                 return {key: found[key] for key in _COST}
 
-            found = _measure(server, folder, options.changes, 1, options.rounds)
+            with _backlog(server, folder, options.changes, 1) as backlog:
+                found = _measured(backlog, 1, options.rounds, calibration)
             by_tables = [cost(options.changes, tables) for tables in options.tables]
             found["by_tables"] = by_tables
             if options.smaller > 1:
@@ -316,6 +388,7 @@ def main() -> None:
                     _further(some, cost(options.changes * options.larger, some["tables"]))
                     for some in (found, *by_tables)
                 ]
+        found["tls"] = _through_tls(folder, options.changes, options.rounds, calibration)
     print(json.dumps(found))  # noqa: T201
 
 

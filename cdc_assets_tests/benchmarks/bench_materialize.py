@@ -29,8 +29,6 @@ from typing import Any, Self
 
 import psutil
 import psycopg
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -38,7 +36,7 @@ from rich.console import Console
 from cdc_assets.config.source import parse_config
 from cdc_assets.flusher.flusher import run
 from cdc_assets.lake.tables import LakeTable, ticked
-from cdc_assets.lake.values import as_lake
+from cdc_assets.lake.values import as_lake, named
 from cdc_assets.log.batch import BATCH_ROWS, Window, facts, outlines
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.materializer.drain import drain
@@ -50,6 +48,8 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.process.home import home
+from cdc_assets_tests.benchmarks.calibration import calibrate, platform_cpu_seconds
+from cdc_assets_tests.benchmarks.items import ROW, forget, prepare
 from cdc_assets_tests.benchmarks.workplace import workplace
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -57,7 +57,7 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 SPREAD, RECENT, RECENT_AGAIN = "spread", "recent", "recent again"
-# Of a batch: rows that are updated, inserted, deleted.
+# Of a batch: rows that are updated, inserted; the others are deleted.
 _UPDATED, _INSERTED = 0.6, 0.3
 # Recent changes fall into this part of the keys; those to be picked are drawn with some to spare.
 _RECENT, _SPARE = 0.1, 1.5
@@ -65,18 +65,14 @@ _RECENT, _SPARE = 0.1, 1.5
 _WARMING = 4
 # Of the bytes of a merge; of its rows there is one (BATCH_ROWS).
 _NO_LIMIT = 2**40
-_ROW = (
-    "(random() * 1e6)::int, md5(g::text) || 'abcdefgh', (random() * 1e8)::numeric(18, 2),"
-    " timestamptz '2026-01-01 00:00Z' + g * interval '1 second',"
-    " jsonb_build_object('a', g, 'b', left(md5((g + 1)::text), 20), 'c', array[1, 2])"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One batch on one table: medians over the rounds, in seconds.
 
-    ``first_seconds``: of those rounds in which the materializer went first.
+    ``first_seconds``: of those rounds in which the materializer went first. CPU is that of Spark,
+    its Python workers and this process.
     """
 
     rows: int
@@ -87,6 +83,29 @@ class Measured:
     merge_seconds: float
     changes_s: int
     against_merge: float
+    cpu_us_change: float
+    merge_cpu_us_change: float
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one merge took."""
+
+    seconds: float
+    cpu_seconds: float
+    changes: int
+
+    @classmethod
+    def since(cls, began: float, cpu_seconds: float, changes: int) -> Self:
+        seconds = time.perf_counter() - began
+        return cls(seconds, platform_cpu_seconds() - cpu_seconds, changes)
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2f} s ({self.changes:,}, {self.cpu_us_change:.1f} µs of CPU each)"
+
+    @property
+    def cpu_us_change(self) -> float:
+        return 1e6 * self.cpu_seconds / max(1, self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +142,20 @@ class Bench:
             (updated,),
         )
         self.source.execute(
-            f"insert into {self.table} select g, {_ROW}"
+            f"insert into {self.table} select g, {ROW}"
             " from generate_series(%s::bigint + 1, %s::bigint + %s) g".encode(),
             (high, high, inserted),
         )
         self.source.execute("drop table picked")
         run(self.pipeline.config, until=current_lsn(self.source))
 
-    def ours(self) -> tuple[float, int]:
-        began = time.perf_counter()
+    def ours(self) -> Taken:
+        cpu, began = platform_cpu_seconds(), time.perf_counter()
         done = drain(self.pipeline, self.session, self.table, batch_bytes=_NO_LIMIT)
         # A merge has BATCH_ROWS at most, so a large batch takes several, as it does in use.
         assert done is not None and not done.pending_entries
         assert done.merges == 1 or done.changes > BATCH_ROWS
-        return time.perf_counter() - began, done.changes
+        return Taken.since(began, cpu, done.changes)
 
     @contextmanager
     def plain(self) -> Iterator[_Plain]:
@@ -162,9 +181,9 @@ class _Plain:
     lake: LakeTable
     window: Window
 
-    def merge(self) -> float:
+    def merge(self) -> Taken:
         session, lake, pipeline = self.bench.session, self.lake, self.bench.pipeline
-        began = time.perf_counter()
+        cpu, began = platform_cpu_seconds(), time.perf_counter()
         storage = Storage.of(pipeline.config.s3)
         entries = pipeline.store.entries(self.bench.table, self.window.offset)
         keys, names = [c.name for c in lake.key], [c.name for c in lake.columns]
@@ -172,6 +191,7 @@ class _Plain:
         frame = events(session, entries, self.window, storage, pipeline.config.spark.cores)
         folded = fold(session, frame, found, keys, names)
         rows = as_lake(folded.withColumn("cdc_op", F.col("op")), lake.columns, "row", "cdc_op")
+        rows = rows.select(*named(lake.columns), "cdc_op")
         rows.createOrReplaceTempView("cdc_batch")
         listed = ", ".join(ticked(name) for name in names)
         updates = ", ".join(f"t.{ticked(name)} = s.{ticked(name)}" for name in names)
@@ -182,50 +202,7 @@ class _Plain:
             f" when not matched and s.cdc_op = 'U' then insert ({listed})"
             f" values ({', '.join(f's.{ticked(n)}' for n in names)})"
         )
-        return time.perf_counter() - began
-
-
-def _prepare(server_dsn: str, rows: int) -> str:
-    """The database with the table of that size; made now, or by an earlier run."""
-    template, name = f"items_{rows}", f"bench_items_{rows}"
-    with psycopg.connect(server_dsn, autocommit=True) as server:
-        if not server.execute(
-            "select from pg_database where datname = %s and datistemplate", (template,)
-        ).fetchall():
-            stderr.print(f"making a table of {rows:,} rows")
-            server.execute(sql.SQL("drop database if exists {}").format(sql.Identifier(template)))
-            server.execute(sql.SQL("create database {}").format(sql.Identifier(template)))
-            with psycopg.connect(make_conninfo(server_dsn, dbname=template), autocommit=True) as db:
-                db.execute(
-                    "create table items (id bigint primary key, a int, v text, n numeric(18, 2),"
-                    " at timestamptz, j jsonb)"
-                )
-                db.execute(
-                    f"insert into items select g, {_ROW} from generate_series(1, {rows}) g".encode()
-                )
-                db.execute("vacuum (freeze, analyze) items")
-            server.execute(
-                sql.SQL("alter database {} is_template true").format(sql.Identifier(template))
-            )
-        _forget(server, name)
-        server.execute(
-            sql.SQL("create database {} template {} strategy file_copy").format(
-                sql.Identifier(name), sql.Identifier(template)
-            )
-        )
-    return make_conninfo(server_dsn, dbname=name)
-
-
-def _forget(server: Connection, name: str) -> None:
-    """Drop a database of an earlier run, its slots first."""
-    server.execute(
-        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", (name,)
-    )
-    server.execute(
-        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
-        (name,),
-    )
-    server.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        return Taken.since(began, cpu, found.rows)
 
 
 class _Peak:
@@ -257,7 +234,7 @@ class _Peak:
 def measure(
     server_dsn: str, rows: int, batches: Sequence[tuple[int, str]], rounds: int
 ) -> list[Measured]:
-    dsn = _prepare(server_dsn, rows)
+    dsn = prepare(server_dsn, rows, stderr.print)
     config = parse_config(
         {
             "name": f"bench_{rows}",
@@ -287,36 +264,37 @@ def measure(
                     measured.append(_batch(bench, changes, where, rounds))
     finally:
         with psycopg.connect(server_dsn, autocommit=True) as server:
-            _forget(server, f"bench_items_{rows}")
+            forget(server, f"bench_items_{rows}")
     return measured
 
 
 def _batch(bench: Bench, changes: int, where: str, rounds: int) -> Measured:
-    taken = []
-    applied = 0
+    ours, theirs = list[Taken](), list[Taken]()
     for number in range(1, rounds + 1):
         bench.change(changes, where, number / 100)
         with bench.plain() as plain:
-            merge_first = number % 2 == 0
-            theirs = plain.merge() if merge_first else 0.0
-            ours, applied = bench.ours()
-            theirs = theirs or plain.merge()
+            if number % 2 == 0:
+                theirs.append(plain.merge())
+            ours.append(bench.ours())
+            if number % 2:
+                theirs.append(plain.merge())
         stderr.print(
-            f"{bench.rows:,} rows, {applied:,} {where} changes: {ours:.2f} s,"
-            f" one MERGE {theirs:.2f} s, {ours / theirs:.2f}"
+            f"{bench.rows:,} rows, {where} changes: {ours[-1]}, one MERGE {theirs[-1]},"
+            f" {ours[-1].seconds / theirs[-1].seconds:.2f}"
         )
-        taken.append((ours, theirs))
-    seconds = statistics.median(ours for ours, _ in taken)
-    first = statistics.median(ours for ours, _ in taken[::2])
+    applied, seconds = ours[-1].changes, statistics.median(t.seconds for t in ours)
+    ratios = [mine.seconds / merge.seconds for mine, merge in zip(ours, theirs, strict=True)]
     return Measured(
         bench.rows,
         applied,
         where,
         round(seconds, 3),
-        round(first, 3),
-        round(statistics.median(theirs for _, theirs in taken), 3),
+        round(statistics.median(t.seconds for t in ours[::2]), 3),
+        round(statistics.median(t.seconds for t in theirs), 3),
         round(applied / seconds),
-        round(statistics.median(ours / theirs for ours, theirs in taken), 3),
+        round(statistics.median(ratios), 3),
+        round(statistics.median(t.cpu_us_change for t in ours), 2),
+        round(statistics.median(t.cpu_us_change for t in theirs), 2),
     )
 
 
@@ -346,6 +324,7 @@ def main() -> None:
         (options.compared, RECENT_AGAIN),
     ]
     measured: list[Measured] = []
+    calibration = calibrate(stderr.print)
     with workplace(options.cache.absolute(), stderr.print) as postgres, _Peak() as peak:
         dsn = postgres.dsn()
         assert dsn is not None
@@ -360,6 +339,9 @@ def main() -> None:
                     f"growth_{where.replace(' ', '_')}": _growth(measured, where, options.compared)
                     for where in (SPREAD, RECENT, RECENT_AGAIN)
                 },
+                "calibration": calibration.shown(
+                    **{f"{m.rows}_{m.changes}_{m.where}": m.cpu_us_change for m in measured}
+                ),
                 "peak_jvm_rss_mb": round(peak.bytes / 1e6),
                 "rounds": options.rounds,
                 "cpus": os.cpu_count(),

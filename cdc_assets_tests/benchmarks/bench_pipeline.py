@@ -22,15 +22,12 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 from psycopg.conninfo import make_conninfo
 from rich.console import Console
@@ -38,33 +35,37 @@ from rich.console import Console
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog
-from cdc_assets.lake.state import lake_state
+from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.tables import ticked
 from cdc_assets.maintenance.run import Maintained
 from cdc_assets.operations.running import Spark
 from cdc_assets.operations.whole import maintain
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
+from cdc_assets_tests.benchmarks.calibration import calibrate
+from cdc_assets_tests.benchmarks.pipeline_meters import TABLE, Processors, Reader, looking
 from cdc_assets_tests.benchmarks.workplace import workplace
 from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 DATABASE = "bench_pipeline"
-TABLE = TableId("public", "events")
+
 _START_ROWS = 1_000_000
-# How often a reader looks; what is committed between two looks is seen at the second.
-_LOOK_SECONDS = 0.2
+
 _PATIENCE_SECONDS = 300.0
+
 _SCANS = 3
+
 # How far the next rate is from one that was, or wasn't, sustained.
 _STEP = 0.15
+
 # Of the changes that are made in a phase; what was made in its last seconds is still under way.
 _KEEPS_UP = 0.9
+
 # Of a hundred changes of a transaction; one of ten has a tenth of each.
 _MIX = {"insert": 60, "update": 30, "delete": 10}
+
 _SCRIPT = """
 \\set at random(1, 1000000000)
 begin;
@@ -105,107 +106,6 @@ class Phase:
     staged_bytes_a_change: float
     written_bytes_a_change: float
     cpu_seconds_a_million: dict[str, float]
-
-
-@dataclass(slots=True)
-class Reader:
-    """Looks at the lake table as any reader would: when did which commit time become visible?"""
-
-    config: SourceConfig
-    steps: list[tuple[float, float]] = field(default_factory=list)
-    offset: int = 0
-    written_bytes: int = 0
-    _snapshots: set[int] = field(default_factory=set)
-
-    def look(self) -> None:
-        identifier = (self.config.namespace, self.config.lake_name(TABLE))
-        loaded = open_catalog(self.config).load_table(identifier)
-        now, state = time.time(), lake_state(loaded)
-        for snapshot in loaded.metadata.snapshots:
-            if snapshot.snapshot_id not in self._snapshots and snapshot.summary is not None:
-                self._snapshots.add(snapshot.snapshot_id)
-                self.written_bytes += int(snapshot.summary["added-files-size"] or 0)
-        if state.cursor is not None and state.cursor.commit_time is not None:
-            self.offset = state.cursor.offset
-            seen = state.cursor.commit_time.timestamp()
-            if not self.steps or seen > self.steps[-1][1]:
-                self.steps.append((now, seen))
-
-    def freshness(self, began: float, ended: float) -> list[tuple[float, float]]:
-        """``(commit time, age when seen)`` ten times a second, without what wasn't seen."""
-        found, steps = [], iter(self.steps)
-        step = next(steps, None)
-        at = began
-        while at < ended and step is not None:
-            if step[1] < at:
-                step = next(steps, None)
-                continue
-            found.append((at, step[0] - at))
-            at += 0.1
-        return found
-
-
-@contextmanager
-def _looking(reader: Reader) -> Iterator[None]:
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            reader.look()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _part(command: Sequence[str]) -> str:
-    """Which part of the whole a process is."""
-    line = " ".join(command)
-    for word, part in (
-        ("flusher", "flusher"),
-        ("python_daemon", "spark_python"),
-        ("java", "spark"),
-        ("spark.server", "spark"),
-        ("pgbench", "pgbench"),
-        ("postgres", "postgres"),
-        ("dagster", "dagster"),
-        ("multiprocessing", "dagster"),
-    ):
-        if word in line:
-            return part
-    return "other"
-
-
-class Processors:
-    """Processor seconds by part, of this process's descendants and of the database's."""
-
-    def __init__(self) -> None:
-        self._first: dict[psutil.Process, float] = {}
-        self._last: dict[psutil.Process, float] = {}
-        self._parts: dict[psutil.Process, str] = {}
-
-    def look(self) -> None:
-        first = not self._last
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                times = process.cpu_times()
-                self._parts[process] = (
-                    _part(process.cmdline()) if process not in self._parts else self._parts[process]
-                )
-                self._last[process] = times.user + times.system
-        if first:
-            self._first = dict(self._last)
-
-    def seconds(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for process, last in self._last.items():
-            part = self._parts[process]
-            found[part] = found.get(part, 0.0) + last - self._first.get(process, 0.0)
-        return found
 
 
 def _source(postgres: EmbeddedPostgres, server_dsn: str) -> str:
@@ -415,6 +315,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args(namespace=Options())
     load = os.getloadavg()[0]
+    calibration = calibrate(stderr.print)
     with workplace(options.cache.absolute(), stderr.print) as postgres:
         server_dsn = postgres.dsn()
         assert server_dsn is not None
@@ -430,7 +331,7 @@ def main() -> None:
             stderr.print("dagster dev has been started; waiting for the copy")
             _copied(config, server)
             reader = Reader(config)
-            with _looking(reader):
+            with looking(reader):
                 _came_through(dsn, reader, server)
                 phases = [
                     _phase(postgres, dsn, reader, rate, options.seconds)
@@ -445,6 +346,9 @@ def main() -> None:
             {
                 "sustained_changes_s": max(sustained, default=None),
                 "phases": [asdict(phase) for phase in phases],
+                "calibration": [
+                    calibration.shown(**phase.cpu_seconds_a_million) for phase in phases
+                ],
                 "scans": scans,
                 "cpus": os.cpu_count(),
                 "load": round(load, 2),

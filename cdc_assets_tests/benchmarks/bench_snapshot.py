@@ -40,6 +40,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import slot_status
 from cdc_assets.process.home import home
+from cdc_assets_tests.benchmarks.calibration import Calibration, calibrate
 from cdc_assets_tests.benchmarks.copy_out import copy_out
 from cdc_assets_tests.benchmarks.tpch import TABLES, Connection, Tpch, prepare
 from cdc_assets_tests.benchmarks.watch import Watch
@@ -70,7 +71,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One of each, as measured; the CPU time of COPY is psql's, of the snapshot its client's."""
+    """One of each, as measured; CPU of COPY with its backends, of the snapshot its client's."""
 
     limit_seconds: float
     limit_cpu_us_row: float
@@ -231,7 +232,7 @@ def _warm_spark(postgres: EmbeddedPostgres, tpch: Tpch, parallel: Parallel) -> I
 
 
 def measure(
-    postgres: EmbeddedPostgres, tpch: Tpch, rounds: int, parallel: Parallel
+    postgres: EmbeddedPostgres, tpch: Tpch, rounds: int, parallel: Parallel, by: Calibration
 ) -> dict[str, object]:
     rows = tpch.total_rows
     load = os.getloadavg()[0]
@@ -239,7 +240,7 @@ def measure(
     copy_out(postgres, tpch.dsn, parallel.readers)  # the tables are in memory from now on
     taken = list[Round]()
     for number in range(1, rounds + 1):
-        limit, psql_seconds = copy_out(postgres, tpch.dsn, parallel.readers)
+        limit, limit_cpu = copy_out(postgres, tpch.dsn, parallel.readers)
         stderr.print(f"round {number}: COPY {limit:.2f} s, {rows / limit:,.0f} rows/s")
         config = _config(f"bench_{number}", tpch.dsn, list(TABLES), parallel)
         # Not as a context: the server stays for the next round.
@@ -252,7 +253,7 @@ def measure(
         taken.append(
             Round(
                 limit_seconds=round(limit, 3),
-                limit_cpu_us_row=round(psql_seconds / rows * 1e6, 3),
+                limit_cpu_us_row=round(limit_cpu / rows * 1e6, 3),
                 snapshot_seconds=round(wall, 3),
                 ratio=round(limit / wall, 3),
                 cpu_us_row=round(client / rows * 1e6, 2),
@@ -264,6 +265,8 @@ def measure(
         )
     limit = statistics.median(r.limit_seconds for r in taken)
     wall = statistics.median(r.snapshot_seconds for r in taken)
+    cpu = statistics.median(r.cpu_us_row for r in taken)
+    limit_cpu = statistics.median(r.limit_cpu_us_row for r in taken)
     return {
         "scale": tpch.scale,
         "rows": rows,
@@ -272,7 +275,10 @@ def measure(
         "limit_rows_s": round(rows / limit),
         "snapshot_rows_s": round(rows / wall),
         "ratio": round(statistics.median(r.ratio for r in taken), 3),
-        "cpu_us_row": round(statistics.median(r.cpu_us_row for r in taken), 2),
+        "cpu_us_row": round(cpu, 2),
+        "limit_cpu_us_row": round(limit_cpu, 2),
+        "cpu_against_limit": round(cpu / limit_cpu, 3),
+        "calibration": by.shown(cpu_us_row=cpu),
         "peak_rss_mb": max(r.peak_rss_mb for r in taken),
         "max_retained_wal_mb": max(r.max_retained_wal_mb for r in taken),
         "rounds": [asdict(r) for r in taken],
@@ -331,6 +337,7 @@ def main() -> None:
     parallel = Parallel(options.tables, options.chunks, options.readers)
     # The small one last: what a server that has just started costs isn't spread over few rows.
     scales = [options.scale, *([SMALL_SCALE, START_SCALE] if options.compare_scales else ())]
+    calibration = calibrate(stderr.print)
     with workplace(options.cache.absolute(), stderr.print) as postgres:
         dsn = postgres.dsn()
         assert dsn is not None
@@ -340,7 +347,8 @@ def main() -> None:
                 _forget_rounds(connection)  # of a run that was killed
         with _warm_spark(postgres, databases[0], parallel):
             result, *others = [
-                measure(postgres, database, options.rounds, parallel) for database in databases
+                measure(postgres, database, options.rounds, parallel, calibration)
+                for database in databases
             ]
     within = True
     if others:

@@ -17,6 +17,7 @@ import psycopg
 from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets_tests.benchmarks.calibration import END_SECONDS, server_cpu_seconds
 from cdc_assets_tests.benchmarks.tpch import TABLES, Connection
 
 # A unit is at most this part of the largest table.
@@ -65,16 +66,19 @@ def _read(postgres: EmbeddedPostgres, dsn: str, units: queue.SimpleQueue[str]) -
 
 
 def copy_out(postgres: EmbeddedPostgres, dsn: str, readers: int) -> tuple[float, float]:
-    """Wall seconds and psql's CPU seconds for reading everything into nothing."""
+    """Wall seconds, and CPU seconds of psql and its backends, for reading all into nothing."""
     units: queue.SimpleQueue[str] = queue.SimpleQueue()
     with psycopg.connect(dsn) as connection:
         for unit in _units(connection):
             units.put(unit)
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before, server = resource.getrusage(resource.RUSAGE_CHILDREN), server_cpu_seconds()
+    began = time.perf_counter()
     with ThreadPoolExecutor(readers) as pool:
         done = [pool.submit(_read, postgres, dsn, units) for _ in range(readers)]
     wall = time.perf_counter() - began
     for reader in done:
         reader.result()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    psql = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    time.sleep(END_SECONDS)
+    return wall, psql + server_cpu_seconds() - server

@@ -14,20 +14,21 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from cdc_assets.flusher import flusher as main
 from cdc_assets.flusher import session as receiver
 from cdc_assets.flusher.decode.decoder import Decoder
-from cdc_assets.flusher.decoder import link
-from cdc_assets.flusher.decoder import process as decoder_process
-from cdc_assets.flusher.decoder.link import DecoderProcess
+from cdc_assets.flusher.decoder_process import link
+from cdc_assets.flusher.decoder_process import loop as decoder_process
+from cdc_assets.flusher.decoder_process.link import DecoderProcess
+from cdc_assets.flusher.line.plain import PlainLine
 from cdc_assets.flusher.stage import staging
 from cdc_assets.flusher.stage.staging import Staging
-from cdc_assets.flusher.wire import Stream
+from cdc_assets.flusher.stream import Stream
 from cdc_assets.log.staged import storage
 from cdc_assets.log.store import LogStore
-from cdc_assets.pins import pins
+from cdc_assets.pins import pins, taking
 from cdc_assets.pins.pins import Pins
 
 Wrap = Callable[[Callable[[], None]], None]
@@ -59,30 +60,16 @@ def _around(owner: Any, name: str, *, first: bool) -> Wrap:
     return install
 
 
-class _Socket:
-    """A libpq connection that tells when something is about to be sent."""
-
-    def __init__(self, connection: Any, passed: Callable[[], None]) -> None:
-        self.__dict__.update(_real=connection, _passed=passed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._real, name, value)
-
-    def flush(self) -> Any:
-        self._passed()
-        return self._real.flush()
-
-
 def _unsent(passed: Callable[[], None]) -> None:
-    real = Stream.__init__
+    """When a message is about to be sent to the server."""
+    real = PlainLine._flush
 
-    def init(self: Stream, connection: Any, *others: Any) -> None:
-        real(self, cast(Any, _Socket(connection, passed)), *others)
+    def flush(self: PlainLine) -> None:
+        if self._unsent:
+            passed()
+        real(self)
 
-    setattr(Stream, "__init__", init)  # noqa: B010 - mypy knows what a method is
+    setattr(PlainLine, "_flush", flush)  # noqa: B010 - mypy knows what a method is
 
 
 RECEIVER: dict[str, Wrap] = {
@@ -110,7 +97,7 @@ DECODER: dict[str, Wrap] = {
 PINS: dict[str, Wrap] = {
     "before the slot of a pin": before(pins, "create_slot"),
     "between slot and pin": before(Pins, "_pin"),
-    "during the pin": before(pins, "plan_copy"),
+    "during the pin": before(taking, "plan_copy"),
     "between pin and holder": before(pins, "hold"),
     "after the pin": after(Pins, "_pin"),
 }

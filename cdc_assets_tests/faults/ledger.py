@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from cdc_assets_tests.flusher_support import Bench
+from cdc_assets_tests.support.flusher import Bench
 
 TABLE = "create table t (w int, n int, v text, primary key (w, n))"
 

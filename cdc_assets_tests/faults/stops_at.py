@@ -16,7 +16,7 @@ from pyspark.sql.connect.readwriter import DataFrameWriterV2
 from pyspark.sql.connect.session import SparkSession
 
 from cdc_assets.cli.main import cli
-from cdc_assets.log.sessions import heartbeat as heart
+from cdc_assets.log.sessions import heartbeat, workers
 from cdc_assets.log.store import LogStore
 
 STALE_SECONDS = 6.0
@@ -53,7 +53,8 @@ STEPS: dict[str, Callable[[], None]] = {
 
 
 if __name__ == "__main__":
-    heart.STALE_SECONDS, heart.HEARTBEAT_SECONDS = STALE_SECONDS, 0.5
+    for module in (heartbeat, workers):
+        vars(module).update(STALE_SECONDS=STALE_SECONDS, HEARTBEAT_SECONDS=0.5)
     if sys.argv[1] in STEPS:
         STEPS[sys.argv[1]]()
     cli([*sys.argv[2:], "-v", "materialize", "--follow"])

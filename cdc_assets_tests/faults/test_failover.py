@@ -23,7 +23,9 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import SourceMismatch
 from cdc_assets.readiness.source.roles import role_findings
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
+from cdc_assets_tests.support.flusher import Bench, bench, flushing
+from cdc_assets_tests.support.threads import beside
+from cdc_assets_tests.support.waiting import wait_for
 
 FAST = {"fsync": "off", "full_page_writes": "off"}
 
@@ -121,9 +123,9 @@ def _pair(home: Path, standby: dict[str, str], primary: dict[str, str]) -> Itera
 @contextmanager
 def _writing(dsn: str) -> Iterator[list[int]]:
     """A client that inserts rising numbers, and goes on after a failover."""
-    stop, number = threading.Event(), [0]
+    number = [0]
 
-    def work() -> None:
+    def work(stop: threading.Event) -> None:
         while not stop.is_set():
             with suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as connection:
                 while not stop.wait(0.005):
@@ -131,22 +133,52 @@ def _writing(dsn: str) -> Iterator[list[int]]:
                     connection.execute("insert into t values (%s)", (number[0],))
             stop.wait(0.1)
 
-    writer = threading.Thread(target=work)
-    writer.start()
-    try:
+    with beside(work):
         yield number
-    finally:
-        stop.set()
-        writer.join()
 
 
 def _logged(source: Bench) -> list[int]:
     return [int(row.data["id"] or 0) for row in source.log("public.t")]
 
 
-def _reconnect(source: Bench) -> None:
+def _fail_over(source: Bench, pair: Pair) -> None:
+    """The primary dies, its standby is promoted, and the client comes back."""
+    pair.kill_primary()
+    pair.standby_dsn = pair.standby.start()
+    pair.promote()
     source.connection.close()
     source.connection = psycopg.connect(source.dsn, autocommit=True)
+
+
+@contextmanager
+def _replicated(
+    home: Path,
+    folder: Path,
+    log_dsn: str | None,
+    *,
+    standby: dict[str, str] | None = None,
+    primary: dict[str, str] | None = None,
+) -> Iterator[tuple[Pair, Bench, SourceConfig]]:
+    """A pair, of which table t is followed."""
+    with (
+        _pair(home, standby or {}, primary or {}) as pair,
+        bench(pair.dsn, "failing", folder, log_dsn) as source,
+    ):
+        source.execute("create table t (id int primary key)")
+        config = source.config("public.t", flush_interval="50ms")
+        source.flush(config)
+        yield pair, source, config
+        source.connection.close()
+
+
+def _refused_until_resync(source: Bench, config: SourceConfig, code: str) -> None:
+    with pytest.raises(SourceMismatch) as caught:
+        source.flush(config)
+    assert caught.value.codes == (code,)
+    source.resync(config)
+    source.execute("insert into t values (0)")
+    source.flush(config)
+    assert source.ids() == ["0"]
 
 
 def _synced(source: Bench, pair: Pair, config: SourceConfig) -> None:
@@ -170,13 +202,11 @@ def test_a_promoted_standby_goes_on_without_loss(
         primary["synchronous_standby_names"] = "*"
     log_dsn = postgres_dsn() if log == "beside" else None
     promoted = {"synchronous_standby_names": "", "synchronized_standby_slots": ""}
-    with (
-        _pair(tmp_home, promoted, primary) as pair,
-        bench(pair.dsn, "failing", tmp_path, log_dsn) as source,
+    with _replicated(tmp_home, tmp_path, log_dsn, standby=promoted, primary=primary) as (
+        pair,
+        source,
+        config,
     ):
-        source.execute("create table t (id int primary key)")
-        config = source.config("public.t", flush_interval="50ms")
-        source.flush(config)
         with flushing(config):
             with _writing(source.dsn) as number:
                 wait_for(lambda: len(_logged(source)) > 50)
@@ -187,9 +217,7 @@ def test_a_promoted_standby_goes_on_without_loss(
                 wait_for(lambda: pair.ask_standby(synced), 120)
                 before = len(_logged(source))
                 wait_for(lambda: len(_logged(source)) > before + 50)
-                pair.kill_primary()
-                pair.promote()
-                _reconnect(source)
+                _fail_over(source, pair)
                 at_promotion = number[0]
                 wait_for(lambda: number[0] > at_promotion + 50)
             (last,) = source.execute("select max(id) from t")[0]
@@ -197,35 +225,20 @@ def test_a_promoted_standby_goes_on_without_loss(
         found = _logged(source)
         assert found == [n for (n,) in source.execute("select id from t order by id")]
         assert found[-1] > at_promotion
-        source.connection.close()
 
 
 @pytest.mark.soak  # what it meets is a slot that is gone, which has a test of its own
 def test_a_standby_without_the_slot_is_named(
     tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
 ) -> None:
-    with (
-        _pair(tmp_home, {"sync_replication_slots": "off"}, {}) as pair,
-        bench(pair.dsn, "failing", tmp_path, postgres_dsn()) as source,
-    ):
-        source.execute("create table t (id int primary key)")
-        config = source.config("public.t")
-        source.flush(config)
+    alone = {"sync_replication_slots": "off"}
+    with _replicated(tmp_home, tmp_path, postgres_dsn(), standby=alone) as (pair, source, config):
         source.execute("insert into t values (1)")
         source.flush(config)
         end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
         wait_for(lambda: pair.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
-        pair.kill_primary()
-        pair.promote()
-        _reconnect(source)
-        with pytest.raises(SourceMismatch) as caught:
-            source.flush(config)
-        assert caught.value.codes == ("slot_gone",)
-        source.resync(config)
-        source.execute("insert into t values (2)")
-        source.flush(config)
-        assert _logged(source) == [2]
-        source.connection.close()
+        _fail_over(source, pair)
+        _refused_until_resync(source, config, "slot_gone")
 
 
 @pytest.mark.soak
@@ -233,13 +246,7 @@ def test_a_slot_that_a_conflict_on_the_standby_ended_is_named(
     tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
 ) -> None:
     """Without feedback the primary removes catalog rows that the standby's slot still needs."""
-    with (
-        _pair(tmp_home, {}, {}) as pair,
-        bench(pair.dsn, "failing", tmp_path, postgres_dsn()) as source,
-    ):
-        source.execute("create table t (id int primary key)")
-        config = source.config("public.t")
-        source.flush(config)
+    with _replicated(tmp_home, tmp_path, postgres_dsn()) as (pair, source, config):
         _synced(source, pair, config)
         for setting in ("hot_standby_feedback", "sync_replication_slots"):
             pair.ask_standby(f"alter system set {setting} = off")
@@ -257,24 +264,17 @@ def test_a_slot_that_a_conflict_on_the_standby_ended_is_named(
             )
 
         wait_for(is_ended, 120)
-        pair.kill_primary()
-        pair.promote()
-        _reconnect(source)
-        with pytest.raises(SourceMismatch, match="rows_removed") as caught:
+        _fail_over(source, pair)
+        with pytest.raises(SourceMismatch, match="rows_removed"):
             source.flush(config)
-        assert caught.value.codes == ("slot_invalidated",)
-        source.resync(config)
-        source.execute("insert into t values (2)")
-        source.flush(config)
-        assert _logged(source) == [2]
-        source.connection.close()
+        _refused_until_resync(source, config, "slot_invalidated")
 
 
 def _place_of_slots(source: Bench, server: str) -> set[str]:
     """What ``check`` says if ``postgres.replication_dsn`` leads to that server."""
     streams = make_conninfo(server, dbname=conninfo_to_dict(source.dsn)["dbname"])
     settings = {**source.settings("t"), "postgres": {"dsn": source.dsn, "replication_dsn": streams}}
-    found = role_findings(source.connection, parse_config(settings, "test"), follows=True)
+    found = role_findings(source.connection, parse_config(settings, "test"))
     return {finding.code for finding in found if finding.severity == "error"}
 
 
@@ -282,13 +282,7 @@ def test_a_standby_that_lacks_what_the_log_has_is_named(
     tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase
 ) -> None:
     """The slot is there and would stream; but the log is of a future that didn't happen."""
-    with (
-        _pair(tmp_home, {}, {}) as pair,
-        bench(pair.dsn, "failing", tmp_path, postgres_dsn()) as source,
-    ):
-        source.execute("create table t (id int primary key)")
-        config = source.config("public.t")
-        source.flush(config)
+    with _replicated(tmp_home, tmp_path, postgres_dsn()) as (pair, source, config):
         _synced(source, pair, config)
         assert _place_of_slots(source, pair.primary.start()) == set()
         assert _place_of_slots(source, pair.standby_dsn) == {"replication_elsewhere"}
@@ -296,19 +290,9 @@ def test_a_standby_that_lacks_what_the_log_has_is_named(
         source.execute("insert into t select generate_series(1, 20000)")
         source.flush(config)
         assert len(_logged(source)) == 20000
-        pair.kill_primary()
-        pair.standby_dsn = pair.standby.start()
-        pair.promote()
-        _reconnect(source)
+        _fail_over(source, pair)
         with pytest.raises(SourceMismatch) as caught:
             source.flush(config)
         assert caught.value.codes == ("source_behind_log", "timeline_diverged")
         source.execute("insert into t select generate_series(1, 50000)")  # past the old end
-        with pytest.raises(SourceMismatch) as caught:
-            source.flush(config)
-        assert caught.value.codes == ("timeline_diverged",)
-        source.resync(config)
-        source.execute("insert into t values (0)")
-        source.flush(config)
-        assert _logged(source) == [0]
-        source.connection.close()
+        _refused_until_resync(source, config, "timeline_diverged")

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.flusher import session as receiver
+from cdc_assets.flusher import registrar
 from cdc_assets.flusher.reach import reach
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
+from cdc_assets_tests.support.flusher import Bench, flushing
+from cdc_assets_tests.support.waiting import wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +28,9 @@ WRITTEN_BYTES = 64 * 10**6
 
 
 @pytest.fixture
-def source(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Bench]:
-    dsn = postgres.dsn()
-    assert dsn is not None
-    with bench(dsn, f"idle_{secrets.token_hex(3)}", tmp_path) as made:
-        made.execute("create table t (id int primary key)")
-        yield made
+def source(source: Bench) -> Bench:
+    source.execute("create table t (id int primary key)")
+    return source
 
 
 @contextmanager
@@ -135,7 +130,7 @@ def test_an_open_transaction_elsewhere_holds_up_restart_but_not_the_flusher(sour
 def test_an_idle_flusher_moves_for_who_waits_for_it(
     source: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver, "IDLE_STEP_SECONDS", 3600)
+    monkeypatch.setattr(registrar, "IDLE_STEP_SECONDS", 3600)
     config = source.config("public.t")
     source.flush(config)
     with (
@@ -145,7 +140,7 @@ def test_an_idle_flusher_moves_for_who_waits_for_it(
     ):
         wait_for(lambda: progress.state == "streaming")
         client.execute("create table quiet as select 1")
-        pipeline.store.await_flushed(Lsn.parse("FFFF/0"))  # nothing will ever be there
+        pipeline.store.note_awaited(Lsn.parse("FFFF/0"))  # nothing will ever be there
         wanted, stop = _end(source), threading.Event()
         waiting = threading.Thread(target=reach, args=(pipeline, wanted, stop))
         waiting.start()

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets_tests.faults.ledger import TABLE, check, writing
-from cdc_assets_tests.flusher_support import Bench, bench, start_flusher
+from cdc_assets_tests.support.flusher import Bench, start_flusher
 
 ROUNDS = 8
-
-
-@pytest.fixture
-def source(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Bench]:
-    dsn = postgres.dsn()
-    assert dsn is not None
-    with bench(dsn, "f_killed", tmp_path) as made:
-        yield made
 
 
 # The receiver is killed at every step in test_flusher_killed_at.

@@ -14,30 +14,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
-from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets_tests.faults.killed_at import DECODER, PINS, RECEIVER
 from cdc_assets_tests.faults.ledger import TABLE, check, writing
-from cdc_assets_tests.flusher_support import Bench, bench, start_flusher, wait_for
+from cdc_assets_tests.support.flusher import Bench, start_flusher
+from cdc_assets_tests.support.waiting import wait_for
 
 # Small enough that every step is passed many times a second, parts of open transactions included.
 OPTIONS = {"flush_interval": "20ms", "flush_bytes": "5kB"}
 STEPS = [*RECEIVER, *DECODER]
 ONCE = "a decoder is started"
-
-
-@pytest.fixture
-def source(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Bench]:
-    dsn = postgres.dsn()
-    assert dsn is not None
-    with bench(dsn, "f_killed_at", tmp_path) as made:
-        yield made
 
 
 def _run_until_killed(source: Bench, step: str, passes: int, *tables: str) -> None:

@@ -15,13 +15,15 @@ from psycopg.conninfo import make_conninfo
 from cdc_assets.cli.main import cli
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import pin_keeper
+from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.sessions import heartbeat as heart
 from cdc_assets.log.sessions.heartbeat import Heart
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, wait_for
+from cdc_assets_tests.support.flusher import Bench, bench, flushing
+from cdc_assets_tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_tables_are_pinned_again_after_the_pins_session_is_lost(
     with flushing(config) as progress:
         wait_for(lambda: progress.state == "streaming")
         pins = adopted[1]
-        pins.lock("pins")
+        pins.lock(PINS_LOCK)
         kept = cut(pins.connection)
         with psycopg.connect(source.log_dsn or "", autocommit=True) as log:
             log.execute(

@@ -9,33 +9,27 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.log.sessions import heartbeat
 from cdc_assets.log.sessions import heartbeat as heart
+from cdc_assets.log.sessions.flusher_status import active_flusher
 from cdc_assets.pipeline import Pipeline
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, start_flusher, wait_for
+from cdc_assets_tests.support.flusher import Bench, flushing, start_flusher
+from cdc_assets_tests.support.threads import beside
+from cdc_assets_tests.support.waiting import wait_for
 
 # What a user may rely on.
 TAKE_OVER_SECONDS = 60
 
 
 @pytest.fixture
-def source(
-    postgres: EmbeddedPostgres, request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[Bench]:
-    dsn = postgres.dsn()
-    assert dsn is not None
-    name = "turn_" + request.node.name.removeprefix("test_")[:20].rstrip("_")
-    with bench(dsn, name, tmp_path) as made:
-        made.execute("create table t (id int primary key)")
-        Pipeline.open(made.config("public.t")).close()  # makes the schema that is looked at
-        yield made
+def source(source: Bench) -> Bench:
+    source.execute("create table t (id int primary key)")
+    Pipeline.open(source.config("public.t")).close()  # makes the schema that is looked at
+    return source
 
 
 @pytest.fixture
@@ -48,8 +42,7 @@ def followed(source: Bench) -> Bench:
 def active(source: Bench) -> str:
     """The process that has the turn, as those who wait are told."""
     with Pipeline.open(source.config("public.t")) as pipeline:
-        found = heartbeat.active_process(pipeline.store)
-    return found[0] if found else ""
+        return str(active_flusher(pipeline.store) or "")
 
 
 def mine(child: subprocess.Popen[bytes]) -> str:
@@ -63,21 +56,16 @@ def words(source: Bench) -> str:
 @contextmanager
 def writing(source: Bench) -> Iterator[list[int]]:
     """A client that inserts 0, 1, 2, … for the length of the block; the list's end is the count."""
-    stop, count = threading.Event(), [0]
+    count = [0]
 
-    def work() -> None:
+    def work(stop: threading.Event) -> None:
         with psycopg.connect(source.dsn, autocommit=True) as connection:
             while not stop.wait(0.005):
                 connection.execute("insert into t values (%s)", (count[0],))
                 count[0] += 1
 
-    writer = threading.Thread(target=work)
-    writer.start()
-    try:
+    with beside(work):
         yield count
-    finally:
-        stop.set()
-        writer.join()
 
 
 def all_there(source: Bench, count: int) -> bool:

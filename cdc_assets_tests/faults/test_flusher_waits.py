@@ -26,15 +26,9 @@ from cdc_assets.flusher.session import IN_FLIGHT_BYTES
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.faults.ledger import TABLE, check, writing
-from cdc_assets_tests.flusher_support import (
-    Bench,
-    bench,
-    flushing,
-    reconnect,
-    start_flusher,
-    wait_for,
-)
-from cdc_assets_tests.s3_support import Fault, ObjectStore, cut, hang, lost_answer, status
+from cdc_assets_tests.support.flusher import Bench, bench, flushing, reconnect, start_flusher
+from cdc_assets_tests.support.s3 import Fault, ObjectStore, cut, hang, lost_answer, status
+from cdc_assets_tests.support.waiting import wait_for
 
 # It asks after half of it; a busy machine may well stop us for a second.
 IMPATIENT = {"fsync": "off", "wal_sender_timeout": "3s"}

@@ -20,19 +20,20 @@ import pytest
 
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.publish import published
-from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import open_session
+from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.locks import write_lock
 from cdc_assets.log.sessions.workers import workers
-from cdc_assets.log.store import Cursor
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.observe.status import collect
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.faults.stops_at import STALE_SECONDS
-from cdc_assets_tests.flusher_support import flushing, wait_for
-from cdc_assets_tests.lake_support import Lake, lake
+from cdc_assets_tests.support.flusher import flushing
+from cdc_assets_tests.support.lake import Lake, NewLake
+from cdc_assets_tests.support.threads import beside
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -52,10 +53,8 @@ TABLES: list[Any] = [{"name": "a", "mode": "append"}, "k", "m0", "m1"]
 
 
 @pytest.fixture
-def source(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> Iterator[Lake]:
-    with lake(postgres_dsn(), spark_server.ensure(), SETUP, *TABLES) as opened:
-        opened.pin()
-        opened.copy()
+def source(copied_lake: NewLake) -> Iterator[Lake]:
+    with copied_lake(SETUP, *TABLES) as opened:
         yield opened
 
 
@@ -91,9 +90,9 @@ def started(source: Lake, folder: Path, *steps: str) -> Iterator[list[subprocess
 @contextmanager
 def writing(source: Lake) -> Iterator[list[int]]:
     """Every table is changed again and again for the length of the block; the rounds so far."""
-    stop, count = threading.Event(), [0]
+    count = [0]
 
-    def work() -> None:
+    def work(stop: threading.Event) -> None:
         with psycopg.connect(source.pipeline.source_dsn, autocommit=True) as connection:
             while not stop.wait(0.02):
                 n = count[0]
@@ -107,13 +106,8 @@ def writing(source: Lake) -> Iterator[list[int]]:
                 )
                 count[0] += 1
 
-    writer = threading.Thread(target=work)
-    writer.start()
-    try:
+    with beside(work):
         yield count
-    finally:
-        stop.set()
-        writer.join()
 
 
 def name(child: subprocess.Popen[bytes]) -> str:
@@ -266,23 +260,24 @@ def test_a_claim_that_went_to_another_worker_moves_no_cursor(
         first, second = Worker(one, [A]), Worker(two, [A, K])
         assert first.share([A]) == {A}
         assert second.share([A, K]) == {K}
-        old = one.store.claim(A, "write:x", first.id)
+        old = one.store.claim(A, first.id)
         assert old is not None
-        assert two.store.claim(A, "write:x", second.id) is None  # the lock decides
-        one.store.unlock("write:x")
-        new = two.store.claim(A, "write:x", second.id)
+        assert two.store.claim(A, second.id) is None  # the lock decides
+        one.store.unlock(write_lock(A))
+        new = two.store.claim(A, second.id)
         assert new is not None and new.epoch > old.epoch
         with pytest.raises(Fenced):
             one.store.set_cursor(A, Cursor(99, Lsn.ZERO), old)
         two.store.set_cursor(A, Cursor(3, Lsn.ZERO), new)
         assert applied(source, A) == 3
         # Taken for dead, it is told so at its next look, and by its next claim.
+        two.store.unlock(write_lock(A))
         source.execute("delete from _pg2iceberg.consumer")
         with pytest.raises(Fenced):
             first.share([])
         with pytest.raises(Fenced):
-            one.store.claim(A, "write:y", first.id)
-        assert not source.pipeline.store.is_locked("write:y")
+            one.store.claim(A, first.id)
+        assert not source.pipeline.store.is_locked(write_lock(A))
         first.leave()
         second.leave()
     assert workers(source.pipeline.store) == []

@@ -21,8 +21,9 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.flusher_support import flushing, wait_for
-from cdc_assets_tests.lake_support import lake
+from cdc_assets_tests.support.flusher import flushing
+from cdc_assets_tests.support.lake import lake
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -17,7 +17,8 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.lake.spark.properties import SparkServerSettings, spark_properties
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import open_session
-from cdc_assets_tests.flusher_support import bench, start_flusher, wait_for
+from cdc_assets_tests.support.flusher import bench, start_flusher
+from cdc_assets_tests.support.waiting import wait_for
 
 
 def listening() -> dict[str, set[str]]:

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.lake_support import lake
-from cdc_assets_tests.s3_support import ObjectStore
+from cdc_assets_tests.support.lake import NewLake
+from cdc_assets_tests.support.s3 import ObjectStore
 
 SETUP = """
 create table orders (id int primary key, note text, doc text);
@@ -23,7 +21,7 @@ insert into parted select g, date '2026-01-01' + g % 3 from generate_series(1, 5
 
 @pytest.mark.spark
 def test_a_source_whose_every_file_is_on_an_object_store(
-    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path, s3: ObjectStore
+    copied_lake: NewLake, tmp_home: Path, s3: ObjectStore
 ) -> None:
     settings = {
         "s3": s3.settings,
@@ -31,15 +29,12 @@ def test_a_source_whose_every_file_is_on_an_object_store(
         "lake": {"catalog": {"warehouse": "s3://bucket/warehouse"}},
     }
     tables = ["orders", {"name": "parted", "partition_by": ["day"]}]
-    with lake(postgres_dsn(), spark_server.ensure(), SETUP, *tables, **settings) as source:
-        source.pin()
-        source.copy()
+    with copied_lake(SETUP, *tables, **settings) as source:
         source.execute("update orders set note = 'changed' where id <= 100")
         source.execute("delete from orders where id > 450")
         source.execute("insert into orders values (1000, null, repeat('new', 1000))")
         source.execute("update parted set day = day + 1 where id < 10")
-        source.flush()
-        source.drain_all()
+        source.catch_up()
         for found in source.verify():
             assert found.equal, found
         assert len(source.rows(TableId("public", "orders"))) == 451
@@ -49,5 +44,5 @@ def test_a_source_whose_every_file_is_on_an_object_store(
         assert loaded.metadata_location.startswith("s3://bucket/warehouse/")
         entries = source.pipeline.store.entries(TableId("public", "orders"), 0)
         assert entries
-        assert all(entry.path.startswith("s3://bucket/staging/src/") for entry in entries)
+        assert all(entry.rows.path.startswith("s3://bucket/staging/src/") for entry in entries)
     assert not list(tmp_home.rglob("*.parquet"))

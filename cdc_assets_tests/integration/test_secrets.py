@@ -23,8 +23,8 @@ from cdc_assets.dagster.sensors import sessions
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.flusher_support import start_flusher
-from cdc_assets_tests.s3_support import ObjectStore
+from cdc_assets_tests.support.flusher import start_flusher
+from cdc_assets_tests.support.s3 import ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

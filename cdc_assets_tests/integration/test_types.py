@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from uuid import UUID
 
 import pytest
 
-from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.lake_support import lake
+from cdc_assets_tests.support.lake import NewLake
 
 pytestmark = pytest.mark.spark
 
@@ -85,9 +82,7 @@ create domain words as text[];
 """
 
 
-def test_every_type_has_one_value_on_both_paths(
-    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
-) -> None:
+def test_every_type_has_one_value_on_both_paths(copied_lake: NewLake) -> None:
     columns = {
         f"c{i}": (kind, [*values, "null"]) for i, (kind, values) in enumerate(VALUES.items())
     }
@@ -102,9 +97,7 @@ def test_every_type_has_one_value_on_both_paths(
         return ";".join(f"insert into t values {row}" for row in rows)
 
     setup = f"{TYPES} create table t (id int primary key, {listed}); {insert(0)};"
-    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as opened:
-        opened.pin()
-        opened.copy()
+    with copied_lake(setup, "t") as opened:
         opened.execute(insert(1000))
         opened.flush()
         table = TableId("public", "t")
@@ -113,8 +106,8 @@ def test_every_type_has_one_value_on_both_paths(
         assert len(rows) == 2 * count
         names = list(columns)
         for i in range(count):
-            copied, logged = rows[i], rows[1000 + i]
-            for name, left, right in zip(names, copied, logged, strict=True):
+            snapshot, logged = rows[i], rows[1000 + i]
+            for name, left, right in zip(names, snapshot, logged, strict=True):
                 assert repr(left) == repr(right), (columns[name][0], columns[name][1], i)
         lists, pairs = (list(VALUES).index(kind) for kind in ("int[]", "pair"))
         assert [rows[i][lists] for i in range(3)] == [[1, None, -2], [], [1, 2, 3]]
@@ -125,20 +118,16 @@ def test_every_type_has_one_value_on_both_paths(
 
 @pytest.mark.parametrize("policy", ["null", "clamp"])
 def test_what_does_not_fit_follows_the_policy_on_both_paths(
-    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path, policy: str
+    copied_lake: NewLake, policy: str
 ) -> None:
     setup = """
     create table t (id int primary key, d date, ts timestamptz, n numeric(5,2));
     insert into t values (1, 'infinity', '-infinity', 'NaN'), (2, '0044-03-15 BC', 'infinity', 1);
     """
-    with lake(
-        postgres_dsn(),
-        spark_server.ensure(),
+    with copied_lake(
         setup,
         {"name": "t", "columns": {"unrepresentable": policy}},
     ) as opened:
-        opened.pin()
-        opened.copy()
         opened.execute("insert into t select id + 10, d, ts, n from t")
         opened.flush()
         table = TableId("public", "t")
@@ -240,9 +229,7 @@ RANDOM: dict[str, Callable[[Random], str]] = {
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_values_are_the_same_on_both_paths(
-    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path, seed: int
-) -> None:
+def test_random_values_are_the_same_on_both_paths(new_lake: NewLake, seed: int) -> None:
     random, count = Random(seed), 400
     columns = ", ".join(f"c{i} {kind}" for i, kind in enumerate(RANDOM))
     rows = [
@@ -251,7 +238,7 @@ def test_random_values_are_the_same_on_both_paths(
     ]
     insert = "insert into t values (%s" + "".join(f", %s::text::{kind}" for kind in RANDOM) + ")"
     setup = f"create table t (id int primary key, {columns});"
-    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as opened:
+    with new_lake(setup, "t") as opened:
 
         def write(first: int) -> None:
             with opened.source.transaction(), opened.source.cursor() as cursor:

@@ -21,12 +21,12 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.process.home import home
-from cdc_assets_tests.jvm_support import QUICK_JVM
 from cdc_assets_tests.oracle.generate import FOCUSES, make
 from cdc_assets_tests.oracle.plan import Plan
 from cdc_assets_tests.oracle.servers import Servers, serving
 from cdc_assets_tests.oracle.shrink import shrink
 from cdc_assets_tests.oracle.world import World
+from cdc_assets_tests.support.jvm import QUICK_JVM
 
 # As for tests: whole databases come and go.
 _FAST = {

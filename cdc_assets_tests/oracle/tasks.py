@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig, load_config
 from cdc_assets.errors import CdcError, TablesFailed
-from cdc_assets.flusher import session as receiver
+from cdc_assets.flusher import registrar
 from cdc_assets.flusher.flusher import run
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log.copies.chunks import chunks
@@ -104,7 +104,7 @@ def child(config_file: str, log: str, what: str, tables: Sequence[str]) -> None:
 def flusher(config_file: str, log: str) -> None:
     """The flusher, until SIGTERM."""
     _say_into(log)
-    receiver.IDLE_STEP_SECONDS = 0.2  # nobody waits for an idle source
+    registrar.IDLE_STEP_SECONDS = 0.2  # nobody waits for an idle source
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:

@@ -14,7 +14,7 @@ import psycopg
 from cdc_assets.maintenance.run import Maintained, maintain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.lake_support import Lake, lake
+from cdc_assets_tests.support.lake import Lake, lake
 
 SETUP = """
 create table t (id int primary key, v text, a int[]);

@@ -33,18 +33,25 @@ from pyarrow import fs  # noqa: F401 - loaded before memory is bounded
 
 from cdc_assets.flusher.decode import decoder
 from cdc_assets.flusher.decode.specs import DecodeSpec
-from cdc_assets.flusher.decoder import link
-from cdc_assets.flusher.decoder import process as decoder_process
-from cdc_assets.flusher.decoder.link import Failed, Flushed, Frames, Refused, Settings, Specs
-from cdc_assets.flusher.stage.staging import WrittenFile
-from cdc_assets.log.staged.files import StagedRows
+from cdc_assets.flusher.decoder_process import link
+from cdc_assets.flusher.decoder_process import loop as decoder_process
+from cdc_assets.flusher.decoder_process.link import (
+    Failed,
+    Flushed,
+    Frames,
+    Refused,
+    Settings,
+    Specs,
+)
+from cdc_assets.flusher.stage.staging import WrittenRows
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.postgres.catalog import Attribute
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests import pgoutput_reference as ref
-from cdc_assets_tests.pgoutput_reference import Reference, Row
 from cdc_assets_tests.security import hostile_streams
 from cdc_assets_tests.security.hostile_streams import Recorded
+from cdc_assets_tests.support import pgoutput_reference as ref
+from cdc_assets_tests.support.pgoutput_reference import Reference
+from cdc_assets_tests.support.staged_rows import Row, parse_staged
 
 # What one case may take: of the processor, in all (the machine is shared), of memory besides what
 # the program has anyway.
@@ -99,7 +106,7 @@ class Bench:
         for reply in replies:
             if isinstance(reply, Flushed):
                 found.position, found.commit_end = reply.position, reply.commit_end
-                for file in reply.files:
+                for file in reply.staged:
                     rows = self._read(file)
                     found.rows.setdefault(rows[0].oid, []).extend(rows)
             elif isinstance(reply, Refused):
@@ -117,15 +124,14 @@ class Bench:
             )
             pipe.send(Specs(self.specs))
             for frames in batches:
-                pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes()))
+                pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes(), 0))
                 pipe.send_bytes(b"".join(frames))
             pipe.send(link.Finish())
         except OSError:
             return  # it has refused what came before
 
-    def _read(self, file: WrittenFile) -> list[Row]:
-        staged = StagedRows(file.path, file.row_count, file.first_row).read(Storage())
-        return ref.parse_staged(self.oids[file.table], staged.to_pylist())
+    def _read(self, file: WrittenRows) -> list[Row]:
+        return parse_staged(self.oids[file.table], file.read(Storage()).to_pylist())
 
 
 def _take(pipe: Connection, replies: list[object]) -> None:

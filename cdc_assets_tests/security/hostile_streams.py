@@ -12,9 +12,9 @@ import random
 import struct
 from dataclasses import dataclass
 
-from cdc_assets_tests import pgoutput_reference as ref
-from cdc_assets_tests.pgoutput_reference import UNCHANGED, Spec, Value
 from cdc_assets_tests.security.record_wire import RECORDED
+from cdc_assets_tests.support import pgoutput_reference as ref
+from cdc_assets_tests.support.pgoutput_reference import UNCHANGED, Spec, Value
 
 HEADER = 25
 # A length or a count, of 16 or 32 bits: none, few, the sign's bit, all bits, far too many.

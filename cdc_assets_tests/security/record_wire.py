@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.postgres.catalog import attributes
-from cdc_assets_tests import pgoutput_support as beside
-from cdc_assets_tests.flusher_support import Bench, bench
+from cdc_assets_tests.support import pgoutput as beside
+from cdc_assets_tests.support.flusher import Bench, bench
 
 RECORDED = Path(__file__).with_name("recorded_wire.json")
 KEYS = {"public.keyed": ["id"], "public.twin": ["id"], "public.whole": ["id"], "public.loose": []}

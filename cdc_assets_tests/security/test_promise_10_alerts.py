@@ -23,6 +23,7 @@ from cdc_assets.dagster.checks.lag import check_lag
 from cdc_assets.dagster.checks.ready import check_ready
 from cdc_assets.dagster.metadata import described_metadata
 from cdc_assets.dagster.names import all_tables
+from cdc_assets.log.sessions.flusher_status import FlusherStatus
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import header, of_markdown, plain
 from cdc_assets.messages.texts import markdown as as_markdown
@@ -33,8 +34,8 @@ from cdc_assets.observe.report import Health, Problem, markdown
 from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.postgres.comments import Described, DescribedColumn
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests.security.alerts_support import START, config_of, to_mail, to_webhook, wrong
-from cdc_assets_tests.sink_support import mailbox, webhook
+from cdc_assets_tests.support.alerts import START, config_of, to_mail, to_webhook, wrong
+from cdc_assets_tests.support.sinks import mailbox, webhook
 
 HOSTILE = (
     "\\[bold]x[/bold]\\",
@@ -171,9 +172,8 @@ def test_checks_and_reports_are_no_markup_whatever_a_table_is_called(name: str) 
     finding = Finding("table_missing", "error", f"{name} isn't there", f"make {name}", None)
     status = TableStatus(name, "l", "parked", name, 1, None, None, None, None, 0, 0, 0, 0)
     ready, lag = check_ready([finding], names), check_lag(status, names)
-    slot = {"name": "s", "exists": False, "retained_bytes": 0}
-    told = {"state": "down", "last_error": name}
-    source = SourceStatus("shop", (status,), slot, told, {})
+    flusher = FlusherStatus("down", report={"last_error": name})
+    source = SourceStatus("shop", (status,), "s", None, flusher, {})
     report = markdown(Health(source, (Problem(wrong(name), "fail"),), ()))
     shown = [str(ready.metadata["findings"].value), ready.description or "", lag.description or ""]
     for said in shown:
@@ -196,12 +196,14 @@ def test_comments_of_any_size_are_bounded_in_an_assets_metadata() -> None:
 @example(HOSTILE[1])
 @example("[bold\\")
 @example(":smile:")
+@example("a\u0301\tb")
 def test_a_terminal_shows_any_name_as_it_is_and_obeys_none(name: str) -> None:
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=10_000, highlight=False, soft_wrap=True)
     console.print(terminal.shown(f"<{name}>"))
     assert "\x1b" not in out.getvalue()
-    assert out.getvalue().rstrip("\n") == f"<{plain(name)}>".rstrip("\n").expandtabs(8)
+    # rich counts the cells to a tab stop, of which a combining character has none.
+    assert out.getvalue().rstrip("\n").split() == f"<{plain(name)}>".split()
     table = Table()
     table.add_column("table")
     table.add_row(terminal.shown(name))

@@ -17,8 +17,8 @@ from cdc_assets.observe import outbox
 from cdc_assets.observe.notices import Memory, Notice, Waiting, due, observe
 from cdc_assets.observe.outbox import deliver, undelivered
 from cdc_assets.observe.sinks import send
-from cdc_assets_tests.security.alerts_support import START, config_of, to_mail, to_webhook, wrong
-from cdc_assets_tests.sink_support import mailbox, webhook
+from cdc_assets_tests.support.alerts import START, config_of, to_mail, to_webhook, wrong
+from cdc_assets_tests.support.sinks import mailbox, webhook
 
 
 @pytest.fixture(autouse=True)

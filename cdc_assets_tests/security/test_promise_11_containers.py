@@ -13,7 +13,7 @@ from typing import Any
 import hcl2
 import yaml
 
-from cdc_assets_tests.security.web_support import Asked, web
+from cdc_assets_tests.security.web import Asked, web
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "infra" / "docker"

@@ -24,7 +24,7 @@ from cdc_assets.lake.spark import jars
 from cdc_assets.lake.spark.jars import JARS, PACKAGES, Jar, cache_folder, jar_settings, provide
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
-from cdc_assets_tests.security.web_support import Answer, web
+from cdc_assets_tests.security.web import Answer, web
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-dev.lock")

@@ -27,8 +27,8 @@ from cdc_assets.readiness.source.server import preflight
 from cdc_assets.verify.representable import unrepresentable
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.lake_support import Lake, lake
-from cdc_assets_tests.security.roles_support import ROLES, apply_roles, dropped_after, dsn_of
+from cdc_assets_tests.security.roles import ROLES, apply_roles, dropped_after, dsn_of
+from cdc_assets_tests.support.lake import Lake, lake
 
 pytestmark = [pytest.mark.spark]
 
@@ -146,8 +146,7 @@ def _every_command(opened: Lake) -> None:
     _found(opened)
     opened.pin()
     opened.copy()
-    opened.flush()
-    opened.drain_all()
+    opened.catch_up()
     row = pipeline.store.table(T)
     assert row is not None
     assert all(found.equal for found in opened.verify())
@@ -190,13 +189,12 @@ def test_promise_2_nothing_that_an_owner_planted_is_called_with_our_rights(
                 b" delete from hers.t where id = 9; alter table hers.t add column late text"
                 b" default clock_timestamp()::text; update hers.t set v = 'x' where id = 7"
             )
-        opened.flush()
-        opened.drain_all()
+        opened.catch_up()
         assert all(found.equal for found in opened.verify())
         (done,) = maintain(opened.pipeline, lambda: opened.session, [T])
         assert done.problem is None
-        row = opened.pipeline.store.table(TableId("hers", "hidden"))
-        assert row is not None and "row-level security" in str(row.reason)
+        row = opened.row(TableId("hers", "hidden"))
+        assert "row-level security" in str(row.reason)
         codes = {f.code for f in _found(opened)}
         assert "excess_rights" not in codes and "row_security" in codes
         assert _calls(postgres, since) == set()

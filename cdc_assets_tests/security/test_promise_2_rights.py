@@ -14,7 +14,7 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.security.roles_support import apply_roles, dropped_after, dsn_of
+from cdc_assets_tests.security.roles import apply_roles, dropped_after, dsn_of
 
 SETUP = """
 create table t (id int primary key, v text);

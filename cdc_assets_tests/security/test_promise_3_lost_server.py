@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,8 +18,7 @@ from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import lost_server, open_session
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.lake_support import Lake, lake
+from cdc_assets_tests.support.lake import Lake, NewLake
 
 pytestmark = pytest.mark.spark
 
@@ -84,16 +82,9 @@ def _fragile(source: Lake, fragile: Fragile) -> Iterator[None]:
 
 
 @pytest.fixture
-def source(
-    postgres_dsn: NewDatabase,
-    spark_server: SparkServer,
-    tmp_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Lake]:
+def source(copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
     monkeypatch.setattr(sessions, "RETRIES", 2)
-    with lake(postgres_dsn(), spark_server.ensure(), SETUP, "good", "bad") as opened:
-        opened.pin()
-        opened.copy()
+    with copied_lake(SETUP, "good", "bad") as opened:
         yield opened
 
 
@@ -123,8 +114,8 @@ def test_a_batch_that_ends_two_servers_parks_its_table_alone(
             assert source.drain(GOOD).merges == 1
             with pytest.raises(TableProblem, match=r"2 Spark servers ended .* resync"):
                 source.drain(BAD)
-        row = source.pipeline.store.table(BAD)
-        assert row is not None and row.state == "parked" and counted() == []
+        row = source.row(BAD)
+        assert row.state == "parked" and counted() == []
         assert [row[0] for row in source.rows(GOOD)] == [2]
         assert [row[0] for row in source.rows(BAD)] == [1]
 

@@ -16,9 +16,9 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.representable import unrepresentable
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.flusher_support import flushing
-from cdc_assets_tests.jvm_support import ARROW_BYTES
-from cdc_assets_tests.lake_support import Lake, lake
+from cdc_assets_tests.support.flusher import flushing
+from cdc_assets_tests.support.jvm import ARROW_BYTES
+from cdc_assets_tests.support.lake import Lake, NewLake, copied
 
 pytestmark = pytest.mark.spark
 
@@ -90,9 +90,7 @@ def _all_looks(opened: Lake, table: TableId) -> None:
     assert unrepresentable(opened.pipeline, opened.session, opened.lake_table(table)) == {}
 
 
-def test_values_of_any_length_come_through_copy_and_log(
-    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
-) -> None:
+def test_values_of_any_length_come_through_copy_and_log(copied_lake: NewLake) -> None:
     listed = ", ".join(f"c{i} {kind}" for i, kind in enumerate(EXTREME))
     values = [*EXTREME.values()]
 
@@ -103,9 +101,7 @@ def test_values_of_any_length_come_through_copy_and_log(
         )
 
     setup = f"{TYPES} create table t (id int primary key, {listed}); {insert(0)}"
-    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as opened:
-        opened.pin()
-        opened.copy()
+    with copied_lake(setup, "t") as opened:
         opened.execute(insert(1000))
         opened.flush()
         opened.drain(T)
@@ -118,15 +114,11 @@ def test_values_of_any_length_come_through_copy_and_log(
         _all_looks(opened, T)
 
 
-def test_values_that_are_large_together_can_be_read_from_one_file(
-    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
-) -> None:
+def test_values_that_are_large_together_can_be_read_from_one_file(copied_lake: NewLake) -> None:
     """What a batch of the reader has of a column has to fit into one of Arrow's vectors."""
     rows, length = 5000, ARROW_BYTES // 4000
     setup = "create table t (id int primary key, v text)"
-    with lake(postgres_dsn(), spark_server.ensure(), setup, "t") as opened:
-        opened.pin()
-        opened.copy()
+    with copied_lake(setup, "t") as opened:
         opened.execute("insert into t values (-1, '')")
         opened.flush()
         opened.drain(T)
@@ -157,13 +149,10 @@ def _wide(spark_url: str, dsn: str, count: int) -> None:
         create table t (id int primary key, {listed}); create table other (id int primary key);
         insert into t (id, c0, c1, c3) values (1, now(), 1.5, '{{a,b}}');
     """
-    with lake(dsn, spark_url, setup, "t", "other") as opened:
-        opened.pin()
-        opened.copy()
+    with copied(dsn, spark_url, setup, "t", "other") as opened:
         opened.execute(f"insert into t (id, c2, c{count - 1}) values (2, now(), null)")
         opened.execute("update t set c3 = array['c'] where id = 1; insert into other values (1)")
-        opened.flush()
-        opened.drain_all()
+        opened.catch_up()
         assert opened.rows(OTHER) == [(1,)]
         assert [row[:5:4] for row in opened.rows(T)] == [(1, ["c"]), (2, None)]
         _all_looks(opened, T)

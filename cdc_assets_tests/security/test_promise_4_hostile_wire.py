@@ -9,27 +9,28 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher import flusher as main
-from cdc_assets.flusher import wire as stream
+from cdc_assets.flusher import stream
 from cdc_assets.flusher.decode.decoder import Decoder
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.decode.waiting import decoded
-from cdc_assets.flusher.wire import Received, Stream
+from cdc_assets.flusher.line.frames import Received
+from cdc_assets.flusher.stream import Stream
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests import pgoutput_reference as ref
-from cdc_assets_tests.flusher_support import Bench, bench, flushing, named_after, wait_for
-from cdc_assets_tests.pgoutput_reference import UNCHANGED
+from cdc_assets.process.backoff import Backoff
 from cdc_assets_tests.security.damaging_relay import SLOW_SECONDS
 from cdc_assets_tests.security.hostile_streams import looping
+from cdc_assets_tests.support import pgoutput_reference as ref
+from cdc_assets_tests.support.flusher import Bench, flushing
+from cdc_assets_tests.support.pgoutput_reference import UNCHANGED
+from cdc_assets_tests.support.waiting import wait_for
 
 OURS, OTHER, NOBODYS = 7, 8, 9
 TOLD = (ref.relation(OURS, ["id", "v"], ["id"]), ref.relation(OTHER, ["id"], ["id"]))
@@ -192,15 +193,6 @@ def test_a_value_that_is_nowhere_parks_its_table_alone(message: bytes) -> None:
 # --- a real server, a real flusher, and something on the line between them ---
 
 
-@pytest.fixture
-def source(
-    postgres: EmbeddedPostgres, request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[Bench]:
-    dsn = postgres.start()
-    with bench(dsn, named_after(request, "w"), tmp_path) as made:
-        yield made
-
-
 Damage = Callable[[bytes], bytes]
 
 
@@ -231,19 +223,18 @@ def test_nothing_of_a_damaged_batch_is_registered_or_acknowledged(
     receive = Stream.receive
 
     def damaged(line: Stream, limit_bytes: int) -> Received:
-        received = receive(line, limit_bytes)
-        received.frames = [memoryview(damage(bytes(frame))) for frame in received.frames]
-        return received
+        frames = receive(line, limit_bytes).frames
+        return Received.of([damage(bytes(frame)) for frame in frames])
 
     with monkeypatch.context() as wire:
         wire.setattr(Stream, "receive", damaged)
         with pytest.raises(ReplicationProblem, match="can't be read as pgoutput protocol 1"):
             source.flush(config)
     assert (source.flushed(), source.confirmed()) == (flushed, confirmed)
-    assert [row.data["id"] for row in source.log("public.t")] == ["0"]
+    assert source.ids() == ["0"]
     assert source.entries("public.u") == []
     source.flush(config)  # over a line that is sound everything is there, once
-    assert [row.data["id"] for row in source.log("public.t")] == ["0", "1", "2"]
+    assert source.ids() == ["0", "1", "2"]
     assert len(source.log("public.u")) == 1
 
 
@@ -282,7 +273,7 @@ def test_a_message_of_a_damaged_length_is_sent_again(
         source.flush(config)
     assert relay.stdout is not None
     assert relay.stdout.readline() == "damaged\n"
-    assert [row.data["id"] for row in source.log("public.t")] == ["1", "2"]
+    assert source.ids() == ["1", "2"]
     said = ("hasn't ended in 2 s", "connection was lost", "can't be read as pgoutput protocol 1")
     assert any(each in caplog.text for each in said)
 
@@ -291,7 +282,7 @@ def test_a_row_that_takes_a_slow_line_longer_than_that_arrives_in_the_end(
     source: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "ENDLESS_SECONDS", SLOW_SECONDS / 3)
-    monkeypatch.setattr(main, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(main, "BACKOFF", Backoff(first_seconds=0.01))
     source.execute("create table t (id int primary key, v text)")
     source.flush(source.config("public.t"))
     source.execute("insert into t values (1, 'slow')")

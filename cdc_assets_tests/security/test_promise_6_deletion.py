@@ -1,7 +1,7 @@
 """Deletion stays below ``<staging>/<source>/`` and the table's place, whatever catalog or log say.
 
 Each way to plant a path is tried with all that removes files; what is elsewhere lives, what is ours
-goes, and what is refused is named. How a path is judged is in ``unit/test_places.py``.
+goes, and what is refused is named. How a path is judged is in ``unit/log/test_places.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OTHERS = {
     "lake/spark/server.py",
     "log/staged/storage.py",
     "process/home.py",
-    "snapshot/worker.py",
+    "snapshot/lake_file.py",
 }
 DELETES = {
     "delete_file",

@@ -28,10 +28,10 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.process.traces import trace, traces_path
 from cdc_assets.verify.key_names import hashed, salt
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.flusher_support import flushing
-from cdc_assets_tests.lake_support import Lake, lake
 from cdc_assets_tests.security.planted import NUMBER, WORD, leaks
-from cdc_assets_tests.sink_support import Inbox, mailbox, webhook
+from cdc_assets_tests.support.flusher import flushing
+from cdc_assets_tests.support.lake import Lake, lake
+from cdc_assets_tests.support.sinks import Inbox, mailbox, webhook
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.process.traces import trace, traces_path
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets_tests.conftest import NewDatabase, with_database
-from cdc_assets_tests.lake_support import lake
-from cdc_assets_tests.s3_support import REGION, ObjectStore
 from cdc_assets_tests.security.planted import NUMBER, VALUES, WORD, leaks
+from cdc_assets_tests.support.lake import copied, lake
+from cdc_assets_tests.support.s3 import REGION, ObjectStore
 
 
 def _said(error: BaseException) -> str:
@@ -319,9 +319,7 @@ def test_of_spark_paths_names_settings_and_addresses_are_told(
     dead_port: int,
     home: Path,
 ) -> None:
-    with lake(postgres_dsn(), spark_url, "create table t (id int primary key)", "t") as source:
-        source.pin()
-        source.copy()
+    with copied(postgres_dsn(), spark_url, "create table t (id int primary key)", "t") as source:
         _catalog_in_s3(source.session, postgres_dsn(), f"http://127.0.0.1:{dead_port}")
         _named(source.session, dead_port, home)
         _in_partitions(source.session, home / "parts")

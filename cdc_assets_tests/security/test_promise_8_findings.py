@@ -10,7 +10,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.readiness.links import transport_findings
 from cdc_assets.readiness.surroundings import review
-from cdc_assets_tests.security.transport_support import (
+from cdc_assets_tests.security.transport import (
     no_variables,  # noqa: F401 - a fixture for every test
     source,
 )

@@ -6,7 +6,7 @@ The drivers: libpq (psycopg, ADBC), SQLAlchemy on psycopg (pyiceberg's catalog),
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,20 +16,19 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import create_engine
 
-from cdc_assets.embedded.binaries import debian_bindir
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.lake.catalog.catalog import shown, sql_catalog_uri
 from cdc_assets.lake.spark.jars import JARS, cache_folder, provide
-from cdc_assets.postgres.session.connect import connect, redacted, uri
+from cdc_assets.postgres.session.connect import connect, uri
 from cdc_assets.postgres.session.jdbc import HARMLESS, PLACE, REFUSED, SAME, TLS, VALUES, jdbc
 from cdc_assets.postgres.session.parameters import KNOWN, resolved, verified
 from cdc_assets.readiness.surroundings import admitted, review
-from cdc_assets_tests.security.transport_support import (
+from cdc_assets_tests.security.transport import (
     no_variables,  # noqa: F401 - a fixture for every test
     source,
 )
-from cdc_assets_tests.tls_support import ROLE, Authority, tls_server
+from cdc_assets_tests.support.tls import Authority
 
 DECIDED = {*SAME, *PLACE, *TLS, *HARMLESS, *REFUSED}
 BASE = {"host": "db.example", "user": "cdc", "password": "p", "dbname": "app"}
@@ -39,7 +38,7 @@ BASE = {"host": "db.example", "user": "cdc", "password": "p", "dbname": "app"}
 
 
 def test_every_parameter_that_libpq_knows_is_decided() -> None:
-    assert set() == KNOWN - DECIDED, "a new libpq's parameters: decide them in postgres/jdbc.py"
+    assert set() == KNOWN - DECIDED, "a new libpq's parameters: decide them in session/jdbc.py"
     assert VALUES.keys() <= REFUSED.keys()
     ways = [*SAME, *PLACE, *TLS, *HARMLESS, *REFUSED]
     assert len(ways) == len(set(ways))
@@ -119,7 +118,6 @@ def test_variables_of_the_environment_hold_for_all_drivers(monkeypatch: pytest.M
 
 def test_no_secret_of_a_dsn_is_shown() -> None:
     dsn = "host=h dbname=d password=planted sslpassword=planted scram_client_key=planted"
-    assert "planted" not in redacted(dsn)
     catalog = {"lake": {"catalog": {"uri": dsn}}}
     assert "planted" not in str(shown(source("host=h", **catalog)))
 
@@ -142,31 +140,6 @@ def test_a_service_comes_before_variables_of_the_environment(
             with psycopg.connect(address) as connection:
                 at = (connection.info.user, connection.info.dbname)
                 assert at == (given["user"], conninfo_to_dict(dsn).get("dbname", given["dbname"]))
-
-
-@pytest.fixture(scope="module")
-def authority(public_directory: Path) -> Authority:
-    return Authority(public_directory / "authority-8")
-
-
-@pytest.fixture(scope="module")
-def server(public_directory: Path, authority: Authority) -> Iterator[str]:
-    """The DSN of who is let in by TLS, password and certificate."""
-    bindir = debian_bindir(15)
-    if bindir is None:
-        pytest.skip("Debian's Postgres 15 is not installed; the embedded ones have no TLS")
-    folder = public_directory / "tls-8"
-    folder.mkdir()
-    folder.chmod(0o755)
-    with tls_server(folder, bindir, authority) as dsn:
-        mine = authority.issue(ROLE)
-        yield make_conninfo(
-            dsn,
-            sslmode="verify-full",
-            sslrootcert=str(authority.root),
-            sslcert=str(mine.certificate),
-            sslkey=str(mine.key),
-        )
 
 
 def by_jdbc(*dsns: str) -> list[str]:
@@ -223,12 +196,14 @@ def refusals(dsn: str) -> list[str]:
 
 
 def test_all_drivers_connect_or_refuse_alike(
-    server: str, authority: Authority, public_directory: Path
+    secured: str, authority: Authority, public_directory: Path
 ) -> None:
     stranger = Authority(public_directory / "stranger-8")
-    password = {k: v for k, v in conninfo_to_dict(server).items() if k not in ("sslcert", "sslkey")}
+    password = {
+        k: v for k, v in conninfo_to_dict(secured).items() if k not in ("sslcert", "sslkey")
+    }
     plain = make_conninfo("", **{**password, "host": "127.0.0.1", "user": "plain"})
-    with connect(server) as made:
+    with connect(secured) as made:
         made.execute("create role plain login password 'p'")
         hba = made.execute("show hba_file").fetchone()
         assert hba is not None
@@ -236,26 +211,26 @@ def test_all_drivers_connect_or_refuse_alike(
             rules.write("host all plain 127.0.0.1/32 password\n")
         made.execute("select pg_reload_conf()")
     lets_in = [
-        server,
-        make_conninfo(server, channel_binding="require", require_auth="scram-sha-256"),
-        make_conninfo(server, ssl_min_protocol_version="TLSv1.2", target_session_attrs="primary"),
-        make_conninfo(server, host="nowhere.invalid,localhost", connect_timeout="5"),
+        secured,
+        make_conninfo(secured, channel_binding="require", require_auth="scram-sha-256"),
+        make_conninfo(secured, ssl_min_protocol_version="TLSv1.2", target_session_attrs="primary"),
+        make_conninfo(secured, host="nowhere.invalid,localhost", connect_timeout="5"),
         make_conninfo(plain, sslmode="disable"),
     ]
     keeps_out = [
-        make_conninfo(server, require_auth="md5"),
-        make_conninfo(server, require_auth="!scram-sha-256"),
-        make_conninfo(server, sslrootcert=str(stranger.root)),
+        make_conninfo(secured, require_auth="md5"),
+        make_conninfo(secured, require_auth="!scram-sha-256"),
+        make_conninfo(secured, sslrootcert=str(stranger.root)),
         # libpq verifies by a root certificate that is there.
-        make_conninfo(server, sslmode="require", sslrootcert=str(stranger.root)),
-        make_conninfo(server, host="127.0.0.1"),  # verify-full: it isn't in the certificate
+        make_conninfo(secured, sslmode="require", sslrootcert=str(stranger.root)),
+        make_conninfo(secured, host="127.0.0.1"),  # verify-full: it isn't in the certificate
         make_conninfo(plain, sslmode="disable", channel_binding="require"),
         make_conninfo(plain, sslmode="disable", require_auth="scram-sha-256"),  # a plain password
     ]
     for dsn in lets_in:
-        assert refusals(dsn) == [], redacted(dsn)
+        assert refusals(dsn) == []
     for dsn in keeps_out:
-        assert refusals(dsn) == ["libpq", "adbc", "sqlalchemy"], redacted(dsn)
+        assert refusals(dsn) == ["libpq", "adbc", "sqlalchemy"]
     said = by_jdbc(*lets_in, *keeps_out)
     assert len(said) == len(lets_in) + len(keeps_out)
     assert [line.split(":")[0] for line in said] == ["connected"] * len(lets_in) + [
@@ -263,9 +238,9 @@ def test_all_drivers_connect_or_refuse_alike(
     ] * len(keeps_out), said
 
 
-def test_sqlalchemy_has_every_parameter_of_the_dsn(server: str) -> None:
+def test_sqlalchemy_has_every_parameter_of_the_dsn(secured: str) -> None:
     given = {"channel_binding": "require", "keepalives_idle": "17", "application_name": "mine"}
-    dsn = make_conninfo(server, **given)
+    dsn = make_conninfo(secured, **given)
     engine = create_engine(
         sql_catalog_uri(source(dsn, lake={"catalog": {"uri": dsn}})).render_as_string(
             hide_password=False
@@ -281,9 +256,9 @@ def test_sqlalchemy_has_every_parameter_of_the_dsn(server: str) -> None:
 
 
 def test_what_jdbc_lacks_is_an_error_of_check_and_no_session_opens(
-    server: str, tmp_home: Path
+    secured: str, tmp_home: Path
 ) -> None:
-    config = source(make_conninfo(server, sslcrldir="/revoked"))
+    config = source(make_conninfo(secured, sslcrldir="/revoked"))
     found = [f for f in review(config) if f.code == "transport_jdbc"]
     assert [f.severity for f in found] == ["error"]
     assert "sslcrldir" in found[0].message

@@ -16,8 +16,8 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.lake_support import lake
-from cdc_assets_tests.security.roles_support import apply_roles, dropped_after, dsn_of
+from cdc_assets_tests.security.roles import apply_roles, dropped_after, dsn_of
+from cdc_assets_tests.support.lake import copied, lake
 
 pytestmark = [pytest.mark.spark]
 
@@ -82,8 +82,7 @@ def test_promise_9_the_roles_are_enough_for_everything_and_may_nothing_else(
                 " truncate sales.\"Or'der\"; insert into sales.\"Or'der\" values (1, 'x', null);"
                 " update parts set id = id + 400 where id > 450"
             )
-            source.flush()
-            source.drain_all()
+            source.catch_up()
             assert all(found.equal for found in source.verify())
             assert len(source.rows(TableId("public", "t"))) == 500 - 500 // 7
             assert source.rows(TableId("sales", "Or'der")) == [(1, None)]
@@ -150,17 +149,14 @@ def test_promise_9_an_excluded_column_is_neither_granted_nor_sent(
             "postgres": {"dsn": reads, "replication_dsn": dsn_of(database, "cdc_replication")},
             "state": {"postgres_url": dsn_of(database, "cdc_state")},
         }
-        with lake(reads, spark_server.ensure(), "select", *CONFIGURED, **settings) as source:
-            source.pin()
-            source.copy()
+        with copied(reads, spark_server.ensure(), "select", *CONFIGURED, **settings) as source:
             owner.execute(
                 'alter table sales."Or\'der" rename v to w;'
                 " update sales.\"Or'der\" set w = 'x', secret = 'planted' where id = 1;"
                 ' alter table sales."Or\'der" rename secret to open;'
                 " update sales.\"Or'der\" set open = 'planted', w = 'y' where id = 2"
             )
-            source.flush()
-            source.drain_all()
+            source.catch_up()
             table = TableId("sales", "Or'der")
             assert source.rows(table)[0:2] == [(1, "x"), (10, "v10")]
             assert (2, "y") in source.rows(table)
@@ -173,8 +169,8 @@ def test_promise_9_an_excluded_column_is_neither_granted_nor_sent(
             codes = {f.code for f in preflight(source.source, source.config, source.pipeline.store)}
             assert {"select_privilege", "table_partial"} <= codes
             source.pins.prepare()  # as a flusher does when it starts
-            row = source.pipeline.store.table(table)
-            assert row is not None and row.state == "parked"
+            row = source.row(table)
+            assert row.state == "parked"
             assert "column list" in str(row.reason)
 
 

@@ -16,7 +16,7 @@ from cdc_assets.postgres.publications import GENERATED_COLUMNS
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.security.roles_support import apply_roles, dropped_after, dsn_of
+from cdc_assets_tests.security.roles import apply_roles, dropped_after, dsn_of
 
 SETUP = """
 create table made (id int primary key, v text, secret text,

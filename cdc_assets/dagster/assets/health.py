@@ -40,7 +40,7 @@ def health_metadata(found: Health) -> dict[str, Any]:
     lags = [t.lag_seconds for t in found.status.tables if t.lag_seconds is not None]
     numbers: dict[str, Any] = {
         "lag seconds": max(lags, default=None),
-        "retained bytes": found.status.slot["retained_bytes"],
+        "retained bytes": found.status.retained_bytes,
         "changes a second": found.rows_per_second,
         "changes waiting": sum(table.pending_rows for table in found.status.tables),
     }

@@ -1,22 +1,25 @@
 """The lake tables of a source: one operation that drains the logs of all that have something in it.
 
-A run is a worker among others: it goes round its share of the tables
-(``materializer.workers.turns``) until nothing has been pending for a moment, or its budget is over:
-so under load the delay is a merge and not the launch of a run. A run older than RELIEF_SECONDS ends
-as soon as its successor has started, so no change waits for a launch. A table whose copy is
-completed meanwhile joins in. A table that can't go on doesn't stop the others: the run fails at its
-end, naming it, and leaves the names as a tag for the sensor. Tables are reported while the run goes
-on, or a busy table would look stale. How a log is applied is in ``materializer.drain``.
+A run is one worker among others: it goes round its share of the tables
+(``materializer.workers.turns``) until nothing has been pending for some minutes, or its budget is
+over: to wait is far cheaper than to launch, and a change that comes then waits for a merge alone. A
+run older than RELIEF_SECONDS ends as soon as its successor has started, so no change waits for a
+launch. A table whose copy is completed meanwhile joins in. A table that can't go on doesn't stop
+the others: the run leaves its name as a tag for the sensor, is relieved sooner, and fails at its
+end, naming it. Tables are reported while the run goes on, or a busy table would look stale. How a
+log is applied is in ``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import dagster as dg
+import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
@@ -32,27 +35,39 @@ from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.store import Cursor
+from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.log.wishes import paused
 from cdc_assets.materializer.drain import Drained
+from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.materializer.workers.worker import Worker
-from cdc_assets.messages.texts import described
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.traces import noted
 from cdc_assets.readiness.surroundings import admitted
 
-# A launch costs about 5 s of CPU, so 2 % at the most; short enough that new code is soon in use.
-BUDGET_SECONDS = 240.0
-# The age at which a run's successor is asked for, and takes over: a launch takes some seconds, some
-# dozens on a machine that is too busy.
-RELIEF_SECONDS = 180.0
+# The age at which a run's successor is asked for, and takes over. A launch costs about 5 s of CPU,
+# so 0.5 % at the most. New code doesn't wait for it: its code server ends the old one's runs.
+RELIEF_SECONDS = 900.0
+# The same of a run by hand, whose end a person waits for, of one with a table that can't go on (it
+# is tried again, and people told, at the run's end), and where another run or table waits.
+SHORT_RELIEF_SECONDS = 180.0
+# A launch takes some seconds, some dozens on a machine that is too busy; then a run ends without.
+GRACE_SECONDS = 60.0
 # Waiting this long for more is cheaper than launching the next run for it.
-LINGER_SECONDS = 10.0
+LINGER_SECONDS = 300.0
+# The same of such runs.
+SHORT_LINGER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 # An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
 REPORT_SECONDS = 60.0
+
+
+def relief_seconds(*, soon: bool) -> float:
+    """The age at which a run is relieved; ``soon``: somebody waits for its end."""
+    return min(RELIEF_SECONDS, SHORT_RELIEF_SECONDS) if soon else RELIEF_SECONDS
 
 
 def heartbeat_seconds(table: TableConfig) -> float:
@@ -71,15 +86,11 @@ def report_seconds(table: TableConfig) -> float:
 def lake_spec(names: TableAssets) -> dg.AssetSpec:
     """``<namespace>/<table>``: the Iceberg table."""
     freshness = names.config.table(names.table).freshness
-    return dg.AssetSpec(
+    return names.spec(
         names.lake,
+        {"spark", "iceberg"},
+        f"{names.table} as an Iceberg table: its copy with every later change applied.",
         deps=[names.snapshot, names.staged_log],
-        group_name=names.config.name,
-        owners=names.owners,
-        kinds={"spark", "iceberg"},
-        description=described(
-            f"{names.table} as an Iceberg table: its copy with every later change applied."
-        ),
         metadata=definition_metadata(names),
         freshness_policy=dg.FreshnessPolicy.time_window(
             fail_window=freshness.fail, warn_window=freshness.warn
@@ -109,7 +120,8 @@ def lake_assets(config: SourceConfig) -> dg.AssetsDefinition:
                 Worker(pipeline, [names.table for names in selected]) as worker,
                 Turns(pipeline, session, worker, context.log.info) as turns,
             ):
-                yield from Rounds(context, pipeline, turns, selected).run()
+                altered = Altered(pipeline, [names.table for names in selected])
+                yield from Rounds(context, config, pipeline.store, turns, altered, selected).run()
 
     return materialize
 
@@ -120,29 +132,33 @@ class Rounds:
     def __init__(
         self,
         context: dg.AssetExecutionContext,
-        pipeline: Pipeline,
+        config: SourceConfig,
+        store: LogStore,
         turns: Turns,
+        altered: Altered,
         tables: Sequence[TableAssets],
     ) -> None:
         self._context = context
-        self._pipeline = pipeline
+        self._config = config
+        self._store = store
         self._turns = turns
+        self._altered = altered
         self._tables = {names.table: names for names in tables}
         self._sums: dict[TableId, Drained] = {}
         self._reported_at: dict[TableId, float] = {}
         self._problems: dict[TableId, TableProblem] = {}
         # A run by hand looks at every table, and reports each once at the end. A run of the
         # sensor's reports a table without any event at once, and leaves idle tables alone.
-        by_hand = WORK_TAG not in context.run.tags
+        self._by_hand = by_hand = WORK_TAG not in context.run.tags
         reported = self._with_events()
         self._known = set[TableId]() if by_hand else reported
         self._new = set[TableId]() if by_hand else set(self._tables) - reported
         # Tables of other workers are reported once applied up to here, and again when they go on.
-        self._awaited = {
-            table: pipeline.store.log_end(table) for table in set(self._tables) - self._known
-        }
+        self._awaited = {table: store.log_end(table) for table in set(self._tables) - self._known}
         self._others: dict[TableId, int] = {}
         self._began = time.monotonic()
+        self._is_wanted = False
+        self._looked_around_at = self._began
 
     def _with_events(self) -> set[TableId]:
         keys = [names.lake for names in self._tables.values()]
@@ -165,13 +181,17 @@ class Rounds:
                 if not self._turns.start(table):
                     break
                 self._known.add(table)
+                self._altered.tried(table)
                 self._awaited.pop(table, None)
             done = self._turns.wait(_LOOK_SECONDS)
             for turn in done:
                 self._take(turn)
-            if pending or done or self._turns.busy:
+            for table in [table for table in self._sums if self._report_is_due(table)]:
+                self._log_report(table)
+            waits = self._turns.waits or self._waits()
+            if pending or done or self._turns.busy or waits:
                 quiet_since = time.monotonic()
-            elif not self._waits() and time.monotonic() - quiet_since > LINGER_SECONDS:
+            elif self._is_idle(time.monotonic() - quiet_since):
                 break
         for table in list(self._sums):
             version = self._version(table)
@@ -183,8 +203,25 @@ class Rounds:
         self._finish()
 
     def _over(self) -> bool:
-        age = time.monotonic() - self._began
-        return age >= BUDGET_SECONDS or (age >= RELIEF_SECONDS and self._turns.relieved)
+        late = time.monotonic() - self._began - relief_seconds(soon=self._is_awaited())
+        return late >= GRACE_SECONDS or (late >= 0 and self._turns.relieved)
+
+    def _is_idle(self, quiet_seconds: float) -> bool:
+        """Whether to end after so long without anything to do."""
+        return quiet_seconds > (SHORT_LINGER_SECONDS if self._is_awaited() else LINGER_SECONDS)
+
+    def _is_awaited(self) -> bool:
+        """Whether a person waits for the run's end, a run for its place, or a table for a run."""
+        if self._by_hand or self._problems:
+            return True
+        if time.monotonic() - self._looked_around_at >= SHORT_LINGER_SECONDS:
+            self._looked_around_at = time.monotonic()
+            queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
+            others = {b.table for b in self._store.backlogs() if b.rows} - set(self._tables)
+            self._is_wanted = bool(
+                others - set(paused(self._store)) or self._context.instance.get_runs_count(queued)
+            )
+        return self._is_wanted
 
     def _waits(self) -> bool:
         """Whether other workers still have to do what this run was asked for."""
@@ -193,16 +230,19 @@ class Rounds:
         )
 
     def _say_who_cant(self) -> None:
-        for row in self._pipeline.store.tables():
-            if row.table in self._tables and row.state == "parked":
+        for row in self._store.tables():
+            if row.table in self._tables and row.state == TableState.PARKED:
                 self._fail(TableProblem(row.table, row.reason or "it is parked"))
-            elif row.table in self._tables and row.state != "streaming":
+            elif row.table in self._tables and row.state != TableState.STREAMING:
                 self._context.log.info("%s is %s; it joins once copied", row.table, row.state)
 
     def _pending(self) -> list[TableId]:
         """The tables with something to be applied or reported, the longest waiting first."""
-        wants = set(self._tables) - set(self._problems) - set(paused(self._pipeline.store))
-        return self._turns.pending(wants, also=wants - self._known)
+        wants = set(self._tables) - set(self._problems) - set(paused(self._store))
+        altered = frozenset[TableId]()
+        with suppress(psycopg.OperationalError):  # a source that is down alters nothing
+            altered = self._altered.tables()
+        return self._turns.pending(wants, also=(wants - self._known) | (altered & wants))
 
     def _say_what_others_did(self) -> None:
         """Report the tables of other workers that have moved.
@@ -215,9 +255,7 @@ class Rounds:
                 continue
             arrived = table in self._awaited and offset >= self._awaited[table]
             moved = offset > self._others.setdefault(table, offset)
-            since = time.monotonic() - self._reported_at.get(table, self._began)
-            every = report_seconds(self._pipeline.config.table(table))
-            if arrived or (moved and since >= every):
+            if arrived or (moved and self._report_is_due(table)):
                 self._awaited.pop(table, None)
                 self._others[table] = offset
                 if table in self._sums:
@@ -228,11 +266,11 @@ class Rounds:
     def _introduce(self, table: TableId) -> None:
         """Report a table's present state: just copied, or merged by somebody else."""
         self._new.discard(table)
-        row = self._pipeline.store.table(table)
+        row = self._store.table(table)
         if row is None or row.snapshot_lsn is None:
             return
         try:
-            lake = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row)
+            lake = LakeTable(self._config, self._config.table(table), row)
             state = lake.state()
         except TableProblem as problem:
             self._fail(problem)
@@ -252,7 +290,7 @@ class Rounds:
         )
 
     def _version(self, table: TableId) -> str:
-        row = self._pipeline.store.table(table)
+        row = self._store.table(table)
         return data_version(row.epoch if row is not None else 0, self._sums[table].cursor.offset)
 
     def _take(self, turn: Turn) -> None:
@@ -268,22 +306,24 @@ class Rounds:
             self._context.log.info("%s: another worker is at it", table)
         else:
             self._sums[table] = _added(self._sums.get(table), turn.drained)
-            every = report_seconds(self._pipeline.config.table(table))
-            since = time.monotonic() - self._reported_at.get(table, self._began)
-            if since >= every:
-                self._log_report(table)
+
+    def _report_is_due(self, table: TableId) -> bool:
+        since = time.monotonic() - self._reported_at.get(table, self._began)
+        return since >= report_seconds(self._config.table(table))
 
     def _fail(self, problem: TableProblem) -> None:
         self._context.log.error(str(problem))
         assert isinstance(problem.table, TableId)
         self._problems[problem.table] = problem
+        # At once: the sensor relieves a run with this tag sooner.
+        failed = json.dumps([str(table) for table in self._problems])
+        self._context.instance.add_run_tags(self._context.run.run_id, {FAILED_TAG: failed})
 
     def _report(self, table: TableId) -> dict[str, Any]:
         drained, names = self._sums.pop(table), self._tables[table]
-        store = self._pipeline.store
-        row = store.table(table)
+        store, row = self._store, self._store.table(table)
         assert row is not None  # it has just been drained
-        lake = LakeTable(self._pipeline.config, self._pipeline.config.table(table), row)
+        lake = LakeTable(self._config, self._config.table(table), row)
         backlog = next((b for b in store.backlogs() if b.table == table), None)
         oldest = backlog.oldest_commit if backlog is not None else None
         lag = 0.0 if oldest is None else (store.server_now() - oldest).total_seconds()
@@ -291,13 +331,8 @@ class Rounds:
         return {**table_metadata(lake, names, drained.rows), **drained_metadata(drained, lag)}
 
     def _finish(self) -> None:
-        if not self._problems:
-            return
-        failed = [str(table) for table in self._problems]
-        self._context.instance.add_run_tags(
-            self._context.run.run_id, {FAILED_TAG: json.dumps(failed)}
-        )
-        raise TablesFailed(list(self._problems.values()))
+        if self._problems:
+            raise TablesFailed(list(self._problems.values()))
 
 
 def _added(before: Drained | None, now: Drained) -> Drained:

@@ -19,7 +19,6 @@ from cdc_assets.errors import TablesFailed
 from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.run import Maintained, maintain
-from cdc_assets.messages.texts import described
 from cdc_assets.pipeline import Pipeline
 
 # A table that is compacted for the first time may take hours; the next run goes on with it.
@@ -33,7 +32,16 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
 
     @dg.multi_asset(
         name=f"maintain_{config.name}",
-        specs=[_spec(names) for names in tables],
+        specs=[
+            names.spec(
+                names.maintenance,
+                {"spark", "iceberg"},
+                f"Care of {names.lake_table_name}: compaction, expiry of snapshots, removal of"
+                " orphans and of staged files that nobody needs any more.",
+                deps=[names.lake],
+            )
+            for names in tables
+        ],
         can_subset=True,
         required_resource_keys={resource},
     )
@@ -70,20 +78,6 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
             raise TablesFailed(problems)
 
     return maintain_tables
-
-
-def _spec(names: TableAssets) -> dg.AssetSpec:
-    return dg.AssetSpec(
-        names.maintenance,
-        deps=[names.lake],
-        group_name=names.config.name,
-        owners=names.owners,
-        kinds={"spark", "iceberg"},
-        description=described(
-            f"Care of {names.lake_table_name}: compaction, expiry of snapshots, removal of"
-            " orphans and of staged files that nobody needs any more."
-        ),
-    )
 
 
 def _metadata(found: Maintained) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""The copy of a table as a Dagster asset: one partition a chunk, one run a table.
+"""The copy of a table as a Dagster asset: one partition a chunk.
 
+A run copies chunks of one table, or several tables whole; such a run has no partitions itself.
 Partitions are marked as they land, so that the UI shows the copy while it runs; the asset is
 skippable, or Dagster would mark every partition once more at the end. Reading, writing and what a
 restart may trust are in ``snapshot.coordinator``.
@@ -16,7 +17,6 @@ from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import CopyRestarted, Fenced
 from cdc_assets.log.copies.chunks import ChunkProgress
-from cdc_assets.messages.texts import described
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.table_copy import CopyProgress
@@ -29,18 +29,14 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name=f"copy_{names.op_suffix}",
         specs=[
-            dg.AssetSpec(
+            names.spec(
                 names.snapshot,
+                {"postgres", "spark", "iceberg"},
+                f"The first copy of {names.table}, read in ranges of pages under one exported"
+                " snapshot. A range that has landed isn't copied again.",
                 deps=[names.source],
                 partitions_def=names.partitions,
                 skippable=True,
-                group_name=config.name,
-                owners=names.owners,
-                kinds={"postgres", "spark", "iceberg"},
-                description=described(
-                    f"The first copy of {names.table}, read in ranges of pages under one exported"
-                    " snapshot. A range that has landed isn't copied again."
-                ),
             )
         ],
         partitions_def=names.partitions,
@@ -49,12 +45,13 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
     )
     @run_of(config)
     def copy(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        selected = set(context.partition_keys)
+        some = context.has_partition_key or context.has_partition_key_range
+        selected = set(context.partition_keys) if some else None
         marked: set[str] = set()
 
         def mark(chunks: Iterable[ChunkProgress]) -> None:
             for chunk in chunks:
-                if chunk.key in selected and chunk.key not in marked:
+                if (selected is None or chunk.key in selected) and chunk.key not in marked:
                     marked.add(chunk.key)
                     context.log_event(
                         dg.AssetMaterialization(
@@ -66,7 +63,8 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
             context.log.info(progress.sentence)
             mark(progress.landed)
 
-        context.log.info("%s: %s chunks asked for", names.table, len(selected))
+        asked = "all chunks" if selected is None else f"{len(selected)} chunks"
+        context.log.info("%s: %s asked for", names.table, asked)
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))

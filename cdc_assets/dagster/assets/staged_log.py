@@ -6,20 +6,15 @@ import dagster as dg
 
 from cdc_assets.dagster.metadata import staged_metadata
 from cdc_assets.dagster.names import TableAssets
-from cdc_assets.messages.texts import described
 
 
 def staged_log_spec(names: TableAssets) -> dg.AssetSpec:
     """``staged_log/<source>/<schema>/<table>``: Parquet files of changes, in commit order."""
-    return dg.AssetSpec(
+    return names.spec(
         names.staged_log,
+        {"postgres", "parquet"},
+        f"Changes of {names.table} in commit order, staged by the flusher; at most one event a"
+        " minute, however many files there are.",
         deps=[names.source],
-        group_name=names.config.name,
-        owners=names.owners,
-        kinds={"postgres", "parquet"},
-        description=described(
-            f"Changes of {names.table} in commit order, staged by the flusher; at most one event a"
-            " minute, however many files there are."
-        ),
         metadata=staged_metadata(names),
     )

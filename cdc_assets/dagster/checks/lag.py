@@ -5,6 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from cdc_assets.dagster.names import TableAssets
+from cdc_assets.log.states import TableState
 from cdc_assets.messages.texts import described
 from cdc_assets.observe.status import TableStatus
 
@@ -16,7 +17,7 @@ def check_lag(status: TableStatus, names: TableAssets) -> dg.AssetCheckResult:
     limits = names.config.table(names.table).freshness
     warn, fail = limits.warn.total_seconds(), limits.fail.total_seconds()
     lag = status.lag_seconds
-    if status.state == "parked":
+    if status.state == TableState.PARKED:
         return dg.AssetCheckResult(
             asset_key=names.lake,
             check_name=NAME,

@@ -1,7 +1,7 @@
 """Runs that don't outlive their code server, nor `dagster dev`.
 
-A code server that is asked to end waits for its runs, and a run of ours goes on for minutes; until
-then nothing takes over, and at last somebody loses patience and kills all of it. So the code server
+A code server that is asked to end waits for its runs, and a run of ours goes on for minutes.
+Meanwhile nothing takes over, and in the end a person kills all of it. So the code server
 interrupts its runs when asked to end, exactly as a cancellation does; and a run watches the process
 that started its code server, in case that was killed. A copy or a merge that is cut off has not
 happened, and is asked for again.

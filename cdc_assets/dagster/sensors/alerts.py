@@ -22,7 +22,8 @@ from dagster._core.storage.asset_check_execution_record import (
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, sample, values
 from cdc_assets.dagster.names import TABLE_TAG, WORK_TAG, WORKS, TableAssets, all_tables, run_tags
-from cdc_assets.dagster.sensors.sessions import session
+from cdc_assets.dagster.sensors.sessions import keep_instance, session
+from cdc_assets.log.states import TableState
 from cdc_assets.messages.texts import of_markdown
 from cdc_assets.observe.conditions import conditions, unknown
 from cdc_assets.observe.facts import FailedCheck, FailedRun, Stale, Unchecked, facts, unreachable
@@ -52,6 +53,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
         f" {', '.join(sink.type for sink in config.alerts.sinks)}.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        keep_instance(context)
         try:
             with session(config, "alerts sensor") as pipeline:
                 found = facts(pipeline)
@@ -182,7 +184,9 @@ def _due(
 ) -> list[dg.AssetCheckKey]:
     """The checks that have to be run again and again: of tables that stream."""
     states = {table.name: table.state for table in status.tables} if status is not None else {}
-    streaming = {n.lake for n in all_tables(config) if states.get(str(n.table)) == "streaming"}
+    streaming = {
+        n.lake for n in all_tables(config) if states.get(str(n.table)) == TableState.STREAMING
+    }
     return [
         key
         for key in keys

@@ -18,7 +18,13 @@ from cdc_assets.dagster.checks.tables import check_job_name, table_checks
 from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.dagster.sensors.sessions import (
+    NOT_REACHABLE,
+    keep_instance,
+    session,
+    waiting_sentence,
+)
+from cdc_assets.log.states import TableState
 
 TICK_SECONDS = 15
 EVERY_SECONDS = 600.0
@@ -55,6 +61,7 @@ def checks_sensor(
         " of them every ten minutes.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        keep_instance(context)
         try:
             with session(config, "checks sensor") as pipeline:
                 active = bool(active_runs(context.instance, pipeline.store, tags))
@@ -64,10 +71,10 @@ def checks_sensor(
             return dg.SkipReason(waiting_sentence(config, error))
         if not asking and (asked := _never_asked(context.instance, tables)):
             return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
-        streaming = [names for names in tables if states.get(names.table) == "streaming"]
+        streaming = [names for names in tables if states.get(names.table) == TableState.STREAMING]
         if not streaming:
             return dg.SkipReason("No table is copied yet.")
-        if "copying" in states.values():
+        if TableState.COPYING in states.values():
             return dg.SkipReason("Tables are being copied; checks come after that.")
         instance = context.instance
         if active:

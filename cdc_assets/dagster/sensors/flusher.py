@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
@@ -20,10 +21,12 @@ from cdc_assets.dagster.sensors.services import demo_is_made
 from cdc_assets.dagster.sensors.sessions import (
     EVERY_LOOK_SECONDS,
     NOT_REACHABLE,
+    keep_instance,
     session,
     waiting_sentence,
 )
 from cdc_assets.errors import ReplicationProblem
+from cdc_assets.log.states import TableState
 from cdc_assets.log.wishes import dropped_since
 from cdc_assets.observe.status import SourceStatus, collect
 from cdc_assets.process.children import Status
@@ -64,6 +67,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
         description="Keeps the flusher running: slot → staged Parquet → log.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        keep_instance(context)
         if config.postgres.embedded and embedded_postgres(config).dsn() is None:
             return dg.SkipReason(f"Waiting for the embedded Postgres of {config.name} to start.")
         if config.postgres.demo and not demo_is_made(config):
@@ -114,27 +118,29 @@ def _events(
     found: SourceStatus,
     ends: Mapping[str, int],
 ) -> list[dg.AssetMaterialization]:
-    now = time.monotonic()
+    now, flushed = time.monotonic(), found.flusher.flushed_lsn
+    if flushed is None:  # nothing is staged yet
+        return []
     states = {table.name: table for table in found.tables}
     events = []
     for names in tables:
         name = str(names.table)
         state, end = states[name], ends[name]
         last = _reported.get((config.name, name))
-        if state.state in ("new", "waiting", "parked") or not due(last, end, now):
+        if state.state in ("new", TableState.WAITING, TableState.PARKED) or not due(last, end, now):
             continue
         _reported[config.name, name] = Reported(now, end)
-        facts = {
+        shown: dict[str, Any] = {
             "rows staged": end - (last.end_offset if last is not None else 0),
             "rows staged in all": end,
             "rows waiting for the merge": state.pending_rows,
-            "flushed LSN": found.flusher["flushed_lsn"],
+            "flushed LSN": str(flushed),
             "lag seconds": state.lag_seconds,
         }
         events.append(
             dg.AssetMaterialization(
                 names.staged_log,
-                metadata={key: value for key, value in facts.items() if value is not None},
+                metadata={key: value for key, value in shown.items() if value is not None},
             )
         )
     return events
@@ -142,30 +148,26 @@ def _events(
 
 def sentence(status: Status, found: SourceStatus) -> str:
     """What the flusher is doing, for the tick's line in the UI."""
-    told, slot = found.flusher, found.slot
-    if told["flushed_lsn"] is None:
+    flusher, told = found.flusher, found.flusher.report
+    if flusher.flushed_lsn is None:
         parts = [f"The flusher (pid {status.pid}) is preparing slot and publication"]
     else:
-        parts = [f"The flusher (pid {status.pid}) is {told['state']}"]
-        if told["state"] not in ("streaming", "down") and told.get("last_error"):
-            parts.append(f"the last error was: {told['last_error']}")
-        parts.append(
-            f"has staged everything below {told['flushed_lsn']},"
-            f" {told['flushed_seconds_ago']:.0f} s ago, {told['lag_bytes'] / 1e6:,.1f} MB behind"
-            + (f" and {told['lag_seconds']:.1f} s" if "lag_seconds" in told else "")
-        )
+        said = flusher.sentence if flusher.state in ("streaming", "down") else str(flusher)
+        parts = [
+            f"The flusher (pid {status.pid}) is {said}",
+            f"has staged everything below {flusher.flushed_lsn},"
+            f" {flusher.flushed_seconds_ago:.0f} s ago"
+            + (f", {told['lag_seconds']:.1f} s behind" if "lag_seconds" in told else ""),
+        ]
     if told.get("changes"):
         changes = sum(sum(counts.values()) for counts in told["changes"].values())
-        parts.append(
-            f"{changes:,} changes of {len(told['changes'])} tables since its start, flushes take"
-            f" {told['flush_seconds_mean']:.2f} s, {told['reconnects']} reconnects"
-        )
-    if slot["exists"]:
-        kept = f"the slot keeps {slot['retained_bytes'] / 1e6:,.1f} MB of WAL"
-        parts.append(f"{kept} ({slot['wal_status']})")
+        parts.append(f"{changes:,} changes of {len(told['changes'])} tables since its start")
+    if found.slot is not None:
+        kept = f"the slot keeps {found.retained_bytes / 1e6:,.1f} MB of WAL"
+        parts.append(f"{kept} ({found.slot.wal_status})")
     if status.failures:
         parts.append(f"it was started again after ending {status.failures} times in a row")
-    parked = [table.name for table in found.tables if table.state == "parked"]
+    parked = [table.name for table in found.tables if table.state == TableState.PARKED]
     if parked:
         parts.append("parked: " + ", ".join(parked))
     return "; ".join(parts) + "."

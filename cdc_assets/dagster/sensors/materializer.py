@@ -10,7 +10,7 @@ is pending.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.assets.lake import RELIEF_SECONDS, heartbeat_seconds
+from cdc_assets.dagster.assets.lake import heartbeat_seconds, relief_seconds
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
-from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
+from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.runs import (
     PastRun,
     active_runs,
@@ -32,9 +32,11 @@ from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import (
     EVERY_LOOK_SECONDS,
     NOT_REACHABLE,
+    keep_instance,
     session,
     waiting_sentence,
 )
+from cdc_assets.log.states import TableState
 from cdc_assets.observe.status import SourceStatus, TableStatus, collect
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
 
@@ -47,6 +49,25 @@ class Look:
     status: TableStatus
     reported_seconds: float | None
     wait_seconds: float
+
+    @property
+    def is_able(self) -> bool:
+        """Whether a run may be given the table: its log can be applied, or soon."""
+        return (
+            self.status.state in (TableState.COPYING, TableState.STREAMING)
+            and not self.wait_seconds
+            and self.status.paused_since is None
+        )
+
+    def wants(self, *, proven: bool) -> bool:
+        """Whether there is something to be done with the table's log."""
+        return self.status.state == TableState.STREAMING and bool(
+            self.status.pending_rows
+            # A table without any event has just been copied: its first run reports it in full.
+            or self.reported_seconds is None
+            # No row carries the schema change: it can be applied once nothing older is to come.
+            or (self.status.altered and proven)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +86,13 @@ def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
     A run is given every table that may go on, not only those with a backlog: it serves what becomes
     pending while it lasts, and what is copied meanwhile.
     """
-    able = [
-        look
-        for look in looks
-        if look.status.state in ("copying", "streaming")
-        and not look.wait_seconds
-        and look.status.paused_since is None
-    ]
+    able = [look for look in looks if look.is_able]
     streaming = [
         look
         for look in looks
-        if look.status.state == "streaming" and look.status.paused_since is None
+        if look.status.state == TableState.STREAMING and look.status.paused_since is None
     ]
-    wanted = any(
-        # A table without any event has just been copied: its first run reports it in full.
-        look.status.state == "streaming"
-        and (
-            look.status.pending_rows
-            or look.reported_seconds is None
-            # No row carries the schema change: it can be applied once nothing older is to come.
-            or (look.status.altered and proven)
-        )
-        for look in able
-    )
+    wanted = any(look.wants(proven=proven) for look in able)
     quiet = [
         look.names
         for look in streaming
@@ -109,9 +114,9 @@ def source_end(found: SourceStatus) -> Lsn | None:
     return None
 
 
-def reaches(flushed: str | None, end: Lsn | None) -> bool:
+def reaches(flushed: Lsn | None, end: Lsn | None) -> bool:
     """Whether the log holds everything that committed before the WAL ended at ``end``."""
-    return flushed is not None and end is not None and end - Lsn.parse(flushed) <= PAGE_HEADER_BYTES
+    return flushed is not None and end is not None and end - flushed <= PAGE_HEADER_BYTES
 
 
 # By source, where the source's WAL ended at a tick, and when that was (monotonic). It is kept until
@@ -148,22 +153,26 @@ def materializer_sensor(
         description="Has the log applied where it is ahead of the lake; vouches for quiet tables.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        keep_instance(context)
         try:
             with session(config, "materializer sensor") as pipeline:
                 runs = active_runs(context.instance, pipeline.store, tags)
-                active = not relief_is_due(context.instance, runs, RELIEF_SECONDS)
                 found = collect(pipeline)
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
         end, since = _ends.get(config.name, (None, 0.0))
         recent = time.monotonic() - since < PROOF_SECONDS
-        proven = recent and reaches(found.flusher["flushed_lsn"], end)
+        proven = recent and reaches(found.flusher.flushed_lsn, end)
         now = source_end(found)
         if now is not None and (proven or not recent):
             _ends[config.name] = now, time.monotonic()
         instance = context.instance
         last = instance.get_latest_materialization_events([names.lake for names in tables])
         looks = _looks(tables, found, last, past_runs(instance, tags))
+        wanting = {look.names.lake for look in looks if look.is_able and look.wants(proven=proven)}
+        active = not relief_is_due(
+            instance, runs, lambda run: relief_seconds(soon=_is_awaited(run, wanting))
+        )
         decision = decide(looks, active=active, proven=proven)
         by_name = {status.name: status for status in found.tables}
         events = [
@@ -182,6 +191,14 @@ def materializer_sensor(
         )
 
     return tick
+
+
+def _is_awaited(run: dg.DagsterRun, wanting: Collection[dg.AssetKey]) -> bool:
+    """Whether a table waits for the run's end: one that failed in it, or that it doesn't serve."""
+    serves = run.asset_selection
+    return FAILED_TAG in run.tags or (
+        serves is not None and any(key not in serves for key in wanting)
+    )
 
 
 def _looks(
@@ -227,7 +244,7 @@ def _sentence(
 ) -> str:
     pending = [look for look in looks if look.status.pending_rows]
     rows = sum(look.status.pending_rows for look in pending)
-    streaming = [look for look in looks if look.status.state == "streaming"]
+    streaming = [look for look in looks if look.status.state == TableState.STREAMING]
     resting = [look for look in looks if look.status.paused_since is not None]
     if resting and len(resting) == len(streaming):
         return f"All {len(resting)} copied tables are paused; {rows:,} changes wait."

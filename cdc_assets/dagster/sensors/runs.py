@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -77,14 +77,18 @@ def active_runs(
 
 
 def relief_is_due(
-    instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], after_seconds: float
+    instance: dg.DagsterInstance,
+    runs: Sequence[dg.DagsterRun],
+    after_seconds: Callable[[dg.DagsterRun], float],
 ) -> bool:
     """Whether each of ``runs`` has been at work for so long that the next one may be launched."""
     if not runs or any(run.status != dg.DagsterRunStatus.STARTED for run in runs):
         return not runs
     records = instance.get_run_records(dg.RunsFilter(run_ids=[run.run_id for run in runs]))
     now = time.time()
-    return all(now - (record.start_time or now) >= after_seconds for record in records)
+    return all(
+        now - (record.start_time or now) >= after_seconds(record.dagster_run) for record in records
+    )
 
 
 def past_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[PastRun]:

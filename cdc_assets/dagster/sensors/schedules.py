@@ -16,6 +16,7 @@ from cdc_assets.dagster.names import all_tables, run_tags
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.log.states import SETTLED, TableState
 
 
 def maintenance_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
@@ -44,7 +45,7 @@ def maintenance_schedule(
     if every is None:
         return None
     said = f"Has every lake table of {config.name} maintained."
-    return _schedule(config, job, "maintenance", "maintain", every, {"streaming", "copied"}, said)
+    return _schedule(config, job, "maintenance", "maintain", every, SETTLED, said)
 
 
 def sample_schedule(
@@ -52,10 +53,12 @@ def sample_schedule(
 ) -> dg.ScheduleDefinition | None:
     """``sample_<source>``; None where nothing is streamed, or it is to be done by hand only."""
     every = config.verify.every
-    if every is None or config.snapshot.mode == "snapshot_only":
+    if every is None or not config.streams:
         return None
     said = f"Has a part of each table of {config.name} compared with the source."
-    return _schedule(config, job, "sample", "sample", every, {"streaming"}, said)
+    return _schedule(
+        config, job, "sample", "sample", every, frozenset({TableState.STREAMING}), said
+    )
 
 
 def _schedule(
@@ -64,7 +67,7 @@ def _schedule(
     name: str,
     work: str,
     every: timedelta,
-    worth: set[str],
+    worth: frozenset[TableState],
     description: str,
 ) -> dg.ScheduleDefinition:
     """Asks for runs tagged ``work``, once a table is in one of the states ``worth`` it."""

@@ -11,7 +11,6 @@ import dagster as dg
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.sensors.sessions import EVERY_LOOK_SECONDS
-from cdc_assets.demo.workload import supervise_workload
 from cdc_assets.errors import SparkProblem, TableProblem
 from cdc_assets.lake.spark.session import server
 from cdc_assets.postgres.catalog import describe
@@ -80,6 +79,8 @@ def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
             up = postgres.start(wait=False) is not None
             said.append("Postgres is up" if up else "Postgres is starting")
             if up and config.postgres.demo:
+                from cdc_assets.demo.workload import supervise_workload
+
                 running = supervise_workload(postgres).running
                 said.append("demo traffic runs" if running else "demo traffic starts again soon")
         if config.spark.remote is None:

@@ -1,4 +1,7 @@
-"""The sensor that has tables copied: partitions for the chunks, and one run a table.
+"""The sensor that has tables copied: partitions for the chunks, and runs.
+
+A large table has a run of its own. Tables of one chunk share one, which is mostly its start; but
+one that failed doesn't: what it does to its run is no other table's harm then.
 
 Level-triggered: as long as a chunk hasn't landed and no run of its table is active, a run is asked
 for. Chunks whose run died before it marked them (or that the command line copied) are marked here.
@@ -6,7 +9,8 @@ for. Chunks whose run died before it marked them (or that the command line copie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,15 +18,22 @@ import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
-from cdc_assets.dagster.names import TABLE_TAG, TableAssets, all_tables, run_tags
-from cdc_assets.dagster.sensors.runs import active_runs, past_runs, wait_seconds
+from cdc_assets.dagster.names import SEVERAL, TABLE_TAG, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors.runs import (
+    active_runs,
+    failures_in_a_row,
+    past_runs,
+    wait_seconds,
+)
 from cdc_assets.dagster.sensors.sessions import (
     EVERY_LOOK_SECONDS,
     NOT_REACHABLE,
+    keep_instance,
     session,
     waiting_sentence,
 )
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
+from cdc_assets.log.states import TableState
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
@@ -33,6 +44,11 @@ _RANGE_START, _RANGE_END = (
 )
 # Some 44 ms an event on SQLite: a tick stays below its 2 seconds.
 MARKS_A_TICK = 20
+# Tables that share a run: it copies one after the other.
+TABLES_A_RUN = 16
+# A run of several small tables that lasts for longer is held up, perhaps by a lock on one of them,
+# which has no end. The others are then given to another run; whoever copies a chunk claims it.
+HELD_UP_SECONDS = 180.0
 # By source and table, the snapshot's LSN of a copy that is over and known to Dagster in full: with
 # hundreds of tables Dagster can't be asked at every tick. A new code server asks once more.
 _settled: dict[tuple[str, TableId], Lsn | None] = {}
@@ -50,6 +66,12 @@ class Copy:
     active: bool
     wait_seconds: float
     snapshot_lsn: Lsn | None = None
+    failed: bool = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether it is copied by a run that copies others, too."""
+        return len(self.plan) == 1 and not self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +94,9 @@ def decide(copy: Copy, *, may_run: bool) -> Decision:
     delete = sorted(copy.known - set(keys)) if keys else []
     outstanding = [chunk.key for chunk in copy.plan if chunk.state != "landed"]
     mark = [c for c in copy.plan if c.state == "landed" and c.key not in copy.marked]
-    run = may_run and not copy.active and copy.wait_seconds <= 0 and copy.state == "copying"
+    run = (
+        may_run and not copy.active and copy.wait_seconds <= 0 and copy.state == TableState.COPYING
+    )
     if run and not outstanding and keys:
         outstanding = keys[-1:]  # all landed, but no run lived to finish the copy
     return Decision(
@@ -94,21 +118,24 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
         asset_selection=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
         minimum_interval_seconds=EVERY_LOOK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Has every chunk copied that hasn't landed yet: one run a table.",
+        description="Has every chunk copied that hasn't landed yet: a run for each large table, and"
+        " one for several small ones.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        keep_instance(context)
         try:
-            copies = _look(context.instance, config, tables)
+            copies, at_work = _look(context.instance, config, tables)
         except NOT_REACHABLE as error:
             return dg.SkipReason(waiting_sentence(config, error))
-        return _result(config, copies)
+        return _result(config, copies, at_work)
 
     return tick
 
 
 def _look(
     instance: dg.DagsterInstance, config: SourceConfig, tables: Sequence[TableAssets]
-) -> list[Copy]:
+) -> tuple[list[Copy], int]:
+    """What there is to copy, and how many runs are at it."""
     now = datetime.now(UTC)
     with session(config, "snapshot sensor") as pipeline:
         runs = active_runs(instance, pipeline.store, run_tags(config, "snapshot"))
@@ -117,14 +144,22 @@ def _look(
             (names, row, tuple(chunks(pipeline.store, names.table, row.epoch)))
             for names in tables
             if (row := rows.get(names.table)) is not None
-            and row.state in ("copying", "streaming", "copied")
-            and (row.state == "copying" or not _is_settled(names, row.snapshot_lsn))
+            and row.state in (TableState.COPYING, TableState.STREAMING, TableState.COPIED)
+            and (row.state == TableState.COPYING or not _is_settled(names, row.snapshot_lsn))
         ]
-    active = {run.tags.get(TABLE_TAG) for run in runs}
+    claimed = {
+        names.snapshot
+        for names, _, plan in plans
+        if any(chunk.state == "claimed" for chunk in plan)
+    }
+    active = at_work(runs, _held_up(instance, runs), claimed)
+    shared = past_runs(instance, {**run_tags(config, "snapshot"), TABLE_TAG: SEVERAL})
     copies = []
     for names, row, plan in plans:
         known = frozenset(instance.get_dynamic_partitions(names.partitions_name))
         past = past_runs(instance, run_tags(config, "snapshot", names.table))
+        past += [run for run in shared if run.concerns(names.snapshot)]
+        past.sort(key=lambda run: run.ended_at, reverse=True)
         copies.append(
             Copy(
                 names,
@@ -132,12 +167,33 @@ def _look(
                 plan,
                 known,
                 frozenset(instance.get_materialized_partitions(names.snapshot)),
-                str(names.table) in active,
+                names.snapshot in active,
                 wait_seconds(past, now),
                 row.snapshot_lsn,
+                failures_in_a_row(past) > 0,
             )
         )
-    return copies
+    return copies, len(runs)
+
+
+def at_work(
+    runs: Iterable[dg.DagsterRun], held_up: Collection[str], claimed: Collection[dg.AssetKey]
+) -> set[dg.AssetKey]:
+    """The tables that ``runs`` copy; of a run in ``held_up``, those with a chunk in ``claimed``."""
+    return {
+        key
+        for run in runs
+        for key in run.asset_selection or ()
+        if run.run_id not in held_up or key in claimed
+    }
+
+
+def _held_up(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> set[str]:
+    """The runs of several tables that take so long that one of the tables is surely locked."""
+    shared = [run.run_id for run in runs if run.tags.get(TABLE_TAG) == SEVERAL]
+    records = instance.get_run_records(dg.RunsFilter(run_ids=shared)) if shared else ()
+    before = time.time() - HELD_UP_SECONDS
+    return {r.dagster_run.run_id for r in records if r.start_time and r.start_time < before}
 
 
 def _is_settled(names: TableAssets, snapshot_lsn: Lsn | None) -> bool:
@@ -145,21 +201,25 @@ def _is_settled(names: TableAssets, snapshot_lsn: Lsn | None) -> bool:
     return key in _settled and _settled[key] == snapshot_lsn
 
 
-def _result(config: SourceConfig, copies: Sequence[Copy]) -> dg.SensorResult | dg.SkipReason:
+def _result(
+    config: SourceConfig, copies: Sequence[Copy], at_work: int
+) -> dg.SensorResult | dg.SkipReason:
     pinned = {copy.names.table for copy in copies}
     pinned |= {table for source, table in _settled if source == config.name}
     if not pinned:
         return dg.SkipReason(
             "Waiting for the flusher to pin the tables: nothing can be copied before that."
         )
-    places = config.snapshot.max_parallel_tables - sum(copy.active for copy in copies)
+    places = config.snapshot.max_parallel_tables - at_work
     marks = MARKS_A_TICK
     requests: list[dg.RunRequest] = []
+    shared: list[TableAssets] = []
     partitions: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = []
     events: list[dg.AssetMaterialization] = []
     for copy in copies:
-        names, decision = copy.names, decide(copy, may_run=places > 0)
-        if copy.state != "copying" and decision == NOTHING and not copy.active:
+        joins = copy.shares and len(shared) % TABLES_A_RUN > 0
+        names, decision = copy.names, decide(copy, may_run=joins or places > 0)
+        if copy.state != TableState.COPYING and decision == NOTHING and not copy.active:
             _settled[config.name, names.table] = copy.snapshot_lsn
         if decision.delete:
             partitions.append(names.partitions.build_delete_request(list(decision.delete)))
@@ -173,8 +233,15 @@ def _result(config: SourceConfig, copies: Sequence[Copy]) -> dg.SensorResult | d
                 )
             )
         if decision.run is not None:
-            places -= 1
-            requests.append(_request(config, names, decision.run))
+            places -= not joins
+            if copy.shares:
+                shared.append(names)
+            else:
+                requests.append(_request(config, names, decision.run))
+    requests += [
+        _shared_request(config, shared[first : first + TABLES_A_RUN])
+        for first in range(0, len(shared), TABLES_A_RUN)
+    ]
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else _sentence(copies, len(pinned)),
@@ -194,8 +261,16 @@ def _request(config: SourceConfig, names: TableAssets, run: tuple[str, str]) -> 
     )
 
 
+def _shared_request(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.RunRequest:
+    """Whole tables, whose partitions have nothing in common: it has no partition range."""
+    return dg.RunRequest(
+        asset_selection=[names.snapshot for names in tables],
+        tags={**run_tags(config, "snapshot"), TABLE_TAG: SEVERAL},
+    )
+
+
 def _sentence(copies: Sequence[Copy], pinned: int) -> str:
-    copying = [copy for copy in copies if copy.state == "copying"]
+    copying = [copy for copy in copies if copy.state == TableState.COPYING]
     if not copying:
         return f"All {pinned} pinned tables are copied."
     parts = []

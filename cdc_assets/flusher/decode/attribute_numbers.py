@@ -6,7 +6,7 @@ was known of the table and with the catalog. If it equals either, that one's num
 equals neither, every reading that the rules allow counts: numbers rise, and a live column was sent
 if a later one was.
 
-Pure functions. ``decoder.process`` asks the catalog.
+Pure functions. ``decoder_process.loop`` asks the catalog.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def key_of(
 
 
 def _columns(relation: Relation) -> list[tuple[str, int, int]]:
-    return [(c.name, c.type_oid, c.type_modifier) for c in relation.columns]
+    return [(c.name, c.type_oid, c.modifier) for c in relation.columns]
 
 
 def _sent(now: Sequence[Attribute]) -> list[list[tuple[int, str, int, int]]]:

@@ -11,7 +11,7 @@ is among the committed changes (or was taken before). It moves with commits, and
 while no transaction is open. Registering what was taken and then acknowledging ``position`` loses
 nothing.
 
-Elsewhere: files (``stage.staging``), when to flush (``decoder.process``).
+Elsewhere: files (``stage.staging``), when to flush (``decoder_process.loop``).
 """
 
 from __future__ import annotations
@@ -148,11 +148,13 @@ class Decoder:
         shelf.empty()
         return taken
 
-    def feed(self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32]) -> None:
+    def feed(
+        self, blob: bytes | bytearray | memoryview, lengths: npt.NDArray[np.int32], gap: int = 0
+    ) -> None:
         """Take in a batch of frames. Raises ReplicationProblem if the stream is broken."""
         if len(lengths) == 0:
             return
-        batch = Batch.read(pgoutput.scan(blob, lengths), self._open, self.position)
+        batch = Batch.read(pgoutput.scan(blob, lengths, gap), self._open, self.position)
         frames = len(lengths)
         cut = int(batch.commits[-1]) + 1 if len(batch.commits) else 0
         if cut:

@@ -4,7 +4,7 @@ They are known by their attribute numbers (see ``attribute_numbers``). A column 
 excluded one is hidden in any case. If it may also be another one, values that the lake wants are
 missing, and the table has to be parked.
 
-Pure functions. ``decoder.process`` asks the catalog, ``session`` parks the table.
+Pure functions. ``decoder_process.loop`` asks the catalog, ``registrar`` parks the table.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _unchanged_cols _data``. Decisions made here, so that nothing is invented (invar
   those (a partition has another replica identity than its root, say), nothing of the table is
   staged: :class:`Unusable` says why.
 
-Everything is columnar: see ``postgres.pgoutput`` for reading, ``flusher.decode.json_text`` for
+Everything is columnar: see ``flusher.decode.tuples`` for reading, ``flusher.decode.json_text`` for
 writing.
 """
 
@@ -29,18 +29,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.decode.changes import Changes
 from cdc_assets.flusher.decode.json_text import ABSENT, NULL, TEXT, Member, escape, objects, ranges
 from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.flusher.decode.tuples import fill, read
 from cdc_assets.log.staged.files import STAGED_SCHEMA
 from cdc_assets.postgres import pgoutput
-from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import (
     DELETE,
     INSERT,
-    NEW_ROW,
-    OLD_KEY,
     OLD_ROW,
     POSTGRES_EPOCH_MICROSECONDS,
     TRUNCATE,
@@ -49,7 +46,6 @@ from cdc_assets.postgres.pgoutput import (
     Ints,
     Mask,
     Relation,
-    TornTuple,
     Tuples,
 )
 
@@ -119,14 +115,14 @@ class Plan:
         """
         buffer = batch.message
         start = np.concatenate((np.zeros(1, np.int64), batch.stop[:-1]))
-        tuples, new, old = self._tuples(batch, start)
+        tuples, new, old = read(batch, self.relation, start)
         marker = buffer[start]
         width = len(self.names)
         raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
         # A large value has copies enough.
         del buffer
         batch = replace(batch, message=np.empty(0, np.uint8))
-        filled = _fill(tuples, new, old)
+        filled = fill(tuples, new, old)
         self._check_rows(batch, marker, tuples, new, old)
         op = _CODE[batch.op]
         split = self._splits(raw, width, op, new, old, tuples, filled)
@@ -160,61 +156,6 @@ class Plan:
             data,
         )
         return rows, np.cumsum(1 + split)
-
-    def _tuples(self, batch: Changes, start: Ints) -> tuple[Tuples, Ints, Ints]:
-        """All tuples in order; and numbers of each change's new (or only) tuple and its old one.
-
-        The old one is -1 if there is none. A delete's only tuple is both.
-        """
-        buffer, stop, width = batch.message, batch.stop, len(self.names)
-        marker = buffer[start]
-        has_old = (marker == OLD_KEY) | (marker == OLD_ROW)
-        wanted = np.where(batch.op == INSERT, ~has_old, has_old | (batch.op == UPDATE))
-        self._check(batch, wanted & (has_old | (marker == NEW_ROW)), "no such kind of row")
-        every = np.arange(len(start))
-        first = self._walk(batch, every, start + 1)
-        two = has_old & (batch.op == UPDATE)
-        if not bool(two.any()):
-            self._check(batch, first.end == stop, "more bytes than columns")
-            return first, every, np.where(has_old, every, -1)
-        both = np.flatnonzero(two)
-        end = first.end.copy()
-        # Behind the last one there is padding, which is no row.
-        self._check(batch, (buffer[end] == NEW_ROW) | ~two, "no new row")
-        second = self._walk(batch, both, end[both] + 1)
-        end[both] = second.end
-        self._check(batch, end == stop, "more bytes than columns")
-        at = np.arange(len(start)) + np.cumsum(two) - two
-        new = at + two
-        total = len(start) + len(both)
-        merged = Tuples(
-            np.empty((width, total), np.uint8),
-            np.empty((width, total), np.int64),
-            np.empty((width, total), np.int64),
-            end,
-        )
-        for into, one, other in (
-            (merged.kind, first.kind, second.kind),
-            (merged.first, first.first, second.first),
-            (merged.stop, first.stop, second.stop),
-        ):
-            into[:, at] = one
-            into[:, new[both]] = other
-        return merged, new, np.where(has_old, at, -1)
-
-    def _walk(self, batch: Changes, changes: Ints, position: Ints) -> Tuples:
-        try:
-            return pgoutput.walk(batch.message, position, batch.stop[changes], len(self.names))
-        except TornTuple as torn:
-            raise self._broken(batch, int(changes[torn.number]), torn.what) from torn
-
-    def _check(self, batch: Changes, fits: Mask, otherwise: str) -> None:
-        if not bool(fits.all()):
-            raise self._broken(batch, int(np.argmin(fits)), otherwise)
-
-    def _broken(self, batch: Changes, change: int, what: str) -> ReplicationProblem:
-        table, kind = TableId(self.relation.schema, self.relation.name), chr(batch.op[change])
-        return pgoutput.broken(f"a change ({kind}) of {table} with {what}", int(batch.lsn[change]))
 
     def _check_rows(
         self, batch: Changes, marker: Bytes, tuples: Tuples, new: Ints, old: Ints
@@ -337,27 +278,6 @@ class Plan:
 def _by_tuple(positions: Ints) -> Ints:
     """(columns, tuples) to one tuple after the other, which is how they lie in the buffer."""
     return np.ascontiguousarray(positions.T).reshape(-1)
-
-
-def _fill(tuples: Tuples, new: Ints, old: Ints) -> Mask | None:
-    """Take unchanged values of new tuples from their old ones, where those have them.
-
-    Marks these values as text in ``tuples`` and returns a mask of them: their text is in the tuple
-    just before. None if there are none.
-    """
-    which = np.flatnonzero((old >= 0) & (old != new))
-    if len(which) == 0:
-        return None
-    after = new[which]
-    here = (tuples.kind[:, after] == pgoutput.UNCHANGED) & (
-        tuples.kind[:, old[which]] == pgoutput.TEXT
-    )
-    if not here.any():
-        return None
-    filled = np.zeros(tuples.kind.shape, np.bool_)
-    filled[:, after] = here
-    tuples.kind[filled] = pgoutput.TEXT
-    return filled
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cdc_assets.log.states import TableState
 from cdc_assets.postgres.names import TableId
 
 if TYPE_CHECKING:  # the decoder process has no use for what the log takes: 20 MB, a quarter second
@@ -28,7 +29,7 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
             tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns),
         )
         for row in rows
-        if row.oid and row.state != "parked"
+        if row.oid and row.state != TableState.PARKED
     }
 
 
@@ -39,8 +40,8 @@ class DecodeSpec:
     Names are those of ``columns``, which were the table's once: number, name, type's oid and
     modifier. ``excluded_numbers``: attribute numbers of excluded columns, as far as known.
 
-    ``decoder.process`` replaces the names by a relation's own; ``doubt`` is then why its key can't
-    be determined, or empty.
+    ``decoder_process.loop`` replaces the names by a relation's own; ``doubt`` is then why its key
+    can't be determined, or empty.
     """
 
     table: TableId

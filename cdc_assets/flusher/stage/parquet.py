@@ -89,6 +89,6 @@ def _operations(pending: Pending, table: pa.Table) -> Counter[str]:
 
 
 def _describe(relation: Relation) -> bytes:
-    columns = [[c.name, c.type_oid, c.type_modifier, c.is_key] for c in relation.columns]
+    columns = [[c.name, c.type_oid, c.modifier, c.is_key] for c in relation.columns]
     told = {"oid": relation.oid, "identity": relation.replica_identity, "columns": columns}
     return json.dumps(told, ensure_ascii=False).encode()

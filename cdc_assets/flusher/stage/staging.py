@@ -11,7 +11,7 @@ Received changes are never given up because they can't be stored: storing is tri
 works, and every failure is reported (``on_trouble``), so that a person sees the cause. A place that
 waiting won't mend is refused only before anything was received (:func:`check_place`).
 
-Elsewhere: when to write (``decoder.process``), registration (``session``).
+Elsewhere: when to write (``decoder_process.loop``), registration (``registrar``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
@@ -41,8 +41,8 @@ from tenacity.wait import wait_random_exponential
 from cdc_assets.errors import first_line
 from cdc_assets.flusher.decode.waiting import Pending, decoded
 from cdc_assets.flusher.stage.parquet import encode, encode_shared
+from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.staged.storage import SHARED_FOLDER, Storage, folder_name, store
-from cdc_assets.postgres.names import TableId
 
 logger = logging.getLogger(__name__)
 
@@ -57,23 +57,10 @@ SHARED_FILE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """Rows of a table in a durable staged file that isn't registered yet; ``path`` is a URI.
+class WrittenRows(StagedRows):
+    """Rows that were just staged, counted by ``_op``."""
 
-    ``byte_size``: of the file, or the rows' share of a shared one. ``operations``: the rows counted
-    by ``_op``. ``first_row``: number of the first row in a shared file. ``sha256``: of the file.
-    """
-
-    table: TableId
-    path: str
-    byte_size: int
-    operations: Mapping[str, int]
-    first_row: int | None = None
-    sha256: bytes | None = None
-
-    @property
-    def row_count(self) -> int:
-        return sum(self.operations.values())
+    operations: Mapping[str, int] = field(kw_only=True)
 
 
 class _Files:
@@ -86,7 +73,7 @@ class _Files:
     ) -> None:
         self._pendings = pendings
         self._submit = submit
-        self._written: dict[int, WrittenFile] = {}
+        self._written: dict[int, WrittenRows] = {}
         self._storing: list[Future[None]] = []
 
     def add(self, number: int, tables: Iterable[pa.Table]) -> None:
@@ -95,7 +82,9 @@ class _Files:
         data, operations = encode(self._pendings[number], tables)
         path = self._store(folder_name(table), data)
         digest = hashlib.sha256(data).digest()
-        self._written[number] = WrittenFile(table, path, data.size, operations, sha256=digest)
+        self._written[number] = WrittenRows(
+            table, path, operations.total(), data.size, None, digest, operations=operations
+        )
 
     def add_shared(self, pieces: Mapping[int, Sequence[pa.Table]]) -> None:
         """Write the rows of these pendings to one file."""
@@ -104,13 +93,14 @@ class _Files:
         digest = hashlib.sha256(data).digest()
         row_bytes = data.size / sum(operations.total() for _, operations in found)
         for number, (first_row, operations) in zip(pieces, found, strict=True):
-            self._written[number] = WrittenFile(
+            self._written[number] = WrittenRows(
                 self._pendings[number].spec.table,
                 path,
+                operations.total(),
                 math.ceil(row_bytes * operations.total()),
-                operations,
                 first_row,
                 digest,
+                operations=operations,
             )
 
     def _store(self, folder: str, data: pa.Buffer) -> str:
@@ -118,8 +108,8 @@ class _Files:
         self._storing.append(storing)
         return path
 
-    def stored(self) -> list[WrittenFile]:
-        """The files in the order of the pendings, once all are durable."""
+    def stored(self) -> list[WrittenRows]:
+        """The rows of each pending, in order, once all files are durable."""
         for storing in self._storing:
             storing.result()
         return [self._written[number] for number in sorted(self._written)]
@@ -146,7 +136,7 @@ class Staging:
         self._closing = threading.Event()
         self._writers = ThreadPoolExecutor(PARALLEL_WRITES, "staging")
 
-    def write(self, pendings: Iterable[Pending]) -> list[WrittenFile]:
+    def write(self, pendings: Iterable[Pending]) -> list[WrittenRows]:
         """Write the rows of each, a table's in their order; all are durable when this returns.
 
         It waits however long that takes. Raises ReplicationProblem if a message can't be decoded.

@@ -99,10 +99,12 @@ def lost_server(error: BaseException) -> bool:
     return unreachable or any(word in str(error) for word in _OTHER_SERVER)
 
 
-# A snapshot summary's properties go by this session setting; MERGE obeys it too.
+# A snapshot summary's properties go by an option of a DataFrame's write, or by a session setting,
+# which MERGE obeys too.
 _summaries_lock = threading.Lock()
 _summaries: WeakKeyDictionary[SparkSession, threading.RLock] = WeakKeyDictionary()
-_SUMMARY = "spark.sql.iceberg.snapshot-property."
+SUMMARY_OPTION = "snapshot-property."
+_SUMMARY = f"spark.sql.iceberg.{SUMMARY_OPTION}"
 
 
 def server(config: SourceConfig) -> SparkServer:
@@ -143,19 +145,6 @@ def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
     return session
 
 
-def another_session(session: SparkSession, config: SourceConfig) -> SparkSession:
-    """A session beside ``session``, on its server; the caller stops it.
-
-    Not within :func:`summary`: it would have the statement's settings, too. Raises
-    PySparkException where the server is too old for it.
-    """
-    clone: SparkSession = session.cloneSession()  # type: ignore[attr-defined]
-    # PySpark 4.1 doesn't set this, and a session can't be stopped without it.
-    vars(clone)["release_session_on_close"] = True
-    prepare_session(clone, config)
-    return clone
-
-
 def prepare_session(session: SparkSession, config: SourceConfig) -> None:
     """Make ``session`` fit for this source: its catalog, UTC, names as Postgres spells them."""
     session.client.set_retry_policies([Patience(config)])  # type: ignore[operator]
@@ -169,6 +158,10 @@ def prepare_session(session: SparkSession, config: SourceConfig) -> None:
         # A batch is small beside a warehouse query: the default of 200 would cost more than the
         # work.
         "spark.sql.shuffle.partitions": str(max(2, config.spark.cores)),
+        # A batch's rows come with their statement, and are gone with it: a plan that is kept, or
+        # a relation that is cached by the session, would keep them for as long as the session.
+        "spark.sql.session.localRelationCacheThreshold": str(64 * 2**20),
+        "spark.connect.session.planCache.enabled": "false",
         **spark_settings(config),
     }
     for key, value in settings.items():

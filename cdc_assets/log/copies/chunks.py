@@ -12,7 +12,9 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cdc_assets.log.copies.claims import FREE, STALE_SECONDS
+from cdc_assets.log.copies.claims import FREE
+from cdc_assets.log.session import STALE_SECONDS
+from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.catalog import Heap
@@ -45,7 +47,7 @@ def plan_copy(
     chunks: Sequence[tuple[Heap, CtidRange]],
     *,
     resumes: bool = False,
-    state_without: str = "streaming",
+    state_without: TableState = TableState.STREAMING,
 ) -> None:
     """Move a waiting table to copying under ``pin``; without chunks to ``state_without``.
 
@@ -63,7 +65,7 @@ def plan_copy(
                 " reason = null, updated_at = now() where source = %s and table_name = %s"
                 " and epoch = %s and state = 'waiting' and snapshot_lsn is null",
                 (
-                    "copying" if chunks else state_without,
+                    TableState.COPYING if chunks else state_without,
                     pin if chunks else None,
                     str(point),
                     None if chunks else str(point),

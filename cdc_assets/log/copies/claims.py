@@ -11,18 +11,15 @@ Used by the tasks of a copy, each with a connection of its own.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
 
-from cdc_assets.log.session import enter
+from cdc_assets.log.session import HEARTBEAT_SECONDS, STALE_SECONDS, enter
 from cdc_assets.postgres.session.connect import NO_NEW_TIMEOUTS
-
-HEARTBEAT_SECONDS = 5.0
-STALE_SECONDS = 30.0
+from cdc_assets.process.helper_thread import HelperThread
 
 # Claimable chunks: never claimed, or claimed by a session that ended or fell silent.
 FREE = """
@@ -97,8 +94,9 @@ class Claims:
         self._connection = psycopg.connect(scope.dsn, autocommit=True)
         self._connection.execute(NO_NEW_TIMEOUTS)  # it is idle while a chunk is read
         enter(self._connection, scope.schema)
-        self._stop = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name="claims", daemon=True)
+        self._heart = HelperThread(
+            "claims", self._beat, HEARTBEAT_SECONDS, at_end=self._connection.close
+        )
         self._heart.start()
 
     def serve(self, scope: ClaimScope) -> None:
@@ -174,27 +172,20 @@ class Claims:
 
     def close(self) -> None:
         """Stop the heart; claimed chunks are free at once, because the session ends."""
-        self._stop.set()
-        self._heart.join()
-        self._connection.close()
+        self._heart.close()
 
     def _which(self) -> dict[str, object]:
         scope = self._scope
         return {"source": scope.source, "table": scope.table, "epoch": scope.epoch}
 
     def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_SECONDS):
-            if (claim := self._claim) is None:
-                continue
-            try:
-                self._connection.execute(
-                    "update snapshot_progress set heartbeat_at = clock_timestamp()"
-                    " where source = %(source)s and table_name = %(table)s"
-                    " and epoch = %(epoch)s and claim = %(claim)s and state = 'claimed'",
-                    {**self._which(), "claim": claim},
-                )
-            except psycopg.Error:
-                return  # the worker's next statement raises it in the worker's thread
+        if (claim := self._claim) is not None:
+            self._connection.execute(
+                "update snapshot_progress set heartbeat_at = clock_timestamp()"
+                " where source = %(source)s and table_name = %(table)s"
+                " and epoch = %(epoch)s and claim = %(claim)s and state = 'claimed'",
+                {**self._which(), "claim": claim},
+            )
 
 
 class _FencedOff(Exception):

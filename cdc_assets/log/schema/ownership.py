@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, LiteralString
 
-import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import CoordinationError
 from cdc_assets.messages.findings import Finding
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 # Objects listed in one message.
 _LISTED = 5

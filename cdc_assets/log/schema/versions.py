@@ -18,7 +18,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from cdc_assets.errors import CoordinationError, first_line
 from cdc_assets.log.schema.ownership import refuse_foreign
-from cdc_assets.postgres.session.connect import pools_transactions
+from cdc_assets.postgres.session.connect import Connection, pools_transactions
 
 # The version from which on locks are rows (log.locks); before, they were advisory ones.
 _LOCKS = 20
@@ -51,7 +51,7 @@ def newest() -> int:
     return migrations()[-1][0]
 
 
-def version(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int:
+def version(connection: Connection, schema: str) -> int:
     """The version that ``schema`` is at; 0 if it isn't there."""
     name = sql.Identifier(schema, "schema_version")
     found = connection.execute(
@@ -65,7 +65,7 @@ def version(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> int
     return int(row[0]) if row else 0
 
 
-def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: str) -> int:
+def migrate(connection: Connection, schema: str, dsn: str) -> int:
     """Create or upgrade ``schema`` and return its version.
 
     ``connection``, to ``dsn``, is in autocommit mode. Raises CoordinationError when the schema is
@@ -97,7 +97,7 @@ def migrate(connection: psycopg.Connection[tuple[Any, ...]], schema: str, dsn: s
     stop=stop_after_attempt(5),
     reraise=True,
 )
-def _upgrade(connection: psycopg.Connection[tuple[Any, ...]], schema: str) -> None:
+def _upgrade(connection: Connection, schema: str) -> None:
     with connection.transaction(), connection.cursor() as cursor:
         # Without this look first, a role that may use the schema but not create one would fail.
         cursor.execute("select pg_catalog.to_regnamespace(%s)", (sql_name(schema),))

@@ -1,1 +1,1 @@
-"""Who is alive: heartbeats, and the workers that merge."""
+"""Who is alive: heartbeats, the flusher that has the turn, and the workers that merge."""

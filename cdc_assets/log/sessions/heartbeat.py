@@ -13,7 +13,7 @@ finds it has beaten without a break for as long.
 A late process can do no harm as far as it acts through the very session that held the lock, because
 that session is gone. A flusher does (invariants 1 and 2): it registers in that session, and
 unregistered changes are never acknowledged. It notices, and waits; its walsender ends by
-``wal_sender_timeout``, which ``flusher.wire`` ensures. A worker's late commit is harmless by
+``wal_sender_timeout``, which ``flusher.stream`` ensures. A worker's late commit is harmless by
 ``lake.publish``.
 """
 
@@ -27,6 +27,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.log.session import HEARTBEAT_SECONDS, STALE_SECONDS
 from cdc_assets.log.sessions.connection import connect_log
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.session.kept import KeptConnection
@@ -34,11 +35,6 @@ from cdc_assets.process.children import process_name
 from cdc_assets.process.helper_thread import HelperThread, Note
 
 logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 3.0
-# Ten heartbeats: longer than a machine is busy with something else, and half the time that a
-# take-over may take.
-STALE_SECONDS = 30.0
 
 _ADOPT = """
 with mine as (select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()),
@@ -158,16 +154,3 @@ class Heart:
         still_there = {(pid, start) for pid, start, _, _ in ending}
         with self._lock:
             self._given_up -= set(given_up) - still_there
-
-
-def active_process(store: LogStore) -> tuple[str, bool] | None:
-    """The process that has the turn, and whether it has been silent for too long."""
-    holder = store.lock_holder(f"flusher:{store.source}")
-    if holder is None:
-        return None
-    row = store.connection.execute(
-        "select process, heartbeat_at < clock_timestamp() - make_interval(secs => %s)"
-        " from sessions where source = %s and pid = %s",
-        (STALE_SECONDS, store.source, holder),
-    ).fetchone()
-    return (str(row[0]), bool(row[1])) if row else (f"session {holder}", False)

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime
 
-from cdc_assets.log.sessions import heartbeat as heart
+from cdc_assets.log.session import STALE_SECONDS
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP
 from cdc_assets.postgres.names import TableId
@@ -29,7 +29,7 @@ select c.worker, c.process, c.tables, c.started_at, extract(epoch from clock_tim
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownWorker:
     """A worker as the others see it; ``claims`` are its tables with their epochs."""
 
     worker: uuid.UUID
@@ -41,12 +41,12 @@ class Known:
     claims: dict[TableId, int]
 
 
-def workers(store: LogStore) -> list[Known]:
+def workers(store: LogStore) -> list[KnownWorker]:
     """Every worker of the source that hasn't left, the longest there first."""
-    which = {"group": GROUP, "source": store.source, "stale": heart.STALE_SECONDS}
+    which = {"group": GROUP, "source": store.source, "stale": STALE_SECONDS}
     rows = store.connection.execute(_WORKERS, which).fetchall()
     return [
-        Known(
+        KnownWorker(
             worker,
             process,
             frozenset(TableId.parse(name) for name in tables),

@@ -14,16 +14,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_assets.errors import StagedFileChanged
 from cdc_assets.log.staged.storage import Storage
-
-if TYPE_CHECKING:  # the decoder process has no use for what a configuration takes: 30 MB
-    pass
+from cdc_assets.postgres.names import TableId
 
 STAGED_SCHEMA = pa.schema(
     [
@@ -47,14 +45,17 @@ OLD_KEY = ""
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """The rows of one entry of the log: a whole file, or a part of a shared one.
+    """A table's rows in a durable staged file: a whole file, or a part of a shared one.
 
-    ``first_row``: the number of the first row in a shared file, else None; ``path``: a URI.
-    ``sha256``: the expected digest of the file's bytes, None if it isn't known.
+    ``path``: a URI. ``byte_size``: of the file, or the rows' share of a shared one. ``first_row``:
+    the number of the first row in a shared file, else None. ``sha256``: the digest of the file's
+    bytes, None in entries that a version without digests registered.
     """
 
+    table: TableId
     path: str
     row_count: int
+    byte_size: int
     first_row: int | None = None
     sha256: bytes | None = None
 

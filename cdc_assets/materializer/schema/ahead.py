@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.relation import Told, told_by_catalog
+from cdc_assets.log.relation import Told, altered, told_by_catalog
+from cdc_assets.log.states import TableState
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 
+# How often the source's catalog is searched for schema changes that no row of the log has.
+_CATALOG_SECONDS = 10.0
 # A flusher that streams is at the end of the WAL within about its flush interval.
 _CATCH_UP_SECONDS = 10.0
-_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,29 @@ class Look:
     lsn: Lsn
 
 
+class Altered:
+    """The tables with a schema change that no row may have, looked for every ten seconds."""
+
+    def __init__(self, pipeline: Pipeline, tables: Collection[TableId]) -> None:
+        self._pipeline = pipeline
+        self._tables = tables
+        self._found = frozenset[TableId]()
+        self._looked_at = -_CATALOG_SECONDS
+
+    def tables(self) -> frozenset[TableId]:
+        """Without those that were tried since the last look. Raises psycopg.OperationalError."""
+        if time.monotonic() - self._looked_at >= _CATALOG_SECONDS:
+            self._looked_at = time.monotonic()
+            store, publication = self._pipeline.store, self._pipeline.config.publication
+            rows = [row for row in store.tables() if row.table in self._tables]
+            with self._pipeline.connect_source("schema") as source:
+                self._found = altered(source, rows, publication)
+        return self._found
+
+    def tried(self, table: TableId) -> None:
+        self._found -= {table}
+
+
 def look(pipeline: Pipeline, table: TableId) -> Look | None:
     """Read the table's relation from the catalog; None if the lake has the same.
 
@@ -34,7 +60,7 @@ def look(pipeline: Pipeline, table: TableId) -> Look | None:
     gone.
     """
     row = pipeline.store.table(table)
-    if row is None or row.state != "streaming":
+    if row is None or row.state != TableState.STREAMING:
         return None
     with pipeline.connect_source("schema") as source:
         told = told_by_catalog(source, row, pipeline.config.publication)
@@ -54,11 +80,8 @@ def relation_ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> To
             seen = look(pipeline, table)
         if seen is None:
             return None
-    deadline = time.monotonic() + _CATCH_UP_SECONDS
-    while (flushed := store.flushed_lsn()) is None or flushed < seen.lsn:
-        if time.monotonic() > deadline or not store.is_locked(f"flusher:{pipeline.config.name}"):
-            return None  # the next one looks again
-        time.sleep(_LOOK_SECONDS)
+    if not store.await_flushed(seen.lsn, _CATCH_UP_SECONDS, while_active=True):
+        return None  # the next one looks again
     if seen.told.same(lake.row):
         return None
     with pipeline.connect_source("schema") as source:

@@ -24,6 +24,7 @@ from cdc_assets.lake.standing import park
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable, listed
 from cdc_assets.log.relation import Told
+from cdc_assets.log.store import LogStore
 from cdc_assets.materializer.schema.columns import Refused, next_columns
 from cdc_assets.materializer.schema.fill import fill
 from cdc_assets.materializer.schema.statements import alterations
@@ -43,21 +44,21 @@ def current(
     its rows: one was dropped, the table was set back to before a schema change, or it was made with
     another configuration.
     """
-    loaded = lake.load()
+    store, loaded = pipeline.store, lake.load()
     assert loaded is not None
     described = lake.recorded(loaded)
     if (why := reconfigured(described, lake.table.columns)) is not None:
-        park(pipeline.store, lake, why)
+        park(store, lake, why)
     if state.sequence < described.since:
-        park(pipeline.store, lake, "its lake table was set back to before its columns were changed")
+        park(store, lake, "its lake table was set back to before its columns were changed")
     row = replace(lake.row, columns=described.columns, key_columns=described.key)
     found = replace(lake, row=row)
     if not described.altering:
-        described = _restored(pipeline, session, found, described, loaded.schema())
+        described = _restored(store, session, found, described, loaded.schema())
     if described.fill:
         _filled(pipeline, session, found, state, described)
     if row != lake.row:
-        pipeline.store.set_columns(row)
+        store.set_columns(row)
     return found, described.altering
 
 
@@ -83,6 +84,7 @@ def follow(
 
     Parks the table and raises TableProblem where that can't be done in place.
     """
+    store = pipeline.store
     try:
         described, after = next_columns(pipeline, lake, told)
         loaded = lake.load()
@@ -93,7 +95,7 @@ def follow(
         if not refused.remedy:
             way_out = f"Copy it anew: cdc-assets resync {lake.row.table}."
         problem = TableProblem(lake.row.table, refused.what, f"{refused.remedy} {way_out}".strip())
-        pipeline.store.park(lake.row.table, str(problem), lake.row.epoch)
+        store.park(lake.row.table, str(problem), lake.row.epoch)
         raise problem from refused
     if statements or described.fill:
         # A writer that finds the table half-way sees that the change is ours. The field ids are
@@ -101,38 +103,38 @@ def follow(
         known = lake.recorded(loaded)
         begun = replace(known, fields=described.fields, altering=True)
         if begun != known:
-            _describe(pipeline, session, lake, begun)
+            _describe(store, session, lake, begun)
     for statement in statements:
-        _alter(pipeline, session, lake, statement)
+        _alter(store, session, lake, statement)
     loaded = lake.load()
     assert loaded is not None
     ids = {f.name: f.field_id for f in loaded.schema().fields}
     fields = {**described.fields, **{c.source.number: ids[c.name] for c in after.columns}}
     described = replace(described, fields=fields, since=state.sequence)
-    _describe(pipeline, session, after, described)
+    _describe(store, session, after, described)
     if described.fill:
         _filled(pipeline, session, after, state, described)
-    pipeline.store.set_columns(after.row)
+    store.set_columns(after.row)
     return after
 
 
 # --- parts ---
 
 
-def _alter(pipeline: Pipeline, session: SparkSession, lake: LakeTable, statement: str) -> None:
+def _alter(store: LogStore, session: SparkSession, lake: LakeTable, statement: str) -> None:
     """One step. Raises psycopg.OperationalError if the session with the writer lock is lost.
 
     The table itself wouldn't refuse a late statement of a writer that was taken for dead.
     """
-    pipeline.store.server_now()
+    store.server_now()
     session.sql(f"alter table {lake.sql_name} {statement}")
 
 
 def _describe(
-    pipeline: Pipeline, session: SparkSession, lake: LakeTable, described: TableColumns
+    store: LogStore, session: SparkSession, lake: LakeTable, described: TableColumns
 ) -> None:
     properties = listed({PROPERTY: described.dump()})
-    _alter(pipeline, session, lake, f"set tblproperties ({properties})")
+    _alter(store, session, lake, f"set tblproperties ({properties})")
 
 
 def _filled(
@@ -144,11 +146,11 @@ def _filled(
 ) -> None:
     fill(pipeline, session, lake, state, described.fill)
     done = replace(described, fill={}, since=lake.state().sequence)
-    _describe(pipeline, session, lake, done)
+    _describe(pipeline.store, session, lake, done)
 
 
 def _restored(
-    pipeline: Pipeline,
+    store: LogStore,
     session: SparkSession,
     lake: LakeTable,
     described: TableColumns,
@@ -163,11 +165,11 @@ def _restored(
                 raise Refused(f"its lake table has no column {name} any more")
         statements = alterations(lake, schema, fields)
     except Refused as refused:
-        park(pipeline.store, lake, f"{refused.what} (somebody altered it)")
+        park(store, lake, f"{refused.what} (somebody altered it)")
     for statement in statements:
         logger.warning("%s: somebody altered its lake table: %s", lake.row.table, statement)
-        _alter(pipeline, session, lake, statement)
+        _alter(store, session, lake, statement)
     if fields != described.fields:
         described = replace(described, fields=fields)
-        _describe(pipeline, session, lake, described)
+        _describe(store, session, lake, described)
     return described

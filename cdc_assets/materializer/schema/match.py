@@ -15,8 +15,9 @@ import math
 import re
 from collections.abc import Sequence
 
-from cdc_assets.log.relation import Told, ToldColumn
+from cdc_assets.log.relation import Told
 from cdc_assets.postgres.catalog import Attribute, Column
+from cdc_assets.postgres.pgoutput import RelationColumn
 
 _NUMERIC = re.compile(r"\Anumeric\((\d+),(-?\d+)\)\Z")
 _VARYING = re.compile(r"\Acharacter varying(?:\((\d+)\))?\Z")
@@ -54,7 +55,7 @@ def numbered(
 
 def _align(
     before: dict[int, Column],
-    told: Sequence[ToldColumn],
+    told: Sequence[RelationColumn],
     now: Sequence[Attribute],
     newest: int,
     eager: bool,
@@ -86,7 +87,7 @@ def _align(
     return found
 
 
-def _cost(told: ToldColumn, known: Column | None, now: Attribute) -> int:
+def _cost(told: RelationColumn, known: Column | None, now: Attribute) -> int:
     """How little a column of the log resembles one of the catalog; the name counts for more."""
     named = told.name == (known.name if known else None) or (
         not now.dropped and told.name == now.name

@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TablePaused, TableProblem
-from cdc_assets.log.relation import altered
 from cdc_assets.log.wishes import paused
+from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 # How soon a registered change is seen; the look costs a millisecond or two.
 _LOOK_SECONDS = 0.5
-# How often the source's catalog is searched for schema changes that no row of the log has.
-_CATALOG_SECONDS = 10.0
 _BACKOFF = Backoff(first_seconds=10.0, cap_seconds=600.0)
 
 
@@ -44,8 +42,6 @@ class Follower:
         self._on_merge = on_merge
         self._failures: dict[TableId, int] = {}
         self._again_at: dict[TableId, float] = {}
-        self._altered = frozenset[TableId]()
-        self._catalog_at = 0.0
 
     def work(self, pipeline: Pipeline, session: SparkSession) -> None:
         """Be a worker until ``stop``. Raises errors that need another session or connection."""
@@ -53,14 +49,15 @@ class Follower:
             Worker(pipeline, self._tables) as worker,
             Turns(pipeline, session, worker, self._on_merge) as turns,
         ):
+            altered = Altered(pipeline, self._tables)
             while not self._stop.is_set():
                 now = time.monotonic()
                 able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
                 wants = able - set(paused(pipeline.store))
-                for table in turns.pending(wants, also=self._told_by_catalog(pipeline)):
+                for table in turns.pending(wants, also=altered.tables()):
                     if not turns.start(table):
                         break
-                    self._altered -= {table}
+                    altered.tried(table)
                 for turn in turns.wait(_LOOK_SECONDS):
                     self._take(turn)
             while turns.busy:
@@ -87,12 +84,3 @@ class Follower:
         delay = _BACKOFF.delay_seconds(self._failures[table])
         self._again_at[table] = time.monotonic() + delay
         logger.error("%s can't go on, tried again in %.0f s: %s", table, delay, why)
-
-    def _told_by_catalog(self, pipeline: Pipeline) -> frozenset[TableId]:
-        if time.monotonic() - self._catalog_at >= _CATALOG_SECONDS:
-            with pipeline.connect_source("schema") as source:
-                rows = [row for row in pipeline.store.tables() if row.table in self._tables]
-                found = altered(source, rows, pipeline.config.publication)
-            self._altered = frozenset(found)
-            self._catalog_at = time.monotonic()
-        return self._altered

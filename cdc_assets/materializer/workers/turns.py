@@ -1,8 +1,9 @@
 """A worker's turns at its tables, several at once.
 
-The least recently served table goes first, and a turn ends where the log ended when it began, or
-after TURN_SECONDS: so a hot table can't starve the others, however long its backlog is. Before a
-turn the worker gives and takes tables to make shares fair. The caller handles a table's problems.
+Of the tables whose turn is due (``workers.cadence``) the least recently served one goes first, and
+a turn ends where the log ended when it began, or after TURN_SECONDS: so a hot table can't starve
+the others, however long its backlog is. Before a turn the worker gives and takes tables to make
+shares fair. The caller handles a table's problems.
 
 A hand is one thread with its own log connection, which has the locks, and its own Spark session,
 whose commits carry the table's cursor. Everything else happens in the caller's thread.
@@ -18,15 +19,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import Fenced, first_line
-from cdc_assets.lake.spark.session import another_session
+from cdc_assets.errors import Fenced
+from cdc_assets.lake.spark.beside import sessions_beside
 from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -73,6 +73,7 @@ class Turns:
         self._at_work: dict[TableId, tuple[_Hand, Future[Drained | None]]] = {}
         self._turns = 0
         self._last_turn: dict[TableId, int] = {}
+        self._cadence = Cadence(pipeline.config)
         self._cleanup = ExitStack()
         self._free = self._hands(session)
         self._pool = ThreadPoolExecutor(len(self._free), "hand")
@@ -80,6 +81,8 @@ class Turns:
         """This worker's tables, as of the last :meth:`pending`."""
         self.offsets: Mapping[TableId, int] = {}
         """The offset up to which each table's log is applied, by any worker, as of then."""
+        self.waits = False
+        """Whether a table of this worker had something to apply then, and its turn wasn't due."""
 
     @property
     def busy(self) -> bool:
@@ -91,7 +94,7 @@ class Turns:
         return self._worker.relieved
 
     def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
-        """Tables of this worker's share of ``wants`` with something to apply, the next one first.
+        """Tables of this worker's share of ``wants`` whose turn is due, the next one first.
 
         Among tables without a turn yet, the one with the oldest change comes first. Tables that are
         at work are left out. ``also``: tables that want a turn in any case. Raises Fenced.
@@ -103,18 +106,20 @@ class Turns:
         self.mine = self._worker.share(wants, heavy, keep=self._at_work)
         now = time.monotonic()
         waiting = [
-            (
-                self._last_turn.get(backlog.table, 0),
-                backlog.oldest_commit or _LONG_AGO,
-                backlog.table,
-            )
+            backlog
             for backlog in backlogs
             if backlog.table in self.mine
             and backlog.table not in self._at_work
             and self._busy_until.get(backlog.table, 0.0) <= now
             and (backlog.rows or backlog.table in also)
         ]
-        return [table for _, _, table in sorted(waiting)]
+        at = self._pipeline.store.server_now() if waiting else _LONG_AGO
+        due = [b for b in waiting if b.table in also or self._cadence.is_due(b, at)]
+        self.waits = len(due) < len(waiting)
+        due.sort(
+            key=lambda b: (self._last_turn.get(b.table, 0), b.oldest_commit or _LONG_AGO, b.table)
+        )
+        return [backlog.table for backlog in due]
 
     def start(self, table: TableId) -> bool:
         """Begin to apply the log that is registered now; False if no hand is free."""
@@ -152,6 +157,8 @@ class Turns:
         drained = future.result() if error is None else None
         if drained is None:
             self._busy_until[table] = time.monotonic() + BUSY_SECONDS
+        elif drained.merges:
+            self._cadence.took(table, drained.seconds / drained.merges)
         return Turn(table, drained, None)
 
     def _apply(self, hand: _Hand, table: TableId, until: int) -> Drained | None:
@@ -166,14 +173,10 @@ class Turns:
         )
 
     def _hands(self, session: SparkSession) -> list[_Hand]:
-        """As many as are configured; all made now, because a session in use can't be cloned."""
-        sessions = [session]
-        try:
-            for _ in range(self._pipeline.config.lake.max_parallel_tables - 1):
-                sessions.append(another_session(session, self._pipeline.config))
-                self._cleanup.callback(sessions[-1].stop)
-        except PySparkException as error:  # an older server
-            logger.warning("tables are merged one by one: %s", first_line(error))
+        """As many as are configured."""
+        config = self._pipeline.config
+        beside = sessions_beside(session, config, config.lake.max_parallel_tables)
+        sessions = self._cleanup.enter_context(beside)
         hands = []
         for each in sessions:
             pipeline = self._cleanup.enter_context(Pipeline.open(self._pipeline.config))
@@ -184,13 +187,8 @@ class Turns:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_trace: object) -> None:
+        if kind is not None:
             for hand, _ in self._at_work.values():
                 hand.session.interruptAll()
         self._pool.shutdown()

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Collection
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 import psycopg
@@ -152,10 +151,5 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()

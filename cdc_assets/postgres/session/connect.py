@@ -9,6 +9,7 @@ replication connection: the walsender's output functions obey them too.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg import pq
@@ -16,8 +17,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import abc
 
 from cdc_assets.errors import ReplicationLost
-from cdc_assets.postgres.session.parameters import SECRET, resolved
+from cdc_assets.postgres.session.parameters import resolved
 from cdc_assets.postgres.session.tls import tls_problem
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+"""An ordinary connection, whose rows are tuples."""
 
 # One text form for each value, independent of the settings of role and database.
 TEXT_FORM = {
@@ -80,17 +84,10 @@ def conninfo(
 
 def uri(dsn: str, application_name: str) -> str:
     """The same connection as a libpq URI, for drivers (ADBC) that accept nothing else."""
-    from urllib.parse import quote, urlencode
-
     # The machine that it connects from may have other PG… variables.
     params = resolved(conninfo(dsn, application_name))
-    host, port = params.pop("host", ""), params.pop("port", "")
-    query = dict(params)
-    if host:
-        query["host"] = host
-    if port:
-        query["port"] = port
-    return "postgresql://?" + urlencode(query, quote_via=quote)
+    given = {key: value for key, value in params.items() if value or key not in ("host", "port")}
+    return "postgresql://?" + urlencode(given, quote_via=quote)
 
 
 # Other clients of the pooler may spoil a try.
@@ -101,9 +98,8 @@ def connect(
     dsn: str,
     *,
     application_name: str = "cdc_assets",
-    autocommit: bool = True,
     lock_seconds: float | None = None,
-) -> psycopg.Connection[tuple[Any, ...]]:
+) -> Connection:
     """An ordinary session with the pinned text form. Raises psycopg.OperationalError.
 
     The error is a TlsProblem where certificates are to blame. ``lock_seconds``: a statement waits
@@ -117,7 +113,6 @@ def connect(
             raise problem from error
         raise
     connection.execute(NO_NEW_TIMEOUTS)
-    connection.autocommit = autocommit
     return connection
 
 
@@ -167,8 +162,3 @@ def is_outage(state: bytes | None) -> bool:
     57: shutdown, 53: out of resources, 08: connection. libpq gives none if the connection is gone.
     """
     return state is None or state[:2] in (b"57", b"53", b"08")
-
-
-def redacted(dsn: str) -> str:
-    """A DSN without its secrets, for messages."""
-    return make_conninfo("", **{k: v for k, v in conninfo_to_dict(dsn).items() if k not in SECRET})

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, LiteralString
-
-import psycopg
+from typing import LiteralString
 
 from cdc_assets.postgres.names import TableId
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 # Added to messages where that right would show more.
 UNSEEN = "(grant pg_read_all_stats to our role to see since when)"
@@ -155,8 +152,7 @@ def held_snapshots(connection: Connection, source: str) -> tuple[HeldSnapshot, .
     return tuple(HeldSnapshot(int(pid), seconds, int(age)) for pid, seconds, age in found)
 
 
-# Sessions with a transaction ID, which keep a slot from being made. Every role sees the locks on
-# those IDs.
+# Sessions that have a transaction ID: slot creation waits until they end. Every role sees the IDs.
 _WRITERS: LiteralString = """
 select {who} from pg_catalog.pg_stat_activity a
  where a.backend_xid is not null and a.pid <> pg_catalog.pg_backend_pid()

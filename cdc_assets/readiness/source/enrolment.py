@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
-
-import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.catalog import Column, SourceTable
-from cdc_assets.postgres.identity import Trouble, remedy, sentence
+from cdc_assets.postgres.identity import Trouble, children, remedy, sentence
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import listed_columns, published_in_bulk, unidentified
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-
+from cdc_assets.postgres.publications import (
+    SentColumns,
+    published_in_bulk,
+    sent_columns,
+    unidentified,
+)
+from cdc_assets.postgres.session.connect import Connection
 
 # The alternative, appended to the SQL of the first way out.
 OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alone"
 
 
-def unsent_columns(
-    source: Connection, config: SourceConfig, found: SourceTable, sent: Collection[str]
-) -> list[Column]:
+# A copy alone has every column with stored values.
+_STORED = SentColumns(("", "s"), {})
+
+
+def unsent_columns(source: Connection, config: SourceConfig, found: SourceTable) -> list[Column]:
     """Columns that the stream doesn't carry: generated ones, and those that a list leaves out."""
-    if config.snapshot.mode != "snapshot_only":
-        listed = listed_columns(source, config.publication, [found.oid])
-        if (numbers := listed.get(found.oid)) is not None:
-            return [c for c in found.columns if c.number not in numbers]
-    return [c for c in found.columns if c.generated not in sent]
+    sent = _STORED
+    if config.streams:
+        sent = sent_columns(source, config.publication, [found.oid])
+    return [c for c in found.columns if not sent.has(found.oid, c.number, c.generated)]
 
 
 def unread(table: TableConfig, unsent: Collection[Column]) -> set[str]:
@@ -47,6 +48,12 @@ def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
         " their own",
         "Replicate those as tables of their own, and set only: true for the rows of this one.",
     )
+
+
+def refuse_inherited(source: Connection, found: SourceTable, table: TableConfig) -> None:
+    """Raise TableProblem if others inherit from the table, unless ``only`` is set."""
+    if (heirs := children(source, [found.oid])) and not table.only:
+        raise inherited(found.id, heirs[found.oid])
 
 
 def without_identity(

@@ -7,17 +7,14 @@ source and in staging. That may be on purpose, so nothing is removed, only repor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.publications import inserts_publication, published_tables, removal
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 # A slot's reader may be between two sessions; its slot keeps less than this meanwhile.
 UNREAD_BYTES = 10**9

@@ -9,16 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, LiteralString
+from typing import LiteralString
 
-import psycopg
 from psycopg import sql
 
+from cdc_assets.config.addresses import replication_dsn
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import COLUMN_LISTS, PublishedShape, inserts_publication
+from cdc_assets.postgres.publications import (
+    COLUMN_LISTS,
+    PublishedShape,
+    inserts_publication,
+    publication_of,
+)
+from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import SlotStatus, slot_status, switch_point, system_identifier
 from cdc_assets.readiness.source.partitions import UNLOGGED
 from cdc_assets.readiness.source.record import (
@@ -30,8 +37,6 @@ from cdc_assets.readiness.source.record import (
     TableNow,
 )
 from cdc_assets.readiness.source.restart_record import compare, compare_table
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def recorded(store: LogStore) -> Recorded:
@@ -190,8 +195,7 @@ def look_at_tables(
             "names": [row.table.name for row in rows],
             "oids": [row.oid for row in rows],
             "publications": [
-                inserts_publication(publication) if row.inserts_only else publication
-                for row in rows
+                publication_of(publication, inserts_only=row.inserts_only) for row in rows
             ],
             "inserts_only": [row.inserts_only for row in rows],
             "excluded": [json.dumps(sorted(row.excluded)) for row in rows],
@@ -216,17 +220,16 @@ def look_at_tables(
     return tables
 
 
-def review(
-    connection: Connection, dsn: str, store: LogStore, slot: str, publication: str
-) -> tuple[Review, Source]:
+def review(connection: Connection, config: SourceConfig, store: LogStore) -> tuple[Review, Source]:
     """Compare everything; changes nothing.
 
     A flusher may be at work: slot, log and end of WAL are read in this order, in which none may be
     ahead of the next.
     """
+    slot, publication = config.slot, config.publication
     stands = slot_status(connection, slot)
     known = recorded(store)
-    source = look(connection, dsn, stands, publication, known)
+    source = look(connection, replication_dsn(config), stands, publication, known)
     findings = tuple(compare(known, source, slot, publication))
     rows = followed(store)
     if source.in_recovery or not rows:

@@ -8,17 +8,14 @@ waited for. ``now`` checks the followed tables in the same way.
 
 from __future__ import annotations
 
-from typing import Any, LiteralString
-
-import psycopg
+from typing import LiteralString
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import inserts_publication, published_tables
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 _ABOVE = """
 select n.nspname::text, c.relname::text
@@ -52,13 +49,11 @@ def sent_as(root: object) -> str:
     )
 
 
-def sent_as_root(
-    connection: Connection, config: SourceConfig, table: SourceTable
-) -> TableProblem | None:
-    """The problem of a partition whose root is published, or will be; None if there is none."""
+def refuse_under_root(connection: Connection, config: SourceConfig, table: SourceTable) -> None:
+    """Raise TableProblem for a partition whose root is published, or will be."""
     above = [TableId(*row) for row in connection.execute(_ABOVE, {"oid": table.oid}).fetchall()]
     if not above:
-        return None
+        return
     for name in (config.publication, inserts_publication(config.publication)):
         row = connection.execute(
             "select pubviaroot from pg_catalog.pg_publication where pubname = %s", (name,)
@@ -68,24 +63,22 @@ def sent_as_root(
         there = {table.id for table in config.tables}
         there |= (published_tables(connection, name) or {}).keys()
         if taken := [root for root in above if root in there]:
-            return TableProblem(
+            raise TableProblem(
                 table.id,
                 sent_as(taken[0]),
                 f"Replicate one of them alone: take {table.id} out of the configuration, or"
                 f" {taken[0]} out of it and of the publication.",
             )
-    return None
 
 
-def unlogged(connection: Connection, table: SourceTable) -> TableProblem | None:
-    """The problem of a table that isn't in the WAL, or has a partition that isn't; None else."""
+def refuse_unlogged(connection: Connection, table: SourceTable) -> None:
+    """Raise TableProblem for a table that isn't in the WAL, or has a partition that isn't."""
     row = connection.execute(
         f"select {UNLOGGED} from pg_catalog.pg_class c where c.oid = %s".encode(), (table.oid,)
     ).fetchone()
-    if row is None or row[0] is None:
-        return None
-    return TableProblem(
-        table.id,
-        f"{row[0]} is unlogged or temporary: its changes aren't in the WAL",
-        f"alter table {row[0]} set logged;",
-    )
+    if row is not None and row[0] is not None:
+        raise TableProblem(
+            table.id,
+            f"{row[0]} is unlogged or temporary: its changes aren't in the WAL",
+            f"alter table {row[0]} set logged;",
+        )

@@ -7,15 +7,14 @@ then planning any query of that table fails.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.postgres.catalog import SourceTable, heaps
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.catalog import Heap, SourceTable
+from cdc_assets.postgres.session.connect import Connection
 
 # The functions that the table's indexes, statistics and constraints call, directly or by operators,
 # and that have a body and no search_path of their own; and whether the error has their names.
@@ -56,20 +55,20 @@ select f.oid::regprocedure::text, pg_catalog.quote_ident(n.nspname),
 
 _OF_THE_TABLE = (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege)
 # A body that doesn't return is given up.
-_TIMEOUT = "set local statement_timeout = '10s'"
+PLANNING_TIMEOUT = "set local statement_timeout = '10s'"
 
 
-def refuse_unplannable(connection: Connection, table: SourceTable) -> None:
-    """Raise TableProblem, which names the functions, if a query of ``table`` can't be planned.
+def refuse_unplannable(connection: Connection, table: SourceTable, heaps: Iterable[Heap]) -> None:
+    """Raise TableProblem, which names the functions, if a query of ``heaps`` can't be planned.
 
     One statement for each heap, by itself as a copy reads it: planning takes a lock of each index.
     No row is read; the role may read the table. Raises psycopg.errors.LockNotAvailable for one that
     is locked; one that is gone by now, or may not be read, is judged elsewhere.
     """
     try:
-        for heap in heaps(connection, table.id, table.oid):
+        for heap in heaps:
             with connection.transaction(force_rollback=True):
-                connection.execute(_TIMEOUT)
+                connection.execute(PLANNING_TIMEOUT)
                 connection.execute(
                     sql.SQL("explain select from only {}").format(heap.id.identifier)
                 )

@@ -6,9 +6,6 @@ Nothing is changed. ``tables`` judges how a publication sends a table.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.messages.findings import Finding
@@ -20,8 +17,7 @@ from cdc_assets.postgres.publications import (
     published_tables,
     unidentified,
 )
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 # The tables of these names that exist, and whether this role owns them all.
 _OWNED = """

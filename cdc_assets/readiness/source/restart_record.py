@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from cdc_assets.log.tables import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.publications import inserts_publication
+from cdc_assets.postgres.publications import publication_of
 from cdc_assets.postgres.slots import SlotStatus
 from cdc_assets.readiness.source.partitions import sent_as
 from cdc_assets.readiness.source.record import ANEW, PublishedAs, Recorded, Source, TableNow
@@ -203,7 +203,7 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
 
     resync = f"cdc-assets resync '{row.table}' copies it anew."
     before = PublishedAs.parse(row.published_as) if row.published_as is not None else None
-    name = inserts_publication(publication) if row.inserts_only else publication
+    name = publication_of(publication, inserts_only=row.inserts_only)
     if now.oid is None:
         if now.name_of_oid is None:
             yield found(

@@ -9,15 +9,12 @@ page and age. Read-only, one query a table, which waits for no lock.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets.postgres.session.connect import Connection
 
 # A message names this many tables at most; the remedy has all of them.
 _LISTED = 5

@@ -18,10 +18,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, first_line
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.session.connect import connect
+from cdc_assets.postgres.session.connect import Connection, connect
 from cdc_assets.postgres.slots import system_identifier
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 _ROLE = "select current_user::text"
 _LEAST = "Give it what infra/postgres/roles.sql gives, and no more."
@@ -101,14 +99,14 @@ select e.evtname::text, o.rolname::text
 """
 
 
-def role_findings(connection: Connection, config: SourceConfig, follows: bool) -> Iterator[Finding]:
+def role_findings(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
     """Findings about rights that the roles lack, and rights that they don't need."""
     given = config.postgres.replication_dsn
     if not config.postgres.embedded:  # whose only role is its superuser
         yield from _excess(connection, config, "reads the tables", apart=given is not None)
-    if follows and given is None:
+    if config.streams and given is None:
         yield from _may_replicate(connection)
-    elif follows and given is not None:
+    elif config.streams and given is not None:
         yield from _streams(connection, config, given.get_secret_value())
     for trigger, owner in connection.execute(_EVENT_TRIGGERS):
         yield Finding(

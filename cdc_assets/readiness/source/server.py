@@ -13,15 +13,15 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc_assets.config.addresses import replication_dsn
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
+from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.wishes import dropped_since
 from cdc_assets.messages.findings import Finding, Severity
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
-from cdc_assets.postgres.session.connect import pools_transactions
-from cdc_assets.postgres.slots import FAILOVER_SLOTS, slot_facts, slot_status
+from cdc_assets.postgres.session.connect import Connection, pools_transactions
+from cdc_assets.postgres.slots import FAILOVER_SLOTS, SlotStatus, slot_status
 from cdc_assets.readiness.source.left import left_findings
 from cdc_assets.readiness.source.now import review
 from cdc_assets.readiness.source.publications import publication_findings
@@ -29,8 +29,6 @@ from cdc_assets.readiness.source.record import Recorded
 from cdc_assets.readiness.source.restart_record import compare_slot
 from cdc_assets.readiness.source.roles import role_findings
 from cdc_assets.readiness.source.tables import table_findings
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # The first minor versions whose decoding sees a table added to a publication at once, whatever
 # transactions are under way.
@@ -53,25 +51,24 @@ def preflight(
     With ``store``, the log's record of the source is compared too (``dsn``: the source's). Without
     ``record``, checks that the restart record makes are left to it: a standby, the slot's state.
     """
-    follows = config.snapshot.mode != "snapshot_only"  # else nothing is streamed
     return [
-        *_server(connection, follows, dsn, standby=record),
-        *role_findings(connection, config, follows),
-        *(_objects(connection, config, store, record=record) if follows else ()),
+        *_server(connection, config.streams, dsn, standby=record),
+        *role_findings(connection, config),
+        *(_objects(connection, config, store, record=record) if config.streams else ()),
         *(
             replace(finding, table=table.name)
             for table in (config.tables if tables is None else tables)
-            for finding in _unless_locked(connection, config, table, follows)
+            for finding in _unless_locked(connection, config, table)
         ),
     ]
 
 
 def _unless_locked(
-    connection: Connection, config: SourceConfig, table: TableConfig, follows: bool
+    connection: Connection, config: SourceConfig, table: TableConfig
 ) -> list[Finding]:
     """The findings about a table; if it is locked, the only finding is that."""
     try:
-        return list(table_findings(connection, config, table, follows))
+        return list(table_findings(connection, config, table))
     except psycopg.errors.LockNotAvailable:
         return [
             Finding(
@@ -89,7 +86,7 @@ def _one(connection: Connection, query: str, *params: object) -> Any:
     return row[0] if row else None
 
 
-def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -> Iterator[Finding]:
+def _server(connection: Connection, streams: bool, dsn: str, *, standby: bool) -> Iterator[Finding]:
     version = connection.info.server_version
     name = _one(connection, "select current_setting('server_version')")
     if version < OLDEST:
@@ -108,7 +105,7 @@ def _server(connection: Connection, follows: bool, dsn: str, *, standby: bool) -
         )
     else:
         yield Finding("server_version", "info", f"Postgres {name}.", "")
-    if not follows:
+    if not streams:
         return
     if version % 10000 < STALE_RELATIONS.get(version // 10000, 0):
         yield Finding(
@@ -231,14 +228,13 @@ def _senders(connection: Connection) -> Iterator[Finding]:
         )
 
 
-def _headroom(connection: Connection, slot: str) -> Iterator[Finding]:
-    facts = slot_facts(connection, slot)
-    safe, keep = (facts.safe_bytes, facts.keep_bytes) if facts is not None else (None, None)
+def _headroom(slot: SlotStatus) -> Iterator[Finding]:
+    safe, keep = slot.safe_bytes, slot.keep_bytes
     if safe is not None and keep and safe < HEADROOM * keep:
         yield Finding(
             "slot_headroom",
             "warning",
-            f"the slot {slot} loses its WAL after another {max(0, safe) / 1e6:,.0f} MB"
+            f"the slot {slot.name} loses its WAL after another {max(0, safe) / 1e6:,.0f} MB"
             f" (max_slot_wal_keep_size is {keep / 1e6:,.0f} MB).",
             "Start the flusher, or raise max_slot_wal_keep_size; a reload is enough.",
         )
@@ -264,7 +260,7 @@ def _objects(
             f"the slot {config.slot} exists and keeps {slot.retained_bytes / 1e6:,.1f} MB of WAL.",
             "",
         )
-        yield from _headroom(connection, config.slot)
+        yield from _headroom(slot)
         if connection.info.server_version >= FAILOVER_SLOTS and not slot.failover:
             yield Finding(
                 "slot_failover",
@@ -279,7 +275,7 @@ def _objects(
         return
     if slot is not None:
         rows = () if store is None else store.tables()
-        pinned = {row.table for row in rows if row.state != "waiting"}
+        pinned = {row.table for row in rows if row.state != TableState.WAITING}
         waits = any(table.id not in pinned for table in config.tables)
         yield from _free_slots(connection, 1, "error" if waits else "warning")
     yield from left_findings(connection, config, store)
@@ -291,9 +287,7 @@ def _objects(
                 f"source {store.source} was dropped at {since}.",
                 "Take its configuration out; or cdc-assets resume: it copies every table anew.",
             )
-        found, _ = review(
-            connection, replication_dsn(config), store, config.slot, config.publication
-        )
+        found, _ = review(connection, config, store)
         yield from (f for f in found.source if f.code != "in_recovery")  # reported above
         yield from (replace(finding, table=str(table)) for table, finding in found.tables)
     elif slot is not None:

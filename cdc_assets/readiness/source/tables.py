@@ -5,90 +5,75 @@ Nothing is changed. ``pins.enrol`` registers and publishes tables by the same ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import psycopg
+from collections.abc import Callable, Iterator
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import SourceTable, describe, heaps
-from cdc_assets.postgres.identity import children, remedy, sentence
+from cdc_assets.postgres.identity import remedy, sentence
 from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.publications import (
     creation,
-    inserts_publication,
     placement,
+    publication_of,
     published_tables,
     refuse_partial_publication,
     removal,
-    sent_columns,
 )
+from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.enrolment import (
-    inherited,
     refuse_excluded_key,
+    refuse_inherited,
     refuse_mode,
     unread,
     unsent_columns,
     without_identity,
 )
-from cdc_assets.readiness.source.partitions import sent_as_root, unlogged
+from cdc_assets.readiness.source.partitions import refuse_under_root, refuse_unlogged
 from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.readiness.source.rights import missing_rights
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-
 
 def table_findings(
-    connection: Connection, config: SourceConfig, table: TableConfig, follows: bool
+    connection: Connection, config: SourceConfig, table: TableConfig
 ) -> Iterator[Finding]:
-    publication = config.publication
-    sent = sent_columns(connection, publication) if follows else frozenset(("", "s"))
     try:
         found = describe(connection, table.id)
     except TableProblem as problem:
-        yield Finding("table_missing", "error", f"{problem.what}.", problem.remedy)
+        yield _error("table_missing", problem)
         return
+    follows = config.streams
     identity = [*_identity(connection, config, table, found)] if follows else []
     yield from identity
-    try:
-        refuse_mode(found, table)
-    except TableProblem as problem:
-        yield Finding("table_mode", "error", f"{problem.what}.", problem.remedy)
+    yield from _refused("table_mode", refuse_mode, found, table)
     inserts_only = any(finding.code == "inserts_only" for finding in identity)
-    if inserts_only:
-        publication = inserts_publication(publication)
-    if (inherit := children(connection, [found.oid])) and not table.only:
-        why = inherited(found.id, inherit[found.oid])
-        yield Finding("table_inherited", "error", f"{why.what}.", why.remedy)
+    yield from _refused("table_inherited", refuse_inherited, connection, found, table)
     if follows and not identity and found.replica_identity != "f":
         yield from _toast(connection, found, table)
     if follows:
-        if (unsent := sent_as_root(connection, config, found)) is not None:
-            yield Finding("table_under_root", "error", f"{unsent.what}.", unsent.remedy)
-        if (unsent := unlogged(connection, found)) is not None:
-            yield Finding("table_unlogged", "error", f"{unsent.what}.", unsent.remedy)
-    left_out = unsent_columns(connection, config, found, sent)
+        yield from _refused("table_under_root", refuse_under_root, connection, config, found)
+        yield from _refused("table_unlogged", refuse_unlogged, connection, found)
+    left_out = unsent_columns(connection, config, found)
     missing = missing_rights(connection, found.oid, unread(table, left_out))
     yield from missing
     if follows:
         yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
     try:
-        heaps(connection, found.id, found.oid)
+        parts = heaps(connection, found.id, found.oid)
         if not missing:
-            yield from _unplannable(connection, found)
+            yield from _refused("table_unplannable", refuse_unplannable, connection, found, parts)
         if follows:
             refuse_partial_publication(
                 connection,
-                publication,
+                config.publication,
                 found,
                 table.columns.exclude,
                 inserts_only=inserts_only,
             )
     except TableProblem as problem:
-        yield Finding("table_partial", "error", str(problem.what) + ".", problem.remedy)
+        yield _error("table_partial", problem)
     generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
     if generated:
         yield Finding(
@@ -119,28 +104,30 @@ def table_findings(
             f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
             "Correct columns.exclude or columns.types.",
         )
-    try:
-        refuse_excluded_key(found, table)
-    except TableProblem as problem:
-        yield Finding("key_excluded", "error", f"{problem.what}.", problem.remedy)
+    yield from _refused("key_excluded", refuse_excluded_key, found, table)
 
 
-def _unplannable(connection: Connection, found: SourceTable) -> Iterator[Finding]:
+def _refused(code: str, refuse: Callable[..., None], *about: object) -> Iterator[Finding]:
+    """A rule of enrolment that raises TableProblem, as a finding."""
     try:
-        refuse_unplannable(connection, found)
+        refuse(*about)
     except TableProblem as problem:
-        yield Finding("table_unplannable", "error", f"{problem.what}.", problem.remedy)
+        yield _error(code, problem)
+
+
+def _error(code: str, problem: TableProblem) -> Finding:
+    return Finding(code, "error", f"{problem.what}.", problem.remedy)
 
 
 def _publishable(
     connection: Connection, config: SourceConfig, table: TableId, oid: int, *, inserts_only: bool
 ) -> Iterator[Finding]:
     """Whether this role can publish the table in its publication, if it isn't published yet."""
-    name = inserts_publication(config.publication) if inserts_only else config.publication
+    name = publication_of(config.publication, inserts_only=inserts_only)
     present = published_tables(connection, name)
     if present is None and not inserts_only:
         return  # publication_findings reports that
-    other = config.publication if inserts_only else inserts_publication(config.publication)
+    other = publication_of(config.publication, inserts_only=not inserts_only)
     moves = table in (published_tables(connection, other) or {})
     needed, involved = list[str](), [name, *([other] if moves else [])]
     if present is None:
@@ -177,7 +164,7 @@ def _identity(
     try:
         wrong = without_identity(connection, config, found)
     except TableProblem as problem:
-        yield Finding("replica_identity", "error", f"{problem.what}.", problem.remedy)
+        yield _error("replica_identity", problem)
         return
     if wrong:
         yield Finding(

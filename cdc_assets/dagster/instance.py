@@ -1,0 +1,142 @@
+"""Dagster's instance on SQLite, at a fraction of the CPU; ``dagster.yaml`` names it.
+
+Dagster makes an engine for each transaction: it asks SQLite for its abilities, compiles each
+statement anew, and with the connection closes the log of writes. Here engines are kept, and those
+of the three databases that every tick uses keep their connections. Files, tables and
+configuration are Dagster's own: without ``instance_class`` the same folder goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Self
+
+import dagster as dg
+import yaml
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
+from dagster._core.storage.runs import SqliteRunStorage
+from dagster._core.storage.schedules import SqliteScheduleStorage
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
+from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
+from dagster._serdes import ConfigurableClassData
+from sqlalchemy import Connection, Engine, NullPool, create_engine
+
+# A process has few runs in sight; an engine without connections is some kilobytes.
+_RUNS_KEPT = 16
+
+
+def _kept(url: str) -> Engine:
+    """An engine that keeps its connections, and makes as many as threads ask for."""
+    waits = {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}
+    return create_engine(url, connect_args=waits, max_overflow=-1)
+
+
+@lru_cache(_RUNS_KEPT)
+def _of_run(url: str) -> Engine:
+    """An engine of a run's own file, which may be removed: without connections."""
+    waits = {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}
+    return create_engine(url, connect_args=waits, poolclass=NullPool)
+
+
+class _Kept:
+    """A storage with one database, whose engine is kept."""
+
+    _engine: Engine
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            yield connection
+
+    def dispose(self) -> None:
+        self._engine.dispose()
+
+
+class Runs(_Kept, SqliteRunStorage):
+    """``history/runs.db``."""
+
+    def __init__(self, conn_string: str) -> None:
+        super().__init__(conn_string)
+        self._engine = _kept(conn_string)
+
+
+class Ticks(_Kept, SqliteScheduleStorage):
+    """``schedules/schedules.db``. A tick asks four times whether it is migrated; it stays so."""
+
+    def __init__(self, conn_string: str) -> None:
+        super().__init__(conn_string)
+        self._engine = _kept(conn_string)
+        self._built = set[str]()
+
+    def has_built_index(self, migration_name: str) -> bool:
+        if migration_name not in self._built and super().has_built_index(migration_name):
+            self._built.add(migration_name)
+        return migration_name in self._built
+
+    def _has_instigators_table(self, conn: Connection) -> bool:
+        if "instigators" not in self._built and super()._has_instigators_table(conn):
+            self._built.add("instigators")
+        return "instigators" in self._built
+
+
+class Events(SqliteEventLogStorage):
+    """``history/runs/``: one file a run, and an index of what concerns assets."""
+
+    def __init__(self, base_dir: str) -> None:
+        super().__init__(base_dir)
+        self._index = _kept(self.conn_string_for_shard(INDEX_SHARD_NAME))
+
+    @contextmanager
+    def _connect(self, shard: str) -> Iterator[Connection]:
+        with self._db_lock:
+            url = self.conn_string_for_shard(shard)
+            engine = self._index if shard == INDEX_SHARD_NAME else _of_run(url)
+            if shard not in self._initialized_dbs:
+                self._initdb(engine)
+                self._initialized_dbs.add(shard)
+            with engine.begin() as connection:
+                yield connection
+
+    def dispose(self) -> None:
+        super().dispose()
+        self._index.dispose()
+
+
+class SqliteStorage(DagsterSqliteStorage):
+    """Dagster's, which makes and migrates the files, with the storages above in its place."""
+
+    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+        super().__init__(base_dir, inst_data)
+        self._run_storage = Runs(self._run_storage._conn_string)
+        self._schedule_storage = Ticks(self._schedule_storage._conn_string)
+        self._event_log_storage = Events(self._event_log_storage._base_dir)
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> Self:
+        return cls.from_local(inst_data=inst_data, **config_value)
+
+
+class Instance(dg.DagsterInstance):
+    """Its storage is :class:`SqliteStorage`, where ``dagster.yaml`` names no other."""
+
+    def dispose(self) -> None:
+        """Dispose the storage of ticks, too; Dagster's own has nothing to be disposed."""
+        super().dispose()
+        if self.schedule_storage is not None:
+            self.schedule_storage.dispose()
+
+    @staticmethod
+    def config_schema() -> Mapping[str, Any]:
+        return {}
+
+    @staticmethod
+    def config_defaults(base_dir: str) -> Mapping[str, ConfigurableClassData | None]:
+        where = yaml.dump({"base_dir": base_dir})
+        storage = ConfigurableClassData(__name__, SqliteStorage.__name__, where)
+        return {**InstanceRef.config_defaults(base_dir), "storage": storage}

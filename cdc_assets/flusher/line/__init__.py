@@ -1,0 +1,1 @@
+"""The bytes of a replication connection without encryption."""

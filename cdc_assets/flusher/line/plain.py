@@ -1,0 +1,196 @@
+"""A replication stream read from the socket itself; libpq would make one object for each frame.
+
+libpq connects and asks for the stream; from the server's CopyBothResponse on every byte is read
+here. That response is looked at before anybody reads it, so libpq never has a byte of the stream.
+If it doesn't lie there in plain (TLS, GSS, an error, a notice before it), libpq goes on.
+
+Whatever is no frame is taken as libpq takes it: notices and parameters are skipped, anything else
+ends the stream, behind the frames before it, and an error has its SQL state. No message is longer
+than Postgres can send; the buffer grows with what has arrived, never with what a length says.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from typing import Final, Self
+
+import numpy as np
+from psycopg.pq.abc import PGconn
+
+from cdc_assets.flusher.line.ends import Ended
+from cdc_assets.flusher.line.frames import COPY_DATA, PREFIX_BYTES, Received, frames
+from cdc_assets.postgres.pgoutput import Ints
+
+# CopyBothResponse: format 0, no columns.
+_COPY_BOTH: Final = b"W\0\0\0\7\0\0\0"
+_COPY_DONE: Final = b"c\0\0\0\4"
+_PREFIX: Final = struct.Struct(">BI")
+# Notices, parameters, notifications.
+_ASIDE: Final = b"NSA"
+# CopyDone, CommandComplete, ReadyForQuery, ErrorResponse.
+_LAST: Final = b"cCZE"
+# Postgres allocates 1 GB at most for a message; its length counts itself. Those that are never long
+# get as much as libpq gives them.
+_LONGEST_BYTES: Final = 2**30 + 4
+_SHORT, _LONGEST_SHORT_BYTES = b"ScCZ", 30_000
+# What a look brings at most, unless a frame is larger.
+BUFFER_BYTES: Final = 2**20
+
+
+class PlainLine:
+    """Whole frames in, feedback out; doesn't wait. An OSError means that the line is lost."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self._socket.setblocking(False)
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._filled = 0
+        self._awaited = PREFIX_BYTES  # fewer bytes have no whole message
+        self._unsent = b""
+        self._over: Exception | None = None
+
+    @classmethod
+    def take_over(cls, connection: PGconn) -> Self | None:
+        """Take the stream that ``connection`` asked for; None: libpq has to read the answer.
+
+        Waits for the answer.
+        """
+        if connection.ssl_in_use:
+            return None
+        opened = socket.socket(fileno=socket.dup(connection.socket))
+        try:
+            select.select([opened], [], [])
+            # A part of it falls to libpq, which waits for the rest.
+            if opened.recv(len(_COPY_BOTH), socket.MSG_PEEK) != _COPY_BOTH:
+                opened.close()
+                return None
+            opened.recv(len(_COPY_BOTH))
+        except BaseException:
+            opened.close()
+            raise
+        # Its end sends Terminate, and would wait for ever for a server that doesn't read.
+        connection.nonblocking = 1
+        return cls(opened)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive(self, limit_bytes: int) -> Received | None:
+        """Frames that have arrived, perhaps none as yet; None if nothing has arrived.
+
+        ``limit_bytes``: what is read at most; the frame that it completes may be larger. Raises
+        Ended, or OSError.
+        """
+        if self._over is not None:
+            raise self._over
+        self._flush()
+        with memoryview(self._buffer) as view:
+            try:
+                got = self._socket.recv_into(view[self._filled :][:limit_bytes])
+            except BlockingIOError:
+                return None
+        if got == 0:
+            raise ConnectionError("server closed the connection unexpectedly")
+        self._filled += got
+        ends = self._ends() if self._filled >= self._awaited else np.empty(0, np.int64)
+        end = int(ends[-1]) if len(ends) else 0
+        if self._over is not None and not end:
+            raise self._over
+        found = memoryview(self._buffer)[:end]
+        data = found if len(self._buffer) > BUFFER_BYTES else bytes(found)
+        self._forget(end)
+        lengths = np.diff(ends, prepend=0).astype(np.int32) - PREFIX_BYTES
+        return Received(data, lengths, PREFIX_BYTES)
+
+    def _ends(self) -> Ints:
+        """Where the whole frames end, behind one another from 0 on; all else is dealt with."""
+        ends = frames(np.frombuffer(self._buffer, np.uint8, self._filled))
+        end, walked = int(ends[-1]) if len(ends) else 0, list[int]()
+        while self._filled - end >= PREFIX_BYTES:
+            kind, length = _PREFIX.unpack_from(self._buffer, end)
+            stop = end + 1 + length
+            longest = _LONGEST_SHORT_BYTES if kind in _SHORT else _LONGEST_BYTES
+            if not 4 <= length <= longest or kind not in (COPY_DATA, *_ASIDE, *_LAST):
+                self._over = _astray()
+                break
+            if stop > self._filled:
+                break
+            if kind == COPY_DATA:
+                walked.append(end := stop)
+            elif kind in _ASIDE:
+                if not _is_aside(kind, bytes(self._buffer[end + PREFIX_BYTES : stop])):
+                    self._over = _astray()
+                    break
+                self._buffer[end : self._filled - stop + end] = self._buffer[stop : self._filled]
+                self._filled -= stop - end
+            else:
+                self._over = _ended(kind, bytes(self._buffer[end + PREFIX_BYTES : stop]))
+                break
+        return np.concatenate([ends, np.array(walked, np.int64)])
+
+    def _forget(self, end: int) -> None:
+        """Move what begins at ``end`` to the front, of a buffer that has room behind it.
+
+        A large buffer goes with the frames that were in it.
+        """
+        rest, size = self._filled - end, len(self._buffer)
+        if end:
+            size = BUFFER_BYTES
+        while size - rest < BUFFER_BYTES // 2:
+            size *= 2
+        if end or size != len(self._buffer):
+            kept = self._buffer if len(self._buffer) == size == BUFFER_BYTES else bytearray(size)
+            memoryview(kept)[:rest] = memoryview(self._buffer)[end : self._filled]
+            self._buffer, self._filled = kept, rest
+        self._awaited = PREFIX_BYTES
+        if rest >= PREFIX_BYTES:
+            self._awaited = 1 + _PREFIX.unpack_from(self._buffer)[1]
+
+    def send(self, body: bytes) -> None:
+        """Send a CopyData message; what doesn't fit goes with the next look."""
+        self._unsent += _PREFIX.pack(COPY_DATA, 4 + len(body)) + body
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._unsent:
+            try:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            except BlockingIOError:
+                return
+
+    def end(self, body: bytes, seconds: float) -> None:
+        """Send a last message, and that it is the last; waits at most so long. Raises OSError."""
+        self.send(body)
+        self._socket.settimeout(seconds)
+        self._socket.sendall(self._unsent + _COPY_DONE)
+        self._socket.setblocking(False)
+        self._unsent = b""
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _astray() -> ConnectionError:
+    return ConnectionError("lost synchronization with server")
+
+
+def _is_aside(kind: int, body: bytes) -> bool:
+    """Whether it is what its kind says, and no frame whose kind was damaged on the way."""
+    if kind == ord("N"):
+        return body == b"\0" or body.find(b"\0\0") == len(body) - 2 >= 0
+    if kind == ord("A"):
+        body = body[4:]  # behind the process that notifies
+    return body.count(b"\0") == 2 and body[-1:] == b"\0"
+
+
+def _ended(kind: int, body: bytes) -> Ended:
+    if kind != ord("E"):
+        return Ended()
+    fields = {field[:1]: field[1:].decode(errors="replace") for field in body.split(b"\0")}
+    message = f"{fields.get(b'S', 'ERROR')}:  {fields.get(b'M', '')}"
+    for key, name in ((b"D", "DETAIL"), (b"H", "HINT"), (b"W", "CONTEXT")):
+        if key in fields:
+            message += f"\n{name}:  {fields[key]}"
+    return Ended(message, fields[b"C"].encode() if b"C" in fields else None)

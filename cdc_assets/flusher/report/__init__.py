@@ -1,0 +1,1 @@
+"""How a flusher is: its report in the coordination database, and its metrics for Prometheus."""

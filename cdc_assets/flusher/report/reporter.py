@@ -1,0 +1,115 @@
+"""A flusher's reports: a line in its log, a row in the coordination database, metrics.
+
+The reporter has a thread and connections of its own and lives as long as the flusher, over all its
+sessions, so it can report that the stream is down. It never holds up the stream: a database that
+doesn't answer costs a report.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import psycopg
+
+from cdc_assets.config.addresses import source_dsn
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.flusher.progress import Probe, Progress, report
+from cdc_assets.flusher.report.metrics import FlusherCollector, MetricsServer
+from cdc_assets.log.sessions.connection import connect_log
+from cdc_assets.postgres.session.connect import connect
+from cdc_assets.postgres.session.kept import KeptConnection
+from cdc_assets.postgres.slots import current_position, slot_status
+from cdc_assets.process.children import process_name
+from cdc_assets.process.helper_thread import HelperThread
+
+logger = logging.getLogger(__name__)
+
+# Interval of probes of the source; also the precision of the lag in seconds.
+PROBE_SECONDS = 2.0
+# Interval of log lines for a person who watches.
+LINE_SECONDS = 10.0
+# A flusher that ends while it waits leaves the report to the active one.
+_NEVER_ITS_TURN = ("waiting", "stopped")
+# A probe or a report that takes longer is out of date.
+_TIMEOUT = "5s"
+
+_WRITE = """
+insert into flusher_reports as r (source, report) values (%s, %s) on conflict (source)
+    do update set report = excluded.report, reported_at = clock_timestamp()
+"""
+
+
+class Health:
+    """Probes the source and reports ``progress`` until it is closed."""
+
+    def __init__(self, config: SourceConfig, progress: Progress) -> None:
+        self._config = config
+        self._progress = progress
+        self._probe = Probe()
+        self._state = progress.state
+        self._process = process_name()
+        self._metrics = MetricsServer(
+            config.metrics, FlusherCollector(config.name, progress, self._probe)
+        )
+        self._source = KeptConnection(self._connect_source)
+        self._log = KeptConnection(self._connect_log)
+        self._line_rows, self._line_at = progress.rows, time.monotonic()
+        self._thread = HelperThread(
+            "health", self._step, PROBE_SECONDS, at_end=self._last, note=progress.note
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Report the end, if the databases answer."""
+        self._thread.close()
+        self._metrics.close()
+
+    def _step(self) -> None:
+        self._metrics.ensure()
+        before, self._state = self._state, self._progress.state
+        if self._state in ("starting", "waiting") or (before, self._state) == _NEVER_ITS_TURN:
+            return  # another flusher reports this source
+        try:
+            self._look()
+        finally:
+            self._tell()
+
+    def _last(self) -> None:
+        try:
+            self._step()
+        finally:
+            self._source.close()
+            self._log.close()
+
+    def _look(self) -> None:
+        with self._source.use() as source:
+            slot = slot_status(source, self._config.slot)
+            self._probe.saw(time.monotonic(), current_position(source))
+        self._probe.retained_bytes = slot.retained_bytes if slot is not None else 0
+        self._probe.wal_status = slot.wal_status if slot is not None else None
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        told = report(self._process, self._progress, self._probe, now)
+        if now - self._line_at >= LINE_SECONDS:
+            rate = (self._progress.rows - self._line_rows) / (now - self._line_at)
+            logger.info("%s; %.0f rows/s", told.sentence, rate)
+            self._line_rows, self._line_at = self._progress.rows, now
+        with self._log.use() as log:
+            log.execute(_WRITE, (self._config.name, json.dumps(told.to_json())))
+
+    def _connect_source(self) -> psycopg.Connection[Any]:
+        name = f"cdc_assets {self._config.name} health"
+        source = connect(source_dsn(self._config), application_name=name)
+        source.execute(f"set statement_timeout = '{_TIMEOUT}'")
+        return source
+
+    def _connect_log(self) -> psycopg.Connection[Any]:
+        log = connect_log(self._config, "report")
+        log.execute(f"set statement_timeout = '{_TIMEOUT}'")
+        return log

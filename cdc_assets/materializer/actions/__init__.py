@@ -1,0 +1,1 @@
+"""What a merge does to a lake table: one action a file, each one commit."""

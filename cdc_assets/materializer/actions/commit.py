@@ -1,0 +1,104 @@
+"""A change of a lake table, and the one commit that every action ends with.
+
+Keeps invariant 7 and never writes equality deletes. On a branch (``lake.publish``): delete the
+rows of every key of the batch (a MERGE with the keys broadcast, so the table is never shuffled),
+append the new rows. Readers see one step, and each commit carries the cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc_assets.lake.publish import append, published
+from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.batch import Facts
+from cdc_assets.log.cursors import Cursor
+from cdc_assets.materializer.events import Batch
+from cdc_assets.materializer.reread import Reread
+
+# A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
+# the table.
+_KEYS = "cdc_keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A batch of the log, to be applied to ``lake`` so that its cursor becomes ``cursor``.
+
+    ``state``: the table's state that the batch was cut for; ``facts`` decide how the batch's rows
+    are folded; Spark reads them with ``tasks`` tasks. ``mixed``: the table's rows may be of several
+    moments, the last of which is ``complete_lsn``. ``inserts_add``: whether a key that is inserted
+    surely has no row in the table.
+    """
+
+    session: SparkSession
+    lake: LakeTable
+    state: LakeState
+    batch: Batch
+    tasks: int
+    facts: Facts
+    cursor: Cursor
+    reread: Reread
+    mixed: bool
+    inserts_add: Callable[[], bool]
+
+    @property
+    def events(self) -> DataFrame:
+        """The batch's rows; of WHOLE_SCHEMA where the mode shows when a row was changed."""
+        return self.batch.frame(self.session, self.tasks, whole=self.lake.row.mode != "mirror")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The result of a change: keys written, keys deleted, rows read again from the source."""
+
+    upserted: int
+    deleted: int
+    repaired: int = 0
+
+    def __add__(self, other: Merged) -> Merged:
+        return Merged(
+            self.upserted + other.upserted,
+            self.deleted + other.deleted,
+            self.repaired + other.repaired,
+        )
+
+
+def commit(
+    change: Change,
+    *,
+    truncate: bool = False,
+    delete: tuple[DataFrame, str] | None = None,
+    new: DataFrame | None,
+) -> None:
+    """Delete the rows of ``delete``, or all of them (``truncate``), then append ``new``.
+
+    ``delete``: a frame ``s``, and the condition under which the table's row ``t`` matches a row of
+    it.
+    """
+    session, lake = change.session, change.lake
+    with published(session, lake, change.state) as branch:
+        if truncate:
+            session.sql(f"delete from {branch}")
+        elif delete is not None:
+            keys, condition = delete
+            keys.createOrReplaceTempView(_KEYS)
+            session.sql(
+                f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
+                f" on {condition} when matched then delete"
+            )
+        # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
+        rows = _whole(session, lake, new) if new is not None else None
+        append(session, lake, change.state, branch, change.cursor, rows)
+
+
+def _whole(session: SparkSession, lake: LakeTable, rows: DataFrame) -> DataFrame:
+    """``rows`` with NULL in the lake's columns that the source has dropped."""
+    loaded = lake.load()
+    if loaded is None or {f.name for f in loaded.schema().fields} <= set(rows.columns):
+        return rows
+    return rows.to(session.table(lake.sql_name).schema)

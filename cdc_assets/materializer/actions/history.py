@@ -1,0 +1,252 @@
+"""Mode append: every change becomes a row, with its operation and its time.
+
+A row has the values after the change; a deleted row has its key only (with REPLICA IDENTITY FULL
+and no key, all columns), a truncate has no values. An update that left columns out (unchanged
+TOAST) gets their values from the change before it (invariant 8): in the batch, else from the newest
+row of its key in the lake, else from the source. A key's newest row is the one with the greatest
+``_lsn`` among those with an ``_xid``; the copied row has no ``_xid``, and is older than all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.values import as_lake, named, texts_of
+from cdc_assets.log.staged.files import OLD_KEY
+from cdc_assets.materializer.actions.commit import Change, Merged, commit
+from cdc_assets.materializer.fold import JSON, Event, relinked_keys, text_struct
+from cdc_assets.postgres.key_lookup import Key
+from cdc_assets.postgres.names import lake_column
+
+_META = ("off", "op", "lsn", "ts", "xid")
+
+
+def append_history(change: Change) -> Merged:
+    """Append a row for each change of the batch, whose events are of WHOLE_SCHEMA."""
+    with ExitStack() as cleanup:
+        rows, repaired = _rows(change, cleanup)
+        commit(change, new=rows)
+    return Merged(change.facts.rows, 0, repaired)
+
+
+def _rows(change: Change, cleanup: ExitStack) -> tuple[DataFrame, int]:
+    """The rows of the batch for the lake, and how many were read again.
+
+    ``cleanup`` frees the frames that Spark keeps of them: nothing else ever would.
+    """
+    lake, events, facts = change.lake, change.events, change.facts
+    texts, key = texts_of(lake), [c.source.name for c in lake.key]
+    left_out = [name for name in texts if name in facts.unchanged]
+    if not left_out or not key:
+        row = F.from_json("data", text_struct(texts), JSON).alias("row")
+        return _labelled(as_lake(events.select(row, *_META), lake.columns, "row", *_META), lake), 0
+    filled = _from_batch(change, key, texts, left_out).persist()
+    cleanup.callback(filled.unpersist)
+    whole = as_lake(filled.where("source is null"), lake.columns, "row", *_META)
+    partial = filled.where("source is not null")
+    if partial.isEmpty():
+        return _labelled(whole, lake), 0
+    rows, repaired = _from_lake(change, partial, left_out, cleanup)
+    return _labelled(whole.unionByName(rows), lake), repaired
+
+
+def _labelled(rows: DataFrame, lake: LakeTable) -> DataFrame:
+    return rows.select(
+        *named(lake.columns),
+        F.col("op").alias("_op"),
+        F.col("lsn").alias("_lsn"),
+        F.timestamp_micros("ts").alias("_ts"),
+        F.col("xid").alias("_xid"),
+    )
+
+
+def _from_batch(
+    change: Change, key: Sequence[str], names: Sequence[str], left_out: Sequence[str]
+) -> DataFrame:
+    """Columns ``_META``, ``row``, and for rows that still lack values ``source`` and ``unknown``.
+
+    ``source`` is the key of the lake's row that has the missing values.
+    """
+    session, facts = change.session, change.facts
+    keyed = change.events.withColumn("key", F.from_json("data", text_struct(key), JSON))
+    odd = relinked_keys(session, facts, key)
+    simple = _running(keyed.join(odd, "key", "left_anti"), names, left_out)
+    if not facts.relinked:
+        return simple
+    rows = keyed.join(odd, "key", "left_semi").select(*_META, "unchanged", "data").collect()
+    meta = {row.off: tuple(row[name] for name in _META) for row in rows}
+    linked = linked_values([Event(r.off, r.op, r.unchanged, r.data) for r in rows], key)
+    schema = T.StructType(
+        [
+            *(T.StructField(n, T.StringType() if n == "op" else T.LongType()) for n in _META),
+            T.StructField("source", text_struct(key)),
+            T.StructField("unknown", T.ArrayType(T.StringType())),
+            T.StructField("data", T.StringType()),
+        ]
+    )
+    made = []
+    for off, values, source in linked:
+        unknown = [n for n in left_out if n not in values] if source is not None else []
+        made.append((*meta[off], source if unknown else None, unknown or None, json.dumps(values)))
+    row = F.from_json("data", text_struct(names), JSON).alias("row")
+    return simple.unionByName(
+        session.createDataFrame(made, schema).select(*_META, "source", "unknown", row)
+    )
+
+
+def _running(keyed: DataFrame, names: Sequence[str], left_out: Sequence[str]) -> DataFrame:
+    """Every change; the columns that it left out come from an earlier change of its key."""
+    before = Window.partitionBy("key").orderBy("off").rowsBetween(Window.unboundedPreceding, 0)
+    wide = keyed.withColumn("row", F.from_json("data", text_struct(names), JSON)).withColumn(
+        "missing", F.coalesce(F.from_json("unchanged", "array<string>"), F.array())
+    )
+    change = F.col("op").isin("I", "U")
+    known = {
+        name: F.last(
+            F.when(
+                change & ~F.array_contains("missing", name),
+                F.struct(F.col("row").getField(name).alias("value")),
+            ),
+            ignorenulls=True,
+        ).over(before)
+        for name in left_out
+    }
+    wide = wide.withColumns({f"known_{i}": known[name] for i, name in enumerate(left_out)})
+    places = {name: f"known_{i}" for i, name in enumerate(left_out)}
+    unknown = F.filter(
+        F.array(*(F.when(F.col(places[name]).isNull(), F.lit(name)) for name in left_out)),
+        lambda name: name.isNotNull(),
+    )
+    lacks = change & (F.size(unknown) > 0)
+    return wide.select(
+        *_META,
+        F.when(lacks, F.col("key")).alias("source"),
+        F.when(lacks, unknown).alias("unknown"),
+        F.struct(
+            *(
+                (
+                    F.when(change, F.col(places[name]).getField("value")).otherwise(
+                        F.col("row").getField(name)
+                    )
+                    if name in places
+                    else F.col("row").getField(name)
+                ).alias(name)
+                for name in names
+            )
+        ).alias("row"),
+    )
+
+
+def linked_values(
+    events: Iterable[Event], key: Sequence[str]
+) -> list[tuple[int, dict[str, str | None], Key | None]]:
+    """Every change of some keys: its offset, its known values, the key of the lake's row for more.
+
+    ``events`` hold every change of every key that they mention. Pure.
+    """
+    state: dict[Key, tuple[dict[str, str | None], Key | None]] = {}
+    gone: dict[Key, tuple[dict[str, str | None], Key | None]] = {}
+    found: list[tuple[int, dict[str, str | None], Key | None]] = []
+    for event in sorted(events, key=lambda e: e.off):
+        values: dict[str, str | None] = json.loads(event.data)
+        old = values.pop(OLD_KEY, None)
+        at = tuple(values[name] for name in key)
+        if event.op == "D":
+            # A key change that follows needs the values once more.
+            gone[at] = state.pop(at, ({}, at))
+            found.append((event.off, values, None))
+            continue
+        source: Key | None = None
+        if event.unchanged is not None:
+            came_from = at
+            if old is not None:
+                names: dict[str, str | None] = json.loads(old)
+                came_from = tuple(names[name] for name in key)
+                before = gone.pop(came_from, ({}, came_from))
+            else:
+                before = state.get(at, ({}, at))
+            values, source = before[0] | values, before[1]
+        state[at] = (values, source)
+        found.append((event.off, values, source))
+    return found
+
+
+def _from_lake(
+    change: Change, partial: DataFrame, left_out: Sequence[str], cleanup: ExitStack
+) -> tuple[DataFrame, int]:
+    """The rows of ``partial`` with the lake's values in the columns ``unknown``."""
+    session, lake = change.session, change.lake
+    keys = [f"s{i}" for i in range(len(lake.key))]
+    by_source = as_lake(
+        partial.select("source").distinct().withColumn("of", F.col("source")),
+        lake.key,
+        "source",
+        "of",
+    ).toDF(*keys, "of")
+    old = [f"old_{i}" for i in range(len(left_out))]
+    target = (
+        session.table(lake.sql_name)
+        .where("_op in ('I', 'U')")
+        .select(
+            *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
+            *(
+                F.col(ticked(lake_column(name))).alias(place)
+                for name, place in zip(left_out, old, strict=True)
+            ),
+            F.struct(F.col("_xid").isNotNull().alias("x"), F.col("_lsn")).alias("age"),
+        )
+    )
+    condition = F.lit(True)
+    for i, name in enumerate(keys):
+        condition = condition & (F.col(name) == F.col(f"t{i}"))
+    newest = (
+        F.broadcast(by_source)
+        .join(target, condition)
+        .groupBy("of")
+        .agg(F.max_by(F.struct(*old), "age").alias("old"))
+        .select("of", "old.*")
+    ).persist()
+    cleanup.callback(newest.unpersist)
+    rows = as_lake(partial, lake.columns, "row", *_META, "source", "unknown")
+    lacking = [
+        tuple(row[0]) for row in by_source.select("of").join(newest, "of", "left_anti").collect()
+    ]
+    if lacking:
+        again = session.createDataFrame([(text,) for text in change.reread(lacking)], "data string")
+        again = again.select(
+            F.from_json("data", text_struct(texts_of(lake)), JSON).alias("row"),
+            F.from_json("data", text_struct(c.source.name for c in lake.key), JSON).alias("of"),
+        )
+        read = as_lake(again, lake.columns, "row", "of", read_later=True)
+        number = {name: i for i, name in enumerate(texts_of(lake))}
+        newest = newest.unionByName(
+            read.select(
+                "of",
+                *(F.col(f"c{number[n]}").alias(f"old_{i}") for i, n in enumerate(left_out)),
+            )
+        )
+    places = dict(zip(left_out, old, strict=True))
+    joined = rows.join(newest, rows["source"] == newest["of"], "left")
+    return (
+        joined.select(
+            *(
+                (
+                    F.when(F.array_contains("unknown", name), F.col(places[name]))
+                    .otherwise(F.col(f"c{i}"))
+                    .alias(f"c{i}")
+                    if name in places
+                    else F.col(f"c{i}")
+                )
+                for i, name in enumerate(texts_of(lake))
+            ),
+            *_META,
+        ),
+        len(lacking),
+    )

@@ -1,0 +1,54 @@
+"""When a table's turn is due.
+
+A merge costs nearly the same for one change as for a thousand, so it waits: until the oldest change
+would else be older than ``freshness.target`` once it is visible, or a batch is full.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.log.batch import BATCH_ROWS
+from cdc_assets.log.cursors import Backlog
+from cdc_assets.postgres.names import TableId
+
+# How long a table's first merge is expected to take, and how much later the next look may come.
+_FIRST_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
+
+
+class Cadence:
+    """What is known of the tables' merges, to time the next ones."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self._config = config
+        self._merge_seconds: dict[TableId, float] = {}
+        # The offset that each backlog begins at, and when it was first seen (monotonic).
+        self._seen: dict[TableId, tuple[int, float]] = {}
+
+    def took(self, table: TableId, seconds: float) -> None:
+        """Remember how long the table's last merge took."""
+        self._merge_seconds[table] = seconds
+
+    def is_due(self, backlog: Backlog, now: datetime) -> bool:
+        """Whether a merge that began at the next look would come too late; ``now``: of the log.
+
+        The age of a change is what the source's clock says, or the time since it was first seen,
+        whichever is longer: a clock that is ahead delays nothing.
+        """
+        table, monotonic = backlog.table, time.monotonic()
+        offset, since = self._seen.get(table, (-1, monotonic))
+        if offset != backlog.offset:
+            since = monotonic
+            self._seen[table] = backlog.offset, since
+        age = monotonic - since
+        if backlog.oldest_commit is not None:
+            # That of a file is its last one's: the first may have waited for the flush.
+            flushed_every = self._config.staging.flush_interval_seconds
+            age = max(age, (now - backlog.oldest_commit).total_seconds() + flushed_every)
+        if backlog.bytes >= self._config.lake.merge_bytes or backlog.rows >= BATCH_ROWS:
+            return True
+        target = self._config.table(table).freshness.target.total_seconds()
+        return age + self._merge_seconds.get(table, _FIRST_SECONDS) + _LOOK_SECONDS >= target

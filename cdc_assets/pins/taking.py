@@ -1,0 +1,145 @@
+"""Taking a pin: what its tables are under its snapshot, recorded in one transaction.
+
+The chunks of each copy are planned under the snapshot, and the table's publication entry and files
+are remembered as they are there. A table that can't be pinned now goes on waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import psycopg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import TableProblem
+from cdc_assets.log.copies.chunks import plan_copy
+from cdc_assets.log.heap_files import remember_heaps
+from cdc_assets.log.heap_record import Moment
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
+from cdc_assets.pins.enrol import described
+from cdc_assets.pins.heap_facts import heap_files, moment
+from cdc_assets.pins.holders import under
+from cdc_assets.postgres.catalog import Heap, heaps
+from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.session.waits import locked
+from cdc_assets.postgres.slots import NewSlot
+from cdc_assets.readiness.source.now import look_at_tables
+
+logger = logging.getLogger(__name__)
+
+Chunks = list[tuple[Heap, CtidRange]]
+
+
+def take(
+    source: Connection,
+    config: SourceConfig,
+    store: LogStore,
+    slot: NewSlot,
+    tables: list[TableRow],
+    *,
+    first: bool,
+) -> tuple[str, list[TableRow]]:
+    """Record a pin with the frozen plans; returns its id, and the tables that it pins.
+
+    ``first``: the log begins at it.
+    """
+    pin = str(uuid.uuid4())
+    with store.connection.transaction():
+        store.connection.execute(
+            "insert into pins (pin, source, consistent_point) values (%s, %s, %s)",
+            (pin, config.name, str(slot.consistent_point)),
+        )
+        if first:
+            store.advance(slot.consistent_point)
+        with under(source, slot.snapshot_name):
+            busy = locked(source, [row.table for row in tables])
+            free = [row for row in tables if row.table not in busy]
+            plans = [(row, _planned(source, config, row)) for row in free]
+            pinned = [row for row, chunks in plans if chunks is not None]
+            if config.streams:
+                _remember_entries(source, config, store, pinned)
+                _remember_heaps(source, store, pinned, slot.consistent_point)
+            for row, chunks in plans:
+                if chunks is not None:
+                    plan_copy(
+                        store,
+                        row,
+                        pin,
+                        slot.consistent_point,
+                        chunks,
+                        resumes=row.snapshot_lsn is not None,
+                        state_without=TableState.STREAMING if config.streams else TableState.COPIED,
+                    )
+    return pin, pinned
+
+
+def _remember_entries(
+    source: Connection, config: SourceConfig, store: LogStore, pinned: list[TableRow]
+) -> None:
+    now = look_at_tables(source, config.publication, pinned)
+    for row in pinned:
+        if row.snapshot_lsn is None:  # else its log goes on with its known entry
+            entry = now[row.table].published_as
+            store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
+
+
+def _remember_heaps(
+    source: Connection, store: LogStore, pinned: list[TableRow], point: Lsn
+) -> None:
+    fresh = [row for row in pinned if row.snapshot_lsn is None]
+    seen = Moment(moment(source).horizon, point)  # under the snapshot, whose horizon it is
+    files = heap_files(source, [row.oid for row in fresh])
+    for row in fresh:
+        remember_heaps(store, row, files.get(row.oid, {}), own=seen)
+
+
+def _planned(source: Connection, config: SourceConfig, row: TableRow) -> Chunks | None:
+    """The chunks of the table that are to be copied; None if it can't be pinned now.
+
+    The queries lock the table's heaps until the subtransaction ends: an ALTER of one table doesn't
+    wait until all are planned.
+    """
+    try:
+        with source.transaction(force_rollback=True):
+            if row.snapshot_lsn is not None:
+                return []  # its plan stays; the copy notices a file or a column that is gone
+            return _plan(source, config, row) if _as_registered(source, config, row) else None
+    except psycopg.errors.LockNotAvailable:
+        return None
+
+
+def _as_registered(source: Connection, config: SourceConfig, row: TableRow) -> bool:
+    """Whether the snapshot shows the table as it was registered.
+
+    Slot creation waits for running transactions, and one of them may have altered the table. The
+    table goes on waiting then, and is described anew before the next pin.
+    """
+    try:
+        found = described(source, config, row.table).table
+    except TableProblem:
+        return False
+    now = found.oid, found.columns, found.key_columns
+    return now == (row.oid, row.columns, row.key_columns)
+
+
+def _plan(source: Connection, config: SourceConfig, row: TableRow) -> Chunks:
+    """The chunks of every heap of the table; none if it isn't to be copied."""
+    if config.snapshot.mode == "never":
+        return []
+    found = heaps(source, row.table, row.oid)
+    # Without TID range scans each chunk would read the whole table: so one reader copies it.
+    step = config.table(row.table).chunk_pages
+    if source.info.server_version < TID_RANGE_SCANS:
+        logger.warning("%s: before Postgres 14 one reader copies a table", row.table)
+        step = max([step, *(heap.pages for heap in found)])
+    step = max(step, -(-sum(heap.pages for heap in found) // MAX_CHUNKS))
+    return [
+        (heap, chunk)
+        for heap in found
+        for chunk in plan_chunks(heap.pages, step, leaf=heap.oid if heap.is_leaf else 0)
+    ]

@@ -1,0 +1,193 @@
+"""Comparing small tables together: what a comparison of one costs is its steps, not its rows.
+
+They share a point, a wait for the flusher and two Spark jobs, and are merged side by side. Each is
+merged up to the point under its writer lock, as a table that is compared alone is. All locks are
+taken before the log is level with the point: no other merge passes it then.
+
+A table that can't go with the others is left out: it is compared alone, and its problem told there.
+Snapshots aren't kept from expiry: a read takes seconds, and fails if one is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.lake.spark.beside import sessions_beside
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.locks import write_lock
+from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.schema.ahead import Look
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.verify.difference import Balance, balance, totals
+from cdc_assets.verify.key_names import key_names
+from cdc_assets.verify.others import other_columns
+from cdc_assets.verify.point import moment, offset_of, passed, whole_at
+from cdc_assets.verify.rows import (
+    Beside,
+    Shape,
+    as_of,
+    comparable,
+    lake_side,
+    shapes,
+    source_side,
+)
+from cdc_assets.verify.source import Counted, count_sources, read_together
+
+# A comparison of more rows is mostly its rows.
+SMALL_ROWS = 1_000_000
+# Tables of one group: while the log is awaited, none of them is merged.
+_GROUP = 12
+# How long the tables' locks are waited for, about as long as a merge takes; nobody begins to merge
+# them meanwhile.
+_LOCK_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A table at ``lsn``: what was read of the source, and how many rows that counts itself."""
+
+    lsn: Lsn
+    read: Counted
+    counted: int
+    balance: Balance
+    others: tuple[str, ...]
+
+
+def groups(pipeline: Pipeline, tables: Sequence[TableId]) -> Iterator[list[TableId]]:
+    """The small ones of ``tables``, in groups of several that are compared together."""
+    most = pipeline.config.lake.merge_bytes
+    behind = {b.table for b in pipeline.store.backlogs() if b.bytes > most}
+    small = []
+    for table in tables:
+        with suppress(Exception):  # told when the table is compared alone
+            rows = comparable(pipeline, table).state().total_rows
+            if table not in behind and rows <= SMALL_ROWS:
+                small.append(table)
+    for first in range(0, len(small), _GROUP):
+        if len(group := small[first : first + _GROUP]) > 1:
+            yield group
+
+
+def compare_together(
+    pipeline: Pipeline,
+    session: SparkSession,
+    tables: Sequence[TableId],
+    flush_to: Callable[[Lsn], None],
+    *,
+    show_keys: bool,
+) -> dict[TableId, Seen]:
+    """Compare ``tables`` at one LSN; those that have to be compared alone are left out."""
+    offsets = {table: offset_of(comparable(pipeline, table).state()) for table in tables}
+    before = shapes(pipeline, tables)
+    with ExitStack() as cleanup:
+        with moment(pipeline, "verify") as (point, snapshot_name):
+            besides = dict[TableId, Beside]()
+            for lake, snapshot_id in _level(pipeline, session, offsets, before, point, flush_to):
+                with suppress(TableProblem):
+                    besides[lake.row.table] = as_of(session, lake, snapshot_id)
+            read = read_together(pipeline, session, list(besides.values()), snapshot_name)
+            cleanup.callback(read.texts.persist().unpersist)
+            counts = read.counted(beside.lake for beside in besides.values())
+            there = count_sources(pipeline, [besides[table] for table in counts], snapshot_name)
+        after = shapes(pipeline, list(counts))
+        sides = {
+            table: (source_side(read.of(table), besides[table]), lake_side(besides[table]))
+            for table in counts
+            if after[table] == before[table]
+        }
+        found = dict[TableId, Seen]()
+        for table, both in totals(sides).items():
+            told, beside = Balance(both.source_rows, both.lake_rows, 0, (), ()), besides[table]
+            if both.odd:
+                name = key_names(pipeline.store, beside.lake, asked=show_keys)
+                told = balance(*sides[table], beside.lake, name)
+            others = other_columns(beside)
+            found[table] = Seen(point, counts[table], there[table], told, others)
+        return found
+
+
+def _level(
+    pipeline: Pipeline,
+    session: SparkSession,
+    offsets: Mapping[TableId, int],
+    before: Mapping[TableId, Shape],
+    point: Lsn,
+    flush_to: Callable[[Lsn], None],
+) -> list[tuple[LakeTable, int | None]]:
+    """The lake tables with just what committed below ``point``, and their snapshots."""
+    if not pipeline.config.streams:  # there is no log
+        lakes = [comparable(pipeline, table) for table in offsets]
+        return [(lake, lake.state().snapshot_id) for lake in lakes]
+    with _hands(pipeline, session, len(offsets)) as hands, ThreadPoolExecutor(len(hands)) as pool:
+        tables = sorted(offsets, key=str)
+        shares = [tables[number :: len(hands)] for number in range(len(hands))]
+
+        def lock(hand: _Hand, share: Sequence[TableId]) -> list[TableId]:
+            return hand.lock(share, point, offsets)
+
+        def merge(hand: _Hand, share: Sequence[TableId]) -> list[tuple[LakeTable, int | None]]:
+            looks = [(table, Look(before[table].told, point)) for table in share]
+            return [done for each in looks if (done := hand.merge(*each)) is not None]
+
+        locked = list(pool.map(lock, hands, shares))
+        if any(locked):
+            flush_to(point)
+        return [done for some in pool.map(merge, hands, locked) for done in some]
+
+
+@dataclass(frozen=True, slots=True)
+class _Hand:
+    """Merges tables, with a pipeline and a session of its own."""
+
+    pipeline: Pipeline
+    session: SparkSession
+
+    def lock(
+        self, tables: Sequence[TableId], point: Lsn, offsets: Mapping[TableId, int]
+    ) -> list[TableId]:
+        """Take the tables' locks, all at once: whoever merges now ends, and nobody begins.
+
+        Without those whose lock isn't to be had, or that others merged past ``point``.
+        """
+        store = self.pipeline.store
+        taken = store.lock_some_within([write_lock(table) for table in tables], _LOCK_SECONDS)
+        found = []
+        for table in [table for table in tables if write_lock(table) in taken]:
+            with suppress(CdcError, OSError):
+                lake = comparable(self.pipeline, table)
+                if not passed(store, lake, point, offsets[table], lake.state()):
+                    found.append(table)
+            if table not in found:
+                store.unlock(write_lock(table))
+        return found
+
+    def merge(self, table: TableId, seen: Look) -> tuple[LakeTable, int | None] | None:
+        """Merge what committed below the point, and give the lock back; None if it can't be."""
+        store = self.pipeline.store
+        try:
+            with suppress(CdcError, OSError, PySparkException):
+                drain(self.pipeline, self.session, table, below=seen.lsn, look=seen)
+                lake = comparable(self.pipeline, table)
+                if whole_at(store, table, seen.lsn):
+                    return lake, lake.state().snapshot_id
+            return None
+        finally:
+            store.unlock(write_lock(table))
+
+
+@contextmanager
+def _hands(pipeline: Pipeline, session: SparkSession, tables: int) -> Iterator[list[_Hand]]:
+    """As many as tables may be merged side by side; closed, they have no locks."""
+    config = pipeline.config
+    number = min(config.lake.max_parallel_tables, tables)
+    with sessions_beside(session, config, number) as sessions, ExitStack() as cleanup:
+        yield [_Hand(cleanup.enter_context(Pipeline.open(config)), each) for each in sessions]

@@ -1,0 +1,65 @@
+"""A world for sensors and runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.assets import lake
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.sensors import sessions
+from cdc_assets.flusher.flusher import run as flush
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.integration.dagster.world import World
+
+
+@pytest.fixture
+def world(
+    tmp_home: Path,
+    postgres_dsn: NewDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+    spark_server: SparkServer,
+) -> Iterator[World]:
+    monkeypatch.setattr(lake, "LINGER_SECONDS", 1.0)
+    dsn = postgres_dsn()
+    client = psycopg.connect(dsn, autocommit=True)
+    client.execute(
+        "create table public.big (id int primary key, note text);"
+        ' create table public."Mixed Case.Table" (a int, "B c" text, primary key (a, "B c"));'
+        " create table public.nokey (v text); alter table public.nokey replica identity full;"
+        " insert into public.big select g, repeat('x', 500) from generate_series(1, 2000) g;"
+        " insert into public.\"Mixed Case.Table\" values (1, 'one');"
+        " insert into public.nokey values ('same'), ('same')"
+    )
+    config = parse_config(
+        {
+            "name": "world",
+            "postgres": {"dsn": dsn},
+            "tables": [
+                {"name": "public.big", "chunk_pages": 40},
+                {"name": 'public."Mixed Case.Table"'},
+                {"name": "public.nokey"},
+            ],
+            "snapshot": {"max_parallel_tables": 1},
+            "spark": {"remote": spark_server.ensure()},
+        },
+        "test",
+    )
+    stop = threading.Event()
+    flusher = threading.Thread(target=flush, args=(config,), kwargs={"stop": stop})
+    with dg.DagsterInstance.ephemeral() as instance:
+        flusher.start()
+        try:
+            yield World(config, build_defs(config), instance, client, flusher, stop)
+        finally:
+            stop.set()
+            flusher.join(30)
+            sessions.close_all()
+            client.close()

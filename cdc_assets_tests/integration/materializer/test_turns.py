@@ -1,0 +1,134 @@
+"""Bounded merges, many tables at once, and a hot table that doesn't starve the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_assets.log.batch import take
+from cdc_assets.log.staged.files import StagedRows
+from cdc_assets.log.store import LogEntry
+from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.workers import turns
+from cdc_assets.materializer.workers.turns import Turns
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.support.lake import Lake, NewLake
+
+pytestmark = pytest.mark.spark
+
+HOT, A, B = TableId("public", "hot"), TableId("public", "a"), TableId("public", "b")
+SETUP = "".join(f"create table {t} (id int primary key, v int);" for t in ("hot", "a", "b"))
+
+
+@pytest.fixture
+def source(copied_lake: NewLake) -> Iterator[Lake]:
+    settings: dict[str, Any] = {"lake": {"max_parallel_tables": 1, "merge_bytes": "1B"}}
+    with copied_lake(SETUP, "hot", "a", "b", **settings) as opened:
+        yield opened
+
+
+def configure(source: Lake, **settings: Any) -> None:
+    lake_config = source.config.lake.model_copy(update=settings)
+    source.config = source.config.model_copy(update={"lake": lake_config})
+    source.pipeline.config = source.config
+
+
+def backlog(source: Lake, files: int) -> None:
+    """A log of so many files, each with one change of ``hot``."""
+    for i in range(files):
+        source.execute(f"insert into hot values ({i}, {i})")
+        source.flush()
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 150))
+def test_a_merge_takes_at_most_so_many_bytes_or_one_file(sizes: list[int], limit: int) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [StagedRows(HOT, str(i), 1, size) for i, size in enumerate(sizes)]
+    entries = [LogEntry(i, each, Lsn.ZERO, at) for i, each in enumerate(rows)]
+    taken = take(entries, limit)
+    assert taken == entries[: len(taken)]
+    size = sum(entry.rows.byte_size for entry in taken)
+    assert len(taken) == 1 or (len(taken) > 1 and size <= limit)
+    assert len(taken) == len(entries) or size + entries[len(taken)].rows.byte_size > limit
+
+
+def test_a_backlog_drains_in_merges_of_merge_bytes(source: Lake) -> None:
+    backlog(source, 4)
+    assert source.drain(HOT).merges == 4
+    sizes = [entry.rows.byte_size for entry in source.pipeline.store.entries(HOT, 0)]
+    source.execute("insert into hot select i, i from generate_series(100, 103) i")
+    backlog_from = source.pipeline.store.log_end(HOT)
+    for i in range(4):
+        source.execute(f"update hot set v = v + 1 where id = {i}")
+        source.flush()
+    assert backlog_from < source.pipeline.store.log_end(HOT)
+    configure(source, merge_bytes=3 * max(sizes))
+    assert 1 < source.drain(HOT).merges < 5
+    assert source.rows(HOT) == sorted(source.execute("select * from hot"), key=repr)
+
+
+def test_a_hot_table_doesnt_starve_the_others(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hand, and a long backlog that is older than what the others get."""
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.0)  # a merge a turn
+    backlog(source, 6)
+    source.execute("insert into a values (1, 1); insert into b values (1, 1)")
+    source.flush()
+    order: list[TableId] = []
+    tables = set(source.tables)
+    with (
+        Worker(source.pipeline, tables) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+    ):
+        while pending := going.pending(tables):
+            assert going.start(pending[0])
+            assert not going.start(pending[-1]) or len(pending) == 1  # the one hand is busy
+            while going.busy:
+                for turn in going.wait(1):
+                    assert turn.error is None
+                    order.append(turn.table)
+    assert order[:3] == [HOT, A, B]  # and not when the backlog is drained
+    assert order[3:] == [HOT] * (len(order) - 3)
+    assert len(order) >= 6
+    assert [c.equal for c in source.verify()] == [True] * 3
+
+
+def test_many_tables_are_merged_at_once(source: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(source, max_parallel_tables=3)
+    source.execute("; ".join(f"insert into {t} values (1, 1)" for t in ("hot", "a", "b")))
+    source.flush()
+    together = threading.Barrier(3)
+
+    def all_at_once(*given: Any, **named: Any) -> Any:
+        together.wait(60)
+        done = drain(*given, **named)
+        together.wait(60)
+        return done
+
+    monkeypatch.setattr(turns, "drain", all_at_once)
+    tables, done = set(source.tables), set[TableId]()
+    with (
+        Worker(source.pipeline, tables) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+    ):
+        for table in going.pending(tables):
+            assert going.start(table)
+        assert going.pending(tables) == []  # what is at work isn't pending
+        while going.busy:
+            for turn in going.wait(1):
+                assert turn.error is None
+                assert turn.drained is not None
+                assert turn.drained.changes == 1
+                done.add(turn.table)
+    assert done == tables
+    assert [c.equal for c in source.verify()] == [True] * 3
+    assert source.execute("select * from _pg2iceberg.consumer") == []

@@ -1,0 +1,88 @@
+"""Coordinators that wake up late land nothing, and a file that can't be read is copied again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdc_assets.errors import Fenced
+from cdc_assets.log.copies.chunks import ChunkProgress, await_another_pin, chunks, restart_copy
+from cdc_assets.log.locks import write_lock
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.snapshot.landing import Landing
+from cdc_assets.snapshot.table_copy import TableCopy
+from cdc_assets_tests.integration.snapshot.sources import T, chunk_keys
+from cdc_assets_tests.support.lake import Lake
+
+pytestmark = pytest.mark.spark
+
+
+def test_invariant_9_a_coordinator_that_wakes_up_late_lands_nothing(source: Lake) -> None:
+    written = _written_but_not_landed(source)
+    late = _landing(source)
+    asleep = late._loaded()
+    _landing(source).land(written)
+    rows = len(source.rows(T))
+    late._loaded = lambda: asleep  # type: ignore[method-assign] # it looked before the other landed
+    with pytest.raises(Fenced):
+        late.land(written)
+    assert len(source.rows(T)) == rows
+    copy_table(source.pipeline, source.session, T)
+    assert source.equal(T)
+
+
+def test_a_coordinator_of_an_earlier_copy_lands_nothing(source: Lake) -> None:
+    written = _written_but_not_landed(source)
+    row = source.row(T)
+    late = _landing(source)
+    assert restart_copy(source.pipeline.store, row)
+    source.pin()
+    source.copy()
+    with pytest.raises(Fenced):
+        late.land(written)
+    assert source.equal(T)
+
+
+def test_who_looked_before_a_copy_ended_does_not_begin_it_anew(source: Lake) -> None:
+    source.pin()
+    row = source.row(T)
+    source.copy()
+    await_another_pin(source.pipeline.store, row)
+    assert not restart_copy(source.pipeline.store, row, of_pin=row.pin)
+    now = source.row(T)
+    assert (now.state, now.epoch) == ("streaming", 1)
+
+
+def test_a_file_that_cannot_be_read_is_copied_again(source: Lake) -> None:
+    written = _written_but_not_landed(source)
+    for file in {chunk.file for chunk in written if chunk.file}:
+        path = Path(file.removeprefix("file://"))
+        path.write_bytes(path.read_bytes()[:100])  # the power went
+    copy_table(source.pipeline, source.session, T)
+    assert source.equal(T)
+
+
+def _landing(source: Lake) -> Landing:
+    opened = Landing(source.config, source.pipeline.store, source.row(T))
+    opened.open()
+    return opened
+
+
+def _written_but_not_landed(source: Lake) -> list[ChunkProgress]:
+    """Have the real workers write ten chunks of a new pin while nobody may commit."""
+    source.pin()
+    keys, lock, row = chunk_keys(source)[:10], write_lock(T), source.row(T)
+    opened = _landing(source)
+    with Pipeline.open(source.config) as other:
+        other.store.lock(lock)
+        from cdc_assets.snapshot.coordinator import _Coordinator
+
+        copy = TableCopy(source.pipeline, source.session, row, frozenset(keys), lambda _: None)
+        copy._landing = opened
+        coordinator = _Coordinator(source.pipeline, source.session, [copy], threading.Event())
+        coordinator._job(coordinator._tasks())
+        coordinator._let_go()
+    return [c for c in chunks(source.pipeline.store, T, 1) if c.state == "written"]

@@ -1,0 +1,209 @@
+"""Small tables are compared together; one that can't go with the others is compared alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.locks import write_lock
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.slots import create_slot
+from cdc_assets.verify import compare, point, together
+from cdc_assets.verify.rows import comparable
+from cdc_assets.verify.source import count_sources, read_source, read_together
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.support.lake import Lake, copied
+
+pytestmark = pytest.mark.spark
+
+SETUP = """
+create table t (id int primary key, v text, n numeric(8,2));
+insert into t select i, 'v' || i, i from generate_series(1, 50) i;
+create table h (a int, b text);
+insert into h select i % 3, 'x' from generate_series(1, 9) i;
+create table u (id int primary key, v text);
+insert into u select i, 'u' from generate_series(1, 7) i;
+"""
+T, H, U = (TableId("public", name) for name in "thu")
+
+
+@pytest.fixture(scope="module")
+def spark_url(spark_server: SparkServer) -> str:
+    return spark_server.ensure()
+
+
+@pytest.fixture
+def source(postgres_dsn: NewDatabase, spark_url: str, tmp_home: Path) -> Iterator[Lake]:
+    modes = ("t", {"name": "h", "mode": "append"}, {"name": "u", "mode": "soft_delete"})
+    with copied(postgres_dsn(), spark_url, SETUP, *modes) as opened:
+        yield opened
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tables that were read alone, as they come."""
+    found: list[str] = []
+
+    def read(pipeline: Any, session: Any, beside: Any, *more: Any) -> object:
+        found.append(beside.lake.row.table.name)
+        return read_source(pipeline, session, beside, *more)
+
+    monkeypatch.setattr(compare, "read_source", read)
+    return found
+
+
+def test_all_modes_and_empty_tables_at_one_lsn_with_one_wait(
+    source: Lake, alone: list[str]
+) -> None:
+    source.execute("update t set v = 'changed' where id < 10; delete from t where id = 11")
+    source.execute("insert into h values (7, null); delete from u where id = 1")
+    waited: list[None] = []
+    found = source.verify(lambda: waited.append(None))
+    assert [(c.outcome, c.problem, c.source_rows, c.lake_rows) for c in found] == [
+        ("equal", None, 49, 49),
+        ("equal", None, 10, 10),
+        ("equal", None, 6, 6),
+    ]
+    assert len({c.lsn for c in found}) == 1
+    assert (len(waited), alone) == (2, [])
+    source.execute("truncate t, h, u")
+    assert [(c.outcome, c.source_rows) for c in source.verify()] == [("equal", 0)] * 3
+
+
+def test_a_difference_is_found_in_its_table_alone(source: Lake, alone: list[str]) -> None:
+    source.session.sql("update lake.src.t set v = 'wrong' where id in (3, 4)")
+    source.session.sql("insert into lake.src.h select * from lake.src.h limit 1")
+    t, h, u = source.verify()
+    assert (t.differing, h.differing, u.differing) == (2, 1, 0)
+    assert (t.columns, h.source_rows, h.lake_rows, alone) == (("v",), 9, 10, [])
+    assert source.verify()[2].equal
+
+
+def test_tables_are_locked_together_until_each_is_merged_and_none_while_it_is_read(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, reading = source.pipeline.store, list[set[str]]()
+
+    def locked() -> set[str]:
+        return {table.name for table in (T, H, U) if store.is_locked(write_lock(table))}
+
+    def read(*arguments: Any) -> object:
+        reading.append(locked())
+        return read_together(*arguments)
+
+    monkeypatch.setattr(together, "read_together", read)
+    waiting: list[set[str]] = []
+    assert all(c.equal for c in source.verify(lambda: waiting.append(locked())))
+    assert (waiting, reading) == ([set(), {"t", "h", "u"}], [set()])
+
+
+def test_what_others_merge_meanwhile_is_compared_alone(
+    source: Lake, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table whose lock isn't to be had, one with what is after the point, one that is parked."""
+    made: list[object] = []
+
+    def merged_past(*arguments: Any, **options: Any) -> object:
+        made.append(create_slot(*arguments, **options))
+        if len(made) == 1:
+            source.execute("insert into t values (99, 'late', 0)")
+            source.catch_up(T)
+        return made[-1]
+
+    monkeypatch.setattr(point, "create_slot", merged_past)
+    monkeypatch.setattr(together, "_LOCK_SECONDS", 0.1)
+    source.pipeline.store.park(U, "a reason")
+    with Pipeline.open(source.config) as other:
+        other.store.lock(write_lock(H))
+
+        def let_go(*arguments: Any) -> object:
+            other.store.unlock(write_lock(H))
+            return comparing(*arguments)
+
+        comparing = compare._Comparing.compare
+        monkeypatch.setattr(compare._Comparing, "compare", let_go)
+        t, h, u = source.verify()
+    assert (t.outcome, t.source_rows, h.outcome) == ("equal", 51, "equal")
+    assert ("a reason" in str(u.problem), alone) == (True, ["t", "h"])
+
+
+def test_a_table_that_is_altered_or_truncated_meanwhile_is_compared_again(
+    source: Lake, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*arguments: Any) -> object:
+        found = read_together(*arguments)
+        source.execute("truncate h; insert into h values (5, 'new'); alter table t add w int")
+        return found
+
+    monkeypatch.setattr(together, "read_together", read)
+    found = source.verify()
+    assert [(c.outcome, c.source_rows, c.problem) for c in found] == [
+        ("equal", 50, None),
+        ("equal", 1, None),
+        ("equal", 7, None),
+    ]
+    assert alone == ["t", "h"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PySparkException("gone"), psycopg.errors.InsufficientPrivilege("denied"), OSError("no file")],
+)
+def test_when_they_cannot_be_read_together_each_is_compared_alone(
+    source: Lake, alone: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def read(*_: Any) -> object:
+        raise error
+
+    monkeypatch.setattr(together, "read_together", read)
+    assert [c.outcome for c in source.verify()] == ["equal"] * 3
+    assert alone == ["t", "h", "u"]
+    assert not any(source.pipeline.store.is_locked(write_lock(table)) for table in (T, H, U))
+
+
+def test_a_table_that_cannot_be_looked_at_keeps_no_other_from_being_compared(
+    source: Lake, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(pipeline: Pipeline, table: TableId) -> Any:
+        if table == H:
+            raise OSError("the store is away")
+        return comparable(pipeline, table)
+
+    monkeypatch.setattr(together, "comparable", look)
+    assert [c.outcome for c in source.verify()] == ["equal"] * 3
+    assert alone == ["h"]
+
+
+def test_rows_that_get_lost_on_the_way_are_no_difference_but_a_problem(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def miscounted(*arguments: Any) -> dict[TableId, int]:
+        return {table: n + (table == T) for table, n in counting(*arguments).items()}
+
+    counting = count_sources
+    monkeypatch.setattr(together, "count_sources", miscounted)
+    t, h, u = source.verify()
+    assert "50 rows of the source were read, and it counts 51" in str(t.problem)
+    assert (t.since is not None, h.outcome, u.outcome) == (True, "equal", "equal")
+
+
+def test_large_tables_and_those_far_behind_are_compared_alone(
+    postgres_dsn: NewDatabase, spark_url: str, tmp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_bytes = {"lake": {"merge_bytes": 100}}
+    modes = ("t", {"name": "h", "mode": "append"}, "u")
+    with copied(postgres_dsn(), spark_url, SETUP, *modes, **merge_bytes) as opened:
+        assert list(together.groups(opened.pipeline, [T, H, U])) == [[T, H, U]]
+        monkeypatch.setattr(together, "SMALL_ROWS", 20)
+        assert list(together.groups(opened.pipeline, [T, H, U])) == [[H, U]]
+        opened.execute("update u set v = md5(id::text)")
+        opened.flush()
+        assert list(together.groups(opened.pipeline, [T, H, U])) == []
+        assert all(c.equal for c in opened.verify())

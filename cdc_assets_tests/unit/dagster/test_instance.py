@@ -1,0 +1,115 @@
+"""The instance of the shipped ``dagster.yaml``: Dagster's own files, with engines that are kept."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+from dagster._core.instance import InstanceRef
+from dagster._core.scheduler.instigation import InstigatorType, TickData, TickStatus
+from dagster._serdes import deserialize_value, serialize_value
+
+from cdc_assets.dagster import instance as kept
+
+SHIPPED = Path(__file__).parents[3] / "dagster.yaml"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(SHIPPED, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
+    # As other processes get it: over the wire.
+    ref = deserialize_value(serialize_value(InstanceRef.from_dir(str(folder))), InstanceRef)
+    with dg.DagsterInstance.from_ref(ref) as found:
+        yield found
+
+
+def _work(instance: dg.DagsterInstance, number: int) -> None:
+    data = TickData("o", "n", InstigatorType.SENSOR, TickStatus.STARTED, float(number), None)
+    instance.update_tick(instance.create_tick(data).with_status(TickStatus.SKIPPED))
+    instance.report_runless_asset_event(dg.AssetMaterialization("a", metadata={"n": number}))
+    instance.get_runs(dg.RunsFilter(tags={"a": "b"}))
+
+
+def test_the_shipped_yaml_names_it_and_a_storage_of_ones_own_wins(
+    instance: dg.DagsterInstance, folder: Path
+) -> None:
+    assert isinstance(instance, kept.Instance)
+    assert isinstance(instance.event_log_storage, kept.Events)
+    assert isinstance(instance.run_storage, kept.Runs)
+    assert isinstance(instance.schedule_storage, kept.Ticks)
+    own = f"\nstorage:\n  sqlite:\n    base_dir: {folder / 'own'}\n"
+    (folder / "dagster.yaml").write_text(SHIPPED.read_text() + own)
+    with dg.DagsterInstance.from_config(str(folder)) as other:
+        assert not isinstance(other.run_storage, kept.Runs)
+
+
+def test_what_one_writes_dagsters_own_reads_and_the_other_way_round(
+    instance: dg.DagsterInstance, folder: Path
+) -> None:
+    key = dg.AssetKey("a")
+    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(folder), config_dir="/")) as plain:
+        assert not isinstance(plain, kept.Instance)
+        for number, (writer, reader) in enumerate([(instance, plain), (plain, instance)] * 2):
+            _work(writer, number)
+            event = reader.get_latest_materialization_event(key)
+            assert event is not None
+            assert event.asset_materialization is not None
+            assert event.asset_materialization.metadata["n"].value == number
+            assert len(reader.get_ticks("o", "")) == number + 1
+
+
+def test_a_tick_opens_no_new_connections(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work(instance, 0)
+    opened: list[str] = []
+    connect = sqlite3.dbapi2.connect
+
+    def counted(path: str, *more: object, **named: object) -> object:
+        opened.append(Path(path).name)
+        return connect(path, *more, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", counted)
+    for number in range(3):
+        _work(instance, number)
+    assert set(opened) == {".db"}  # events of no run: their file may be removed
+
+
+def test_one_that_is_disposed_keeps_no_file_open(folder: Path) -> None:
+    ref = InstanceRef.from_dir(str(folder))
+    held = list[int]()
+    for _ in range(4):
+        with dg.DagsterInstance.from_ref(ref) as found:
+            _work(found, 0)
+        held.append(psutil.Process().num_fds())
+    assert held[-1] == held[0]
+
+
+def test_threads_share_it(instance: dg.DagsterInstance) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: _work(instance, number), range(40)))
+    assert len(instance.get_ticks("o", "")) == 40
+    assert len(instance.fetch_materializations(dg.AssetKey("a"), limit=100).records) == 40
+
+
+def test_runs_have_their_events(instance: dg.DagsterInstance) -> None:
+    @dg.job
+    def nothing() -> None:
+        dg.op(name="rest")(lambda: None)()
+
+    runs = [nothing.execute_in_process(instance=instance).run_id for _ in range(2)]
+    assert all(len(instance.all_logs(run)) > 5 for run in runs)
+    assert len(instance.get_runs()) == 2
+    instance.delete_run(runs[0])
+    assert len(instance.get_runs()) == 1

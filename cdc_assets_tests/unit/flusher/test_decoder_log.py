@@ -1,0 +1,58 @@
+"""What the decoder process writes to its log, and how much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cdc_assets.errors import ConfigurationError
+from cdc_assets.flusher.decoder_process.link import DecoderProcess, Finish, Frames, Settings, Specs
+from cdc_assets.flusher.flusher import main
+from cdc_assets.log.staged.storage import Storage
+from cdc_assets_tests.support import pgoutput_reference as ref
+
+# What a terminal obeys, and what looks like a line of ours.
+NAME = "v\x1b[31m\u202e\n2026-01-01 ERROR cdc_assets: it ended"
+
+
+def _settings(folder: Path) -> Settings:
+    return Settings("src", "", "p", folder.as_uri(), Storage(), 2**20, 0.0, 0)
+
+
+@pytest.mark.parametrize("level", ["INFO", "debug"])
+def test_a_name_is_one_line_of_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], level: str
+) -> None:
+    monkeypatch.setenv("CDC_ASSETS_LOG_LEVEL", level)
+    told = ref.relation(7, ["id"], ["id"], name=NAME)
+    frames = [
+        ref.xlog(100, ref.begin(900, 0, 7)),
+        ref.xlog(0, told),
+        ref.xlog(908, ref.commit(900, 908, 0)),
+    ]
+    decoder = DecoderProcess(_settings(tmp_path))
+    try:
+        decoder.pipe.send(Specs({}))
+        decoder.pipe.send(Frames(np.array([*map(len, frames)], np.int32).tobytes(), 0))
+        decoder.pipe.send_bytes(b"".join(frames))
+        decoder.pipe.send(Finish())
+        assert decoder.wait(60) == 0
+    finally:
+        decoder.kill()
+        decoder.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "\\x1b[31m" in line and line.endswith("are skipped: it is not followed")
+    assert line.isprintable()
+
+
+def test_a_level_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CDC_ASSETS_LOG_LEVEL", "loud")
+    with pytest.raises(ConfigurationError, match="CDC_ASSETS_LOG_LEVEL is loud"):
+        DecoderProcess(_settings(tmp_path))
+    (tmp_path / "source.yaml").touch()
+    assert main(["--config", str(tmp_path / "source.yaml")]) == 2
+    assert "CDC_ASSETS_LOG_LEVEL is loud" in caplog.text

@@ -1,0 +1,43 @@
+"""How often the line is looked at while frames flow."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+import pytest
+
+from cdc_assets.flusher.line.room import (
+    LONGEST_SECONDS,
+    ROOM_BYTES,
+    SHORTEST_SECONDS,
+    Gathering,
+    make_room,
+)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "seconds"),
+    [
+        (1_000, LONGEST_SECONDS),  # it won't be full for long
+        (25_000_000, 0.01),  # as long as the room lasts
+        (10_000_000_000, SHORTEST_SECONDS),
+    ],
+)
+def test_a_look_comes_when_the_room_is_used(bytes_per_second: int, seconds: float) -> None:
+    gathering, waited = Gathering(250_000), 0.001
+    for _ in range(20):
+        waited = gathering.seconds(int(waited * bytes_per_second))
+    assert waited == pytest.approx(seconds, rel=0.01)
+
+
+def test_a_socket_gets_room_and_is_readable_with_one_byte() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+        with near, far:
+            before = near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            assert make_room(near.fileno()) >= min(ROOM_BYTES // 2, before // 4)
+            far.send(b"x")
+            assert select.select([near], [], [], 5)[0]
+            assert near.recv(9) == b"x"

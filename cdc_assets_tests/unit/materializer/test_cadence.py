@@ -1,0 +1,58 @@
+"""A merge waits for its target, and no longer."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.log.batch import BATCH_ROWS
+from cdc_assets.log.cursors import Backlog
+from cdc_assets.materializer.workers.cadence import Cadence
+from cdc_assets.postgres.names import TableId
+
+T = TableId("public", "t")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def config(target: str) -> SourceConfig:
+    tables = [{"name": "public.t", "freshness": {"target": target}}]
+    dsn = "postgresql://u@h/d"
+    return parse_config({"name": "s", "postgres": {"dsn": dsn}, "tables": tables}, "test")
+
+
+def backlog(seconds: float, **more: Any) -> Backlog:
+    """One change of that age."""
+    values = {"rows": 1, "bytes": 100, "offset": 0, **more}
+    return Backlog(table=T, oldest_commit=NOW - timedelta(seconds=seconds), **values)
+
+
+def test_a_merge_begins_so_that_the_oldest_change_is_visible_at_the_target() -> None:
+    cadence = Cadence(config("10s"))
+    cadence.took(T, 4.0)
+    # A file's commit is its last one's; the first may be a flush interval, 1 s, older.
+    assert not cadence.is_due(backlog(4.4), NOW)
+    assert cadence.is_due(backlog(4.6), NOW)
+    cadence.took(T, 30.0)  # longer than the target: one follows the other
+    assert cadence.is_due(backlog(0.0), NOW)
+
+
+@pytest.mark.parametrize("full", [{"bytes": 10**9}, {"rows": BATCH_ROWS}])
+def test_a_full_batch_is_due_at_once(full: dict[str, int]) -> None:
+    assert Cadence(config("4m")).is_due(backlog(0.0, **full), NOW)
+
+
+def test_a_target_of_nothing_waits_for_nothing() -> None:
+    assert Cadence(config("0s")).is_due(backlog(0.0), NOW)
+
+
+def test_a_clock_that_is_ahead_delays_no_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    cadence, ahead = Cadence(config("10s")), backlog(-3600.0)
+    began = time.monotonic()
+    assert not cadence.is_due(ahead, NOW)
+    monkeypatch.setattr(time, "monotonic", lambda: began + 9.0)
+    assert cadence.is_due(ahead, NOW)
+    assert not cadence.is_due(backlog(-3600.0, offset=7), NOW)  # applied: another one waits
