@@ -195,6 +195,17 @@ def _start_spark(properties: Mapping[str, str], scratch: Path) -> Any:
         file.unlink()
 
 
+def _write_plain_files(spark: Any) -> None:
+    """Write no checksum beside each local file, as on an object store.
+
+    Hadoop would write and open twice as many files, and run a chmod for each.
+    """
+    local = spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem
+    files = local.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
+    files.setWriteChecksum(False)
+    files.setVerifyChecksum(False)
+
+
 def _connect_port(spark: Any) -> int:
     package = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")  # a Scala object
@@ -248,6 +259,7 @@ def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int
     spark = _start_spark(spark_properties(server.settings, scratch, token, jars), scratch)
     jvm = spark.sparkContext._gateway.proc
     try:
+        _write_plain_files(spark)
         state = {"port": _connect_port(spark), "token": token, "pid": os.getpid()}
         write_private(server.state_path, json.dumps(state))
         _log.info("serving after %.1f s", time.monotonic() - began)
