@@ -1,8 +1,8 @@
 """A change of a lake table, and the one commit that every action ends with.
 
-Keeps invariant 7 and never writes equality deletes. On a branch (``lake.publish``): delete the
-rows of every key of the batch (a MERGE with the keys broadcast, so the table is never shuffled),
-append the new rows. Readers see one step, and each commit carries the cursor.
+Keeps invariant 7 and never writes equality deletes. On a branch (``lake.publish``): delete rows (by
+a MERGE with the keys broadcast, so the table is never shuffled, or by a condition of its own),
+append the new ones. Readers see one step, and each commit carries the cursor.
 """
 
 from __future__ import annotations
@@ -68,29 +68,33 @@ class Merged:
         )
 
 
-def commit(
-    change: Change,
-    *,
-    truncate: bool = False,
-    delete: tuple[DataFrame, str] | None = None,
-    new: DataFrame | None,
-) -> None:
-    """Delete the rows of ``delete``, or all of them (``truncate``), then append ``new``.
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """The table's rows ``t`` for which ``condition`` holds; for some row ``s`` of ``keys``, if any.
 
-    ``delete``: a frame ``s``, and the condition under which the table's row ``t`` matches a row of
-    it.
+    Names a column of ``t`` as the lake does.
     """
+
+    condition: str
+    keys: DataFrame | None = None
+
+
+EVERY_ROW = Deletion("true")
+
+
+def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:
+    """Delete the rows of ``delete``, then append ``new``."""
     session, lake = change.session, change.lake
     with published(session, lake, change.state) as branch:
-        if truncate:
-            session.sql(f"delete from {branch}")
-        elif delete is not None:
-            keys, condition = delete
-            keys.createOrReplaceTempView(_KEYS)
-            session.sql(
-                f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
-                f" on {condition} when matched then delete"
-            )
+        if delete is not None:
+            if delete.keys is None:
+                session.sql(f"delete from {branch} t where {delete.condition}")
+            else:
+                delete.keys.createOrReplaceTempView(_KEYS)
+                session.sql(
+                    f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS})"
+                    f" s on {delete.condition} when matched then delete"
+                )
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(session, lake, new) if new is not None else None
         append(session, lake, change.state, branch, change.cursor, rows)

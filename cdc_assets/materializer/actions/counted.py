@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.lake.tables import ticked
 from cdc_assets.lake.values import as_lake, named, names_of, same_in_lake, texts_of
-from cdc_assets.materializer.actions.commit import Change, Merged, commit
+from cdc_assets.materializer.actions.commit import EVERY_ROW, Change, Deletion, Merged, commit
 from cdc_assets.materializer.fold import count_rows, parsed
 
 
@@ -41,7 +41,7 @@ def merge_counted(change: Change) -> Merged:
         ).collect()[0]
         inserted, deleted = int(sums[0]), int(sums[1])
         new = counted.where("net > 0").select(*rest, "net")
-        delete = None
+        delete = EVERY_ROW if facts.truncate is not None else None
         if deleted and facts.truncate is None:
             gone = counted.where("net < 0").select(
                 *(F.col(name).alias(f"gone_{name}") for name in ids), "net"
@@ -56,12 +56,8 @@ def merge_counted(change: Change) -> Merged:
                 f"{same_in_lake(c, f't.{ticked(c.name)}')} <=> s.gone_{name}"
                 for name, (c, _) in telling.items()
             ]
-            delete = gone.drop("net"), " and ".join(["s.gone_id = 0", *conditions])
+            delete = Deletion(" and ".join(["s.gone_id = 0", *conditions]), gone.drop("net"))
         copies = new.withColumn("copy", F.explode(F.sequence(F.lit(1), F.col("net"))))
-        commit(
-            change,
-            truncate=facts.truncate is not None,
-            delete=delete,
-            new=copies.select(*named(lake.columns)) if inserted or delete else None,
-        )
+        new = copies.select(*named(lake.columns))
+        commit(change, delete=delete, new=new if inserted or deleted else None)
         return Merged(inserted, deleted)

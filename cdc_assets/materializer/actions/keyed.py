@@ -9,9 +9,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_assets.config.tables import DELETED_AT
-from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.tables import ticked
 from cdc_assets.lake.values import as_lake, named, texts_of
-from cdc_assets.materializer.actions.commit import Change, Merged, commit
+from cdc_assets.materializer.actions.commit import EVERY_ROW, Change, Merged, commit
+from cdc_assets.materializer.actions.keys import bounds_from, bounds_of, of_frame, of_keys
 from cdc_assets.materializer.fold import fold, parsed
 from cdc_assets.materializer.winners import Winners, winners
 from cdc_assets.postgres.names import lake_column
@@ -33,6 +34,7 @@ def merge_keyed(change: Change) -> Merged:
             F.count_if(F.col("op") == "U"),
             F.count_if(F.col("op") == "D"),
             F.count_if(F.col("unknown").isNotNull()),
+            *bounds_of(lake),
         ).collect()[0]
         upserts, deletes, partial = int(counts[0]), int(counts[1]), int(counts[2])
         live = "unknown is null" if keeps else "unknown is null and op = 'U'"
@@ -45,33 +47,25 @@ def merge_keyed(change: Change) -> Merged:
             new = new.unionByName(filled)
         marked = F.timestamp_micros("gone").alias(DELETED_AT)
         new = new.select(*named(lake.columns), *([marked] if keeps else []))
-        keys = None
-        if facts.truncate is None and lake.has_rows(change.state):
-            keys = as_lake(folded, lake.key, "key")
-        commit(
-            change,
-            truncate=facts.truncate is not None,
-            delete=(keys, _same_key(lake)) if keys is not None else None,
-            new=new if upserts or (keeps and deletes) else None,
-        )
+        delete = EVERY_ROW if facts.truncate is not None else None
+        if delete is None and lake.has_rows(change.state):
+            delete = of_frame(lake, folded, bounds_from(lake, counts[3:]))
+        commit(change, delete=delete, new=new if upserts or (keeps and deletes) else None)
         return Merged(upserts, deletes, repaired)
 
 
 def _merge_winners(change: Change, won: Winners) -> Merged:
-    session, lake, truncate = change.session, change.lake, change.facts.truncate is not None
+    session, lake, state = change.session, change.lake, change.state
     delete = new = None
-    if not truncate and not (won.inserts and change.inserts_add()) and lake.has_rows(change.state):
-        delete = as_lake(session.createDataFrame(won.keys), lake.key, "key"), _same_key(lake)
+    if change.facts.truncate is not None:
+        delete = EVERY_ROW
+    elif not (won.inserts and change.inserts_add()) and lake.has_rows(state):
+        delete = of_keys(lake, won.keys, lambda: session.createDataFrame(won.keys))
     if len(won.rows):
         new = as_lake(session.createDataFrame(won.rows), lake.columns, "row")
         new = new.select(*named(lake.columns))
-    commit(change, truncate=truncate, delete=delete, new=new)
+    commit(change, delete=delete, new=new)
     return Merged(len(won.rows), won.deleted)
-
-
-def _same_key(lake: LakeTable) -> str:
-    """The condition under which a row ``t`` has the key ``s``."""
-    return " and ".join(f"t.{ticked(c.name)} = s.c{i}" for i, c in enumerate(lake.key))
 
 
 def _filled(

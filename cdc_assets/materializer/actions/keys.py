@@ -1,0 +1,78 @@
+"""Deleting the rows of a batch's keys.
+
+Iceberg passes over files and row groups by the bounds of their columns, but no join tells it any:
+so the bounds of keys that are numbers are told. A few such keys are named one by one, which needs
+no join at all. Keys of other types are data that may be secret, and aren't written in statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.lake.values import as_lake, member
+from cdc_assets.materializer.actions.commit import Deletion
+
+_NUMBERS = ("int", "bigint")
+# With more than these the statement's parsing costs more than a join.
+_NAMED = 10_000
+
+Bounds = Mapping[str, tuple[int, int]]
+"""The least and the greatest of the keys, for columns of the key by their names in the lake."""
+
+
+def of_keys(lake: LakeTable, keys: pa.Table, sent: Callable[[], DataFrame]) -> Deletion:
+    """The rows of ``keys``, structs ``key`` of texts; ``sent`` gives them to Spark."""
+    numbers = {
+        c.name: pc.struct_field(keys["key"], c.source.name).cast(pa.int64()) for c in _counted(lake)
+    }
+    bounds = dict[str, tuple[int, int]]()
+    for name, column in numbers.items() if len(keys) else ():
+        found = pc.min_max(column).as_py()
+        bounds[name] = found["min"], found["max"]
+    if len(lake.key) > 1 or not bounds or len(keys) > _NAMED:
+        return of_frame(lake, sent(), bounds)
+    ((name, column),) = numbers.items()
+    named = ", ".join(map(str, column.to_pylist()))
+    return Deletion(f"{_within(bounds)} and t.{ticked(name)} in ({named})")
+
+
+def of_frame(lake: LakeTable, frame: DataFrame, bounds: Bounds) -> Deletion:
+    """The rows of the keys in ``frame``, structs ``key`` of texts."""
+    same = " and ".join(f"t.{ticked(c.name)} = s.c{i}" for i, c in enumerate(lake.key))
+    condition = f"{same} and {_within(bounds)}" if bounds else same
+    return Deletion(condition, as_lake(frame, lake.key, "key"))
+
+
+def bounds_of(lake: LakeTable) -> list[Column]:
+    """Aggregates of a frame with structs ``key`` of texts, for :func:`bounds_from`."""
+    found = []
+    for column in _counted(lake):
+        number = member("key", column.source.name).cast("bigint")
+        found += [F.min(number), F.max(number)]
+    return found
+
+
+def bounds_from(lake: LakeTable, values: Sequence[int | None]) -> Bounds:
+    """What the aggregates of :func:`bounds_of` say; nothing if there is no key."""
+    pairs = zip(_counted(lake), values[::2], values[1::2], strict=True)
+    return {
+        column.name: (low, high)
+        for column, low, high in pairs
+        if low is not None and high is not None
+    }
+
+
+def _counted(lake: LakeTable) -> list[LakeColumn]:
+    return [c for c in lake.key if c.mapping.lake in _NUMBERS]
+
+
+def _within(bounds: Bounds) -> str:
+    return " and ".join(
+        f"t.{ticked(name)} between {low} and {high}" for name, (low, high) in bounds.items()
+    )

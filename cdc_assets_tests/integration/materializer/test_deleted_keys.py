@@ -1,0 +1,79 @@
+"""The rows of a batch's keys are found by the keys' bounds, by their names, or by a join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cdc_assets.materializer import winners
+from cdc_assets.materializer.actions import keys
+from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.support.lake import Lake, NewLake
+
+pytestmark = pytest.mark.spark
+
+LEAST, GREATEST = -(2**63), 2**63 - 1
+SETUP = f"""
+create table small (id smallint primary key, v text);
+create table big ("Odd `Id" bigint primary key, v text);
+create table pair (a int, b text, c bigint, v text, primary key (b, c, a));
+create table named (id text primary key, v text);
+insert into small select n, 'copied' from generate_series(-32768, 32767, 1000) n;
+insert into big values ({LEAST}, 'least'), (-1, 'minus'), (0, 'zero'), ({GREATEST}, 'greatest');
+insert into pair select n % 7, 'b' || n % 3, n, 'copied' from generate_series(-40, 40) n;
+insert into named select 'n' || n, 'copied' from generate_series(1, 40) n;
+"""
+TABLES = [TableId("public", name) for name in ("small", "big", "pair", "named")]
+ENDS = f"""
+update small set v = 'a' where id in (-32768, 232);
+delete from small where id = 1232;
+update big set v = 'a' where "Odd `Id" in ({LEAST}, {GREATEST});
+update pair set v = 'a' where c between -5 and 5;
+delete from pair where c = 40;
+update named set v = 'a' where id < 'n2';
+delete from named where id = 'n40'
+"""
+BEYOND_THE_BOUNDS_OF_BEFORE = f"""
+update small set id = 32767 where id = 32232;
+insert into small values (1, 'new');
+delete from big where "Odd `Id" = {LEAST};
+update big set "Odd `Id" = 7 where v = 'zero';
+update pair set c = c + 100 where c > 30;
+update named set id = 'm' where id = 'n3'
+"""
+ALL = """
+truncate small;
+insert into small values (5, 'after');
+update big set v = 'b';
+delete from pair;
+update named set v = 'b'
+"""
+NONE_OF_BEFORE = """
+insert into small values (6, 'x');
+delete from small where id = 6;
+delete from big;
+insert into pair values (1, 'b', 2, 'x');
+delete from named where id = 'none'
+"""
+
+
+@pytest.fixture
+def source(copied_lake: NewLake) -> Iterator[Lake]:
+    with copied_lake(SETUP, "small", "big", "pair", "named") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("way", ["named", "joined", "folded"])
+def test_only_the_rows_of_the_batchs_keys_are_replaced(
+    source: Lake, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way != "named":
+        monkeypatch.setattr(keys, "_NAMED", 0)
+    if way == "folded":  # by Spark
+        monkeypatch.setattr(winners, "_STAGED_BYTES", -1)
+    for statements in (ENDS, BEYOND_THE_BOUNDS_OF_BEFORE, ALL, NONE_OF_BEFORE):
+        source.execute(statements)
+        source.catch_up()
+        for table in TABLES:
+            assert source.equal(table), (table, statements)
