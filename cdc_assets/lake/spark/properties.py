@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -11,6 +13,18 @@ from pathlib import Path
 
 # Clients send a plan in one message; local data in it are up to the client's 128 MB.
 _MESSAGE_BYTES = 256 * 2**20
+# A merge is planned anew each time, by code that is called some thousand times and no more: as the
+# JVM decides, its optimizing compiler takes up to half of a server's CPU for minutes, for nothing.
+# So only what runs fifty times as often is optimized. And nobody waits for a short pause, so the
+# collector is the one that costs the least.
+_COMPILER = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=250000"
+    " -XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=750000"
+    " -XX:Tier4BackEdgeThreshold=2000000"
+)
+_COLLECTOR = "-XX:+UseParallelGC"
+_ANY_COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
+_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 TOKEN = "spark.connect.authenticate.token"  # noqa: S105 - the setting's name
 
 
@@ -59,7 +73,7 @@ def spark_properties(
         # A user's own options come after these. Temporary files are rows, models and libraries.
         "spark.driver.defaultJavaOptions": (
             f'"-Dlog4j2.configurationFile={log4j}" "-Dderby.system.home={scratch / "derby"}"'
-            f' "-Djava.io.tmpdir={temporary(scratch)}"'
+            f' "-Djava.io.tmpdir={temporary(scratch)}" {_compiled_and_collected(settings.conf)}'
         ),
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": turns.as_uri(),
@@ -74,6 +88,8 @@ def spark_properties(
         "spark.python.daemon.module": "cdc_assets.snapshot.python_daemon",
         # Nobody uploads code: sessions may share Python workers.
         "spark.sql.artifact.isolation.enabled": "false",
+        # Else each call of a DataFrame's method looks for a notebook, through the whole search path.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
@@ -86,6 +102,14 @@ def spark_properties(
     # RPC and blocks of a local master require a secret that Spark generates by itself.
     access = {TOKEN: token, "spark.authenticate": "true"}
     return {**ours, **settings.conf, **(jars or {}), **address, **access}
+
+
+def _compiled_and_collected(conf: Mapping[str, str]) -> str:
+    """A JVM that is told of two collectors doesn't start: somebody else's is the one."""
+    told = [*conf.values(), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
+    if any(_ANY_COLLECTOR.search(text) for text in told):
+        return _COMPILER
+    return f"{_COMPILER} {_COLLECTOR}"
 
 
 def temporary(scratch: Path) -> Path:

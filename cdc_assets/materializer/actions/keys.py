@@ -19,8 +19,8 @@ from cdc_assets.lake.values import as_lake, member
 from cdc_assets.materializer.actions.commit import Deletion
 
 _NUMBERS = ("int", "bigint")
-# With more than these the statement's parsing costs more than a join.
-_NAMED = 10_000
+# Of 300 keys the statement costs 0.24 s of CPU less than a join (of 1.9), of 3,000 it costs more.
+_NAMED = 1_000
 
 Bounds = Mapping[str, tuple[int, int]]
 """The least and the greatest of the keys, for columns of the key by their names in the lake."""
