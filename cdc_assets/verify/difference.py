@@ -93,7 +93,8 @@ def totals(sides: Mapping[TableId, tuple[DataFrame, DataFrame]]) -> dict[TableId
     ]
     if not both:
         return {}
-    grouped = _balanced(reduce(DataFrame.unionByName, both), "number", "key", "digest")
+    # A digest is one of all columns, the key's too.
+    grouped = _balanced(reduce(DataFrame.unionByName, both), "number", "digest")
     rows = grouped.groupBy("number").agg(*_totals("balance != 0")).collect()
     found = {int(row[0]): Totals(*map(int, row[1:])) for row in rows}
     return {table: found.get(number, Totals(0, 0, 0)) for number, table in enumerate(sides)}

@@ -69,8 +69,9 @@ def unrepresentable(
     entries = take(new, _LOOK_BYTES, math.inf) if new else []
     if entries:
         window, storage = Window(offset, row.snapshot_lsn), Storage.of(pipeline.config.s3)
+        tasks = pipeline.config.spark.cores
         with surviving(store, row.table, "a count of its values"):
-            lost += Counter(_in_log(session, entries, window, storage, columns))
+            lost += Counter(_in_log(session, entries, window, storage, columns, tasks))
         offset = entries[-1].end_offset
     lost = Counter({name: count for name, count in lost.items() if count and name in names})
     _remember(store, lake, offset, lost)
@@ -147,8 +148,9 @@ def _in_log(
     window: Window,
     storage: Storage,
     columns: Sequence[LakeColumn],
+    tasks: int,
 ) -> dict[str, int]:
-    rows = events(session, entries, window, storage, len(entries)).where("op in ('I', 'U')")
+    rows = events(session, entries, window, storage, tasks).where("op in ('I', 'U')")
     named = [column.source.name for column in columns]
     texts = rows.select(F.from_json("data", text_struct(named), JSON).alias("row")).select(
         *(F.col(f"row.{ticked(name)}").alias(f"t{i}") for i, name in enumerate(named))

@@ -19,6 +19,8 @@ locals {
     "spark.sql.artifact.isolation.enabled"     = "false"
     "spark.connect.grpc.maxInboundMessageSize" = "268435456"
     "spark.connect.grpc.binding.port"          = tostring(local.connect_port)
+    # Else each call of a DataFrame's method looks for a notebook, all over the search path.
+    "spark.python.sql.dataFrameDebugging.enabled" = "false"
     # The project's Python comes with the image, on every node.
     "spark.executorEnv.YARN_CONTAINER_RUNTIME_TYPE"               = "docker"
     "spark.executorEnv.YARN_CONTAINER_RUNTIME_DOCKER_IMAGE"       = var.spark_image_uri

@@ -22,9 +22,12 @@ _COMPILER = (
     " -XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=750000"
     " -XX:Tier4BackEdgeThreshold=2000000"
 )
-_COLLECTOR = "-XX:+UseParallelGC"
-_ANY_COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
-_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+# Most of the heap is for what stays: a batch's large arrays. A full one is slow, not an error.
+_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=4 -XX:-UseGCOverheadLimit"
+# Or a file of options, which may name one.
+_ANY_COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b|@")
+_JAVA_SETTINGS = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
+_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 TOKEN = "spark.connect.authenticate.token"  # noqa: S105 - the setting's name
 
 
@@ -88,7 +91,7 @@ def spark_properties(
         "spark.python.daemon.module": "cdc_assets.snapshot.python_daemon",
         # Nobody uploads code: sessions may share Python workers.
         "spark.sql.artifact.isolation.enabled": "false",
-        # Else each call of a DataFrame's method looks for a notebook, through the whole search path.
+        # Else each call of a DataFrame's method looks for a notebook, all over the search path.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -106,7 +109,8 @@ def spark_properties(
 
 def _compiled_and_collected(conf: Mapping[str, str]) -> str:
     """A JVM that is told of two collectors doesn't start: somebody else's is the one."""
-    told = [*conf.values(), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
+    told = [conf.get(name, "") for name in _JAVA_SETTINGS]
+    told += [os.environ.get(name, "") for name in _JAVA_VARIABLES]
     if any(_ANY_COLLECTOR.search(text) for text in told):
         return _COMPILER
     return f"{_COMPILER} {_COLLECTOR}"

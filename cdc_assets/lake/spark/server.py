@@ -35,7 +35,7 @@ from typing import Any
 
 import psutil
 
-from cdc_assets.errors import EnvironmentProblem, SparkProblem
+from cdc_assets.errors import EnvironmentProblem, SparkProblem, first_line
 from cdc_assets.lake.spark.jars import jar_settings
 from cdc_assets.lake.spark.properties import (
     SparkServerSettings,
@@ -200,10 +200,17 @@ def _write_plain_files(spark: Any) -> None:
 
     Hadoop would write and open twice as many files, and run a chmod for each.
     """
-    local = spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem
-    files = local.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
-    files.setWriteChecksum(False)
-    files.setVerifyChecksum(False)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        jvm, context = spark.sparkContext._jvm, spark.sparkContext._jsc
+        place = jvm.java.net.URI("file:///")
+        # The one that everybody in this JVM gets.
+        files = jvm.org.apache.hadoop.fs.FileSystem.get(place, context.hadoopConfiguration())
+        files.setWriteChecksum(False)
+        files.setVerifyChecksum(False)
+    except Py4JError as error:  # it works without
+        _log.warning("local files have checksums beside them: %s", first_line(error))
 
 
 def _connect_port(spark: Any) -> int:

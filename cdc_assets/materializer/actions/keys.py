@@ -28,8 +28,10 @@ Bounds = Mapping[str, tuple[int, int]]
 
 def of_keys(lake: LakeTable, keys: pa.Table, sent: Callable[[], DataFrame]) -> Deletion:
     """The rows of ``keys``, structs ``key`` of texts; ``sent`` gives them to Spark."""
-    numbers = {
-        c.name: pc.struct_field(keys["key"], c.source.name).cast(pa.int64()) for c in _counted(lake)
+    numbers = {  # by place: as a name, one that begins with a dot would be a path
+        column.name: pc.struct_field(keys["key"], [place]).cast(pa.int64())
+        for place, column in enumerate(lake.key)
+        if column in _counted(lake)
     }
     bounds = dict[str, tuple[int, int]]()
     for name, column in numbers.items() if len(keys) else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,19 +19,26 @@ SETUP = f"""
 create table small (id smallint primary key, v text);
 create table big ("Odd `Id" bigint primary key, v text);
 create table pair (a int, b text, c bigint, v text, primary key (b, c, a));
+create table dotted (".id" int, id int, v text, primary key (".id", id));
+create table one (".n" int primary key, v text);
+insert into dotted values (1, 100, 'copied'), (2, 200, 'copied');
+insert into one values (1, 'copied');
 create table named (id text primary key, v text);
 insert into small select n, 'copied' from generate_series(-32768, 32767, 1000) n;
 insert into big values ({LEAST}, 'least'), (-1, 'minus'), (0, 'zero'), ({GREATEST}, 'greatest');
 insert into pair select n % 7, 'b' || n % 3, n, 'copied' from generate_series(-40, 40) n;
 insert into named select 'n' || n, 'copied' from generate_series(1, 40) n;
 """
-TABLES = [TableId("public", name) for name in ("small", "big", "pair", "named")]
+NAMES = ("small", "big", "pair", "dotted", "one", "named")
+TABLES = [TableId("public", name) for name in NAMES]
 ENDS = f"""
 update small set v = 'a' where id in (-32768, 232);
 delete from small where id = 1232;
 update big set v = 'a' where "Odd `Id" in ({LEAST}, {GREATEST});
 update pair set v = 'a' where c between -5 and 5;
 delete from pair where c = 40;
+update dotted set v = 'a';
+update one set v = 'a';
 update named set v = 'a' where id < 'n2';
 delete from named where id = 'n40'
 """
@@ -40,6 +48,8 @@ insert into small values (1, 'new');
 delete from big where "Odd `Id" = {LEAST};
 update big set "Odd `Id" = 7 where v = 'zero';
 update pair set c = c + 100 where c > 30;
+update dotted set id = 1 where id = 200;
+update one set v = 'b';
 update named set id = 'm' where id = 'n3'
 """
 ALL = """
@@ -47,6 +57,7 @@ truncate small;
 insert into small values (5, 'after');
 update big set v = 'b';
 delete from pair;
+update one set v = 'c';
 update named set v = 'b'
 """
 NONE_OF_BEFORE = """
@@ -60,13 +71,13 @@ delete from named where id = 'none'
 
 @pytest.fixture
 def source(copied_lake: NewLake) -> Iterator[Lake]:
-    with copied_lake(SETUP, "small", "big", "pair", "named") as opened:
+    with copied_lake(SETUP, *NAMES) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("way", ["named", "joined", "folded"])
 def test_only_the_rows_of_the_batchs_keys_are_replaced(
-    source: Lake, way: str, monkeypatch: pytest.MonkeyPatch
+    source: Lake, way: str, monkeypatch: pytest.MonkeyPatch, tmp_home: Path
 ) -> None:
     if way != "named":
         monkeypatch.setattr(keys, "_NAMED", 0)
@@ -77,3 +88,5 @@ def test_only_the_rows_of_the_batchs_keys_are_replaced(
         source.catch_up()
         for table in TABLES:
             assert source.equal(table), (table, statements)
+    # Nor has a local file a checksum beside it.
+    assert list(tmp_home.rglob("*.parquet")) and not list(tmp_home.rglob("*.crc"))

@@ -75,3 +75,33 @@ def test_java_reads_the_properties_back(tmp_path: Path) -> None:
     ).stdout.decode()
     parts = dumped.split("\0")[:-1]
     assert dict(zip(parts[::2], parts[1::2], strict=True)) == values
+
+
+@pytest.mark.parametrize(
+    ("conf", "variables"),
+    [
+        ({"spark.driver.extraJavaOptions": "-XX:+UseG1GC"}, {}),
+        ({"spark.driver.defaultJavaOptions": "-Da=b -XX:+UseZGC"}, {}),
+        ({}, {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC"}),
+        ({}, {"JDK_JAVA_OPTIONS": "@options"}),
+        ({}, {"SPARK_SUBMIT_OPTS": "-XX:+UseG1GC"}),
+    ],
+)
+def test_a_jvm_that_somebody_chose_a_collector_for_is_told_of_none(
+    conf: dict[str, str],
+    variables: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It wouldn't start with two."""
+
+    def options(conf: dict[str, str]) -> str:
+        found = spark_properties(SparkServerSettings(conf=conf), tmp_path, "")
+        return found["spark.driver.defaultJavaOptions"]
+
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.delenv(name, raising=False)
+    assert "-XX:+UseParallelGC" in options({"spark.executor.extraJavaOptions": "-XX:+UseG1GC"})
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert "UseParallelGC" not in options(conf)
