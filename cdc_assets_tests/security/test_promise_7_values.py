@@ -15,13 +15,14 @@ import pytest
 from click.testing import CliRunner
 from dagster._core.events.log import EventLogEntry
 from dagster_shared.serdes import serialize_value
+from pyspark.errors import PySparkException
 
 import cdc_assets
 from cdc_assets.cli.main import cli
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.checks import tables as table_checks
 from cdc_assets.dagster.sensors import sessions
-from cdc_assets.errors import TableProblem
+from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.postgres.names import TableId
@@ -160,6 +161,34 @@ def test_no_value_stands_in_a_message_an_event_an_alert_or_a_log(
     assert "column a got a value" in seen.texts["refused"]
     assert f'{key} {{"k":"k{WORD}1"}}' in asked.output, "whoever asks at the terminal sees them"
     assert f'"v":"{WORD} surplus"' in asked.output, "of a table without a key, the row"
+
+
+@pyspark
+def test_keys_that_are_named_in_a_statement_stand_in_no_message_when_it_fails(
+    spark_url: str,
+    spark_server: SparkServer,
+    postgres_dsn: NewDatabase,
+    home: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are numbers; a data file that is gone fails the statement."""
+    caplog.set_level(logging.INFO)
+    named, seen = TableId("public", "named"), Seen()
+    setup = "create table named (id bigint primary key, v text);"
+    setup += f"insert into named values ({NUMBER}, 'a'), (1, 'b')"
+    with lake(postgres_dsn(), spark_url, setup, "named") as source:
+        source.pin()
+        source.copy()
+        [file] = home.rglob("warehouse/**/named/data/*.parquet")
+        file.unlink()
+        source.execute("update named set v = 'c'")
+        source.flush()
+        with pytest.raises(PySparkException) as failed:
+            source.drain(named)
+        seen.add("error", f"{first_line(failed.value)}\n{trace(failed.value)}")
+    seen.add("log", caplog.text)
+    seen.add("spark", spark_server.log_path.read_text())
+    assert seen.leaks == {}
 
 
 def _refused_by_the_lake(source: Lake, seen: Seen) -> None:
