@@ -44,7 +44,7 @@ def _sql(word: str, *, first: bool) -> Callable[[], None]:
 
 STEPS: dict[str, Callable[[], None]] = {
     "before the branch": _sql("create branch", first=True),
-    "after the deletes": _sql("merge into", first=False),
+    "after the deletes": _sql("delete from", first=False),
     "before the append": lambda: _around(DataFrameWriterV2, "append", lambda *_: True, first=True),
     "before publishing": _sql("fast_forward", first=True),
     "after publishing": _sql("fast_forward", first=False),

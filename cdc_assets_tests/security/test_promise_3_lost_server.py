@@ -94,7 +94,7 @@ def test_a_batch_that_ends_two_servers_parks_its_table_alone(
     for table in ("good", "bad"):
         source.execute(f"insert into {table} values (2); delete from {table} where id = 1")
     source.flush()
-    fragile = Fragile(spark_server.ensure(), b"merge into lake.`src`.`bad`")
+    fragile = Fragile(spark_server.ensure(), b"delete from lake.`src`.`bad`")
     with closing(source.pipeline.store.connection.cursor()) as cursor:
 
         def counted() -> list[tuple[str, int]]:
