@@ -26,6 +26,17 @@ _KEYS = "cdc_keys"
 
 
 @dataclass(frozen=True, slots=True)
+class Deletion:
+    """The table's rows ``t`` for which ``condition`` holds; for some row ``s`` of ``keys``, if any.
+
+    Names a column of ``t`` as the lake does.
+    """
+
+    condition: str
+    keys: DataFrame | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """A batch of the log, to be applied to ``lake`` so that its cursor becomes ``cursor``.
 
@@ -47,6 +58,11 @@ class Change:
     inserts_add: Callable[[], bool]
 
     @property
+    def emptying(self) -> Deletion | None:
+        """Every row, if the batch has a truncate; its events before that are passed over."""
+        return Deletion("true") if self.facts.truncate is not None else None
+
+    @property
     def events(self) -> DataFrame:
         """The batch's rows; of WHOLE_SCHEMA where the mode shows when a row was changed."""
         return self.batch.frame(self.session, self.tasks, whole=self.lake.row.mode != "mirror")
@@ -66,20 +82,6 @@ class Merged:
             self.deleted + other.deleted,
             self.repaired + other.repaired,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """The table's rows ``t`` for which ``condition`` holds; for some row ``s`` of ``keys``, if any.
-
-    Names a column of ``t`` as the lake does.
-    """
-
-    condition: str
-    keys: DataFrame | None = None
-
-
-EVERY_ROW = Deletion("true")
 
 
 def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:

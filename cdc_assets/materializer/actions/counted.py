@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.lake.tables import ticked
 from cdc_assets.lake.values import as_lake, named, names_of, same_in_lake, texts_of
-from cdc_assets.materializer.actions.commit import EVERY_ROW, Change, Deletion, Merged, commit
+from cdc_assets.materializer.actions.commit import Change, Deletion, Merged, commit
 from cdc_assets.materializer.fold import count_rows, parsed
 
 
@@ -41,8 +41,8 @@ def merge_counted(change: Change) -> Merged:
         ).collect()[0]
         inserted, deleted = int(sums[0]), int(sums[1])
         new = counted.where("net > 0").select(*rest, "net")
-        delete = EVERY_ROW if facts.truncate is not None else None
-        if deleted and facts.truncate is None:
+        delete = change.emptying
+        if deleted and delete is None:
             gone = counted.where("net < 0").select(
                 *(F.col(name).alias(f"gone_{name}") for name in ids), "net"
             )

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from cdc_assets.config.tables import DELETED_AT
 from cdc_assets.lake.tables import ticked
 from cdc_assets.lake.values import as_lake, named, texts_of
-from cdc_assets.materializer.actions.commit import EVERY_ROW, Change, Merged, commit
+from cdc_assets.materializer.actions.commit import Change, Merged, commit
 from cdc_assets.materializer.actions.keys import bounds_from, bounds_of, of_frame, of_keys
 from cdc_assets.materializer.fold import fold, parsed
 from cdc_assets.materializer.winners import Winners, winners
@@ -47,7 +47,7 @@ def merge_keyed(change: Change) -> Merged:
             new = new.unionByName(filled)
         marked = F.timestamp_micros("gone").alias(DELETED_AT)
         new = new.select(*named(lake.columns), *([marked] if keeps else []))
-        delete = EVERY_ROW if facts.truncate is not None else None
+        delete = change.emptying
         if delete is None and lake.has_rows(change.state):
             delete = of_frame(lake, folded, bounds_from(lake, counts[3:]))
         commit(change, delete=delete, new=new if upserts or (keeps and deletes) else None)
@@ -56,10 +56,8 @@ def merge_keyed(change: Change) -> Merged:
 
 def _merge_winners(change: Change, won: Winners) -> Merged:
     session, lake, state = change.session, change.lake, change.state
-    delete = new = None
-    if change.facts.truncate is not None:
-        delete = EVERY_ROW
-    elif not (won.inserts and change.inserts_add()) and lake.has_rows(state):
+    delete, new = change.emptying, None
+    if delete is None and not (won.inserts and change.inserts_add()) and lake.has_rows(state):
         delete = of_keys(lake, won.keys, lambda: session.createDataFrame(won.keys))
     if len(won.rows):
         new = as_lake(session.createDataFrame(won.rows), lake.columns, "row")

@@ -1,0 +1,71 @@
+"""The condition under which a row of the lake has a key of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_assets.config.source import parse_config
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.states import TableState
+from cdc_assets.log.tables import TableRow
+from cdc_assets.materializer.actions import keys
+from cdc_assets.postgres.catalog import Column
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+
+T = TableId("public", "t")
+JOINED: Any = object()
+
+
+def condition(monkeypatch: pytest.MonkeyPatch, types: dict[str, str], *rows: str) -> str:
+    """For rows of keys, each a text with a value a column; begins with ``join:`` if it is one."""
+    settings = {"postgres": {"dsn": "postgresql://h"}, "tables": [{"name": "t"}]}
+    config = parse_config({"name": "src", **settings}, "test")
+    columns = tuple(Column(name, kind, n) for n, (name, kind) in enumerate(types.items(), 1))
+    names = tuple(types)
+    lsn = Lsn(1)
+    row = TableRow(T, 1, 1, TableState.STREAMING, names, columns, lsn, lsn, None, None)
+    structs = [dict(zip(names, text.split(), strict=True)) for text in rows]
+    kind = pa.struct([(name, pa.string()) for name in names])
+    table = pa.table({"key": pa.array(structs, kind)})
+    monkeypatch.setattr(keys, "as_lake", lambda frame, *_: frame)
+    found = keys.of_keys(LakeTable(config, config.table(T), row), table, lambda: JOINED)
+    assert found.keys in (None, JOINED)
+    return ("join: " if found.keys is JOINED else "") + found.condition
+
+
+@pytest.mark.parametrize(
+    ("types", "rows", "wanted"),
+    [
+        ({"id": "bigint"}, ["7", "-3", "7"], "t.`id` between -3 and 7 and t.`id` in (7, -3, 7)"),
+        ({".n": "smallint"}, ["1"], "t.`.n` between 1 and 1 and t.`.n` in (1)"),
+        (
+            {".a": "integer", "a": "integer"},
+            ["1 100", "2 200"],
+            (
+                "join: t.`.a` = s.c0 and t.`a` = s.c1"
+                " and t.`.a` between 1 and 2 and t.`a` between 100 and 200"
+            ),
+        ),
+        (
+            {"k": "text", "n": "integer"},
+            ["x 5"],
+            "join: t.`k` = s.c0 and t.`n` = s.c1 and t.`n` between 5 and 5",
+        ),
+        ({"k": "text"}, ["x"], "join: t.`k` = s.c0"),
+        ({"id": "bigint"}, [], "join: t.`id` = s.c0"),
+    ],
+)
+def test_numbers_have_bounds_and_a_few_of_one_column_are_named(
+    types: dict[str, str], rows: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert condition(monkeypatch, types, *rows) == wanted
+
+
+def test_many_keys_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_NAMED", 2)
+    said = condition(monkeypatch, {"id": "bigint"}, "1", "2", "3")
+    assert said == "join: t.`id` = s.c0 and t.`id` between 1 and 3"
