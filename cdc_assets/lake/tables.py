@@ -34,6 +34,7 @@ from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 # A batch's column has to fit into one Arrow vector, which grows by doubling to less than 2 GB:
 # values of 10 MB do. A scan of narrow rows costs no more than with Iceberg's 5,000.
 READING = {"read.parquet.vectorization.batch-size": "100"}
+_MANIFESTS = "commit.manifest.min-count-to-merge"
 # Table properties: the source, its table and, until the copy is complete, the copy under way.
 SOURCE, TABLE, COPYING = "cdc.source", "cdc.table", "cdc.copying"
 
@@ -174,7 +175,8 @@ class LakeTable:
         if loaded is None:
             return None
         found = {**loaded.properties, "format-version": str(loaded.metadata.format_version)}
-        if any(found.get(key) != wanted[key] for key in ("format-version", "write.delete.mode")):
+        other = [k for k in ("format-version", "write.delete.mode") if found.get(k) != wanted[k]]
+        if other or _MANIFESTS not in found:  # whoever set another number knows why
             session.sql(f"alter table {self.sql_name} set tblproperties ({listed(wanted)})")
         return loaded
 
@@ -211,6 +213,8 @@ class LakeTable:
             # Each commit writes metadata.json anew and lists the older ones in it: keep few.
             "write.metadata.delete-after-commit.enabled": "true",
             "write.metadata.previous-versions-max": "20",
+            # A merge adds two manifests and reads all; Iceberg would leave a hundred of them.
+            _MANIFESTS: "10",
             SOURCE: self.config.name,
             TABLE: str(self.row.table),
         }

@@ -20,7 +20,7 @@ from cdc_assets.maintenance.files import LiveFile
 SLICE_FILES = 500
 # A file of a quarter of the target is good to read, and rewriting it again wouldn't pay.
 _SMALL = 0.25
-# Iceberg merges manifests by itself only at a hundred; a reader opens each of them.
+# A reader opens each of them. Writers put small ones together (lake.tables), up to their size.
 MANY_MANIFESTS = 20
 _MANIFEST_BYTES = 8 * 2**20  # commit.manifest.target-size-bytes
 _NEVER = 2**31 - 1

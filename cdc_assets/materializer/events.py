@@ -34,7 +34,7 @@ class Batch:
     storage: Storage
 
     def rows(self, most_bytes: int) -> pa.Table | None:
-        """Their columns ``off``, ``op`` and ``data``, by offset.
+        """Their columns ``off``, ``op``, ``unchanged`` and ``data``, by offset.
 
         None if ``data`` is more than ``most_bytes``; no more than some files over it are read then.
         """
@@ -49,9 +49,9 @@ class Batch:
         return pa.concat_tables(chosen)
 
     def _chosen(self, entry: LogEntry) -> pa.Table:
-        columns = ["_op", "_commit_lsn", "_data"]
+        columns = ["_op", "_commit_lsn", "_unchanged_cols", "_data"]
         read = _selected(entry.rows, entry.start_offset, self.window, self.storage, columns)
-        return read.select(["off", "op", "data"])
+        return read.drop_columns("commit_lsn")
 
     def frame(self, session: SparkSession, tasks: int, *, whole: bool = False) -> DataFrame:
         """Their events, see :func:`events`."""

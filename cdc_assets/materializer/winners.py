@@ -1,7 +1,8 @@
 """The rows that a batch leaves, found here, without a Spark job.
 
-It applies where a batch is small enough to be sent in a statement and no update left a column out:
-then a key's last change has its whole row (invariant 8), and everything before it is passed over.
+It applies where a batch is small enough to be sent in a statement. A key's last change has its
+whole row (invariant 8), and everything before it is passed over; but the changes of a key that some
+update left columns out of are folded in order, and what they don't have is in the table.
 ``materializer.fold`` is for all other batches. Both give the same rows.
 """
 
@@ -11,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_assets.log.batch import Facts
+from cdc_assets.log.batch import Facts, NamedKey
 from cdc_assets.log.staged.texts import texts
 from cdc_assets.materializer.events import Batch
+from cdc_assets.materializer.fold import Event, Folded, fold_relinked
 
 # Of staged files, compressed; and of text, which a statement carries along with its keys. A Connect
 # server takes statements of up to 128 MB.
@@ -28,16 +31,23 @@ class Winners:
     """A batch's last change of each key.
 
     ``rows``: those that stay, as a struct ``row`` of texts. ``keys``: all of them, as a struct
-    ``key``. ``inserts``: no change but inserts.
+    ``key``. ``partial``: rows that stay and lack columns, with ``key`` and ``row``; ``unknown``
+    names the columns, whose values the table's row ``source`` has. ``inserts``: no change but
+    inserts.
     """
 
     rows: pa.Table
     keys: pa.Table
+    partial: pa.Table
     inserts: bool
 
     @property
+    def upserted(self) -> int:
+        return len(self.rows) + len(self.partial)
+
+    @property
     def deleted(self) -> int:
-        return len(self.keys) - len(self.rows)
+        return len(self.keys) - self.upserted
 
 
 def winners(
@@ -47,26 +57,33 @@ def winners(
 
     ``key``, ``columns``: names at the source. O(rows) time, and memory for a few times _TEXT_BYTES.
     """
-    if facts.unchanged or sum(entry.rows.byte_size for entry in batch.entries) > _STAGED_BYTES:
+    if sum(entry.rows.byte_size for entry in batch.entries) > _STAGED_BYTES:
         return None
     if (events := batch.rows(_TEXT_BYTES)) is None:
         return None
     if facts.truncate is not None:
         events = events.filter(pc.greater(events["off"], facts.truncate))
     named = texts(events["data"], key)
-    last = np.sort(_last([named[name].combine_chunks() for name in key], len(named)))
-    op = events["op"].take(last)
-    stays = pc.not_equal(op, "D")
-    rows = texts(events["data"].take(last).filter(stays), columns)
+    codes = _codes([named[name].combine_chunks() for name in key], len(named))
+    last = np.sort(_last(codes))
+    whole, folded = last, list[Folded]()
+    if facts.unchanged:
+        odd = np.unique(codes[_odd(events, named, facts)])
+        whole = last[~np.isin(codes[last], odd)]
+        folded = _folded(events.filter(pa.array(np.isin(codes, odd))), key)
+    rows = events["data"].take(whole).filter(pc.not_equal(events["op"].take(whole), "D"))
+    stay = [one for one in folded if one.op != "D"]
+    known = [_row(one, key) for one in stay if _unknown(one, key, columns) is None]
     return Winners(
-        _structs(rows, "row"),
+        pa.concat_tables([_structs(texts(rows, columns), "row"), _made(known, "row", columns)]),
         _structs(named.take(last), "key"),
+        _partial([one for one in stay if _unknown(one, key, columns) is not None], key, columns),
         bool(pc.all(pc.equal(events["op"], "I")).as_py()),
     )
 
 
-def _last(key: Sequence[pa.StringArray], length: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The positions of each key's last change; ``key``: its columns, of ``length`` changes."""
+def _codes(key: Sequence[pa.StringArray], length: int) -> npt.NDArray[np.int64]:
+    """A number for each of ``length`` changes, equal where the key is; ``key``: its columns."""
     codes = np.zeros(length, np.int64)
     for column in key:
         found = column.dictionary_encode()
@@ -74,9 +91,57 @@ def _last(key: Sequence[pa.StringArray], length: int) -> np.ndarray[tuple[int], 
         codes = np.unique(
             codes * len(found.dictionary) + found.indices.to_numpy(), return_inverse=True
         )[1]
+    return codes
+
+
+def _last(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The positions of each key's last change."""
     last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    np.maximum.at(last, codes, np.arange(length))
+    np.maximum.at(last, codes, np.arange(len(codes)))
     return last
+
+
+def _odd(events: pa.Table, named: pa.Table, facts: Facts) -> npt.NDArray[np.bool_]:
+    """The changes that left columns out, and those of the keys that these changed."""
+    found: npt.NDArray[np.bool_] = events["unchanged"].is_valid().to_numpy()
+    if not facts.relinked:
+        return found
+    columns = [[(name, text) for text in named[name].to_pylist()] for name in named.column_names]
+    keys: list[NamedKey] = list(map(frozenset, zip(*columns, strict=True)))
+    return np.logical_or(found, [one in facts.relinked for one in keys])
+
+
+def _folded(events: pa.Table, key: Sequence[str]) -> list[Folded]:
+    columns = (events[name].to_pylist() for name in ("off", "op", "unchanged", "data"))
+    return fold_relinked((Event(*one) for one in zip(*columns, strict=True)), key)
+
+
+def _row(one: Folded, key: Sequence[str]) -> dict[str, str | None]:
+    return one.values | dict(zip(key, one.key, strict=True))
+
+
+def _unknown(one: Folded, key: Sequence[str], columns: Sequence[str]) -> list[str] | None:
+    """The columns whose values are in the table."""
+    if one.source is None:
+        return None
+    return [name for name in columns if name not in one.values and name not in key] or None
+
+
+def _partial(some: Sequence[Folded], key: Sequence[str], columns: Sequence[str]) -> pa.Table:
+    def keys(name: str, of: Sequence[Sequence[str | None] | None]) -> pa.Table:
+        return _made([dict(zip(key, one or (), strict=True)) for one in of], name, key)
+
+    table = _made([_row(one, key) for one in some], "row", columns)
+    table = table.append_column("key", keys("key", [one.key for one in some])["key"])
+    table = table.append_column("source", keys("source", [one.source for one in some])["source"])
+    unknown = [_unknown(one, key, columns) for one in some]
+    return table.append_column("unknown", pa.array(unknown, pa.list_(pa.string())))
+
+
+def _made(rows: Sequence[dict[str, str | None]], name: str, columns: Sequence[str]) -> pa.Table:
+    """As :func:`_structs`, of these values."""
+    found = {one: pa.array([row.get(one) for row in rows], pa.string()) for one in columns}
+    return _structs(pa.table(found), name)
 
 
 def _structs(table: pa.Table, name: str) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -12,9 +13,18 @@ from cdc_assets.config.tables import DELETED_AT
 from cdc_assets.lake.tables import ticked
 from cdc_assets.lake.values import as_lake, named, texts_of
 from cdc_assets.materializer.actions.commit import Change, Merged, commit
-from cdc_assets.materializer.actions.keys import bounds_from, bounds_of, of_frame, of_keys
+from cdc_assets.materializer.actions.keys import (
+    Bounds,
+    bounds_from,
+    bounds_in,
+    bounds_of,
+    of_frame,
+    of_keys,
+    within,
+)
 from cdc_assets.materializer.fold import fold, parsed
 from cdc_assets.materializer.winners import Winners, winners
+from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.names import lake_column
 
 
@@ -56,14 +66,35 @@ def merge_keyed(change: Change) -> Merged:
 
 def _merge_winners(change: Change, won: Winners) -> Merged:
     session, lake, state = change.session, change.lake, change.state
-    delete, new = change.emptying, None
+    delete, new, repaired = change.emptying, None, 0
     if delete is None and not (won.inserts and change.inserts_add()) and lake.has_rows(state):
         delete = of_keys(lake, won.keys, lambda: session.createDataFrame(won.keys))
     if len(won.rows):
         new = as_lake(session.createDataFrame(won.rows), lake.columns, "row")
+    if len(won.partial):
+        rows, repaired = _completed(change, won.partial)
+        new = rows if new is None else new.unionByName(rows)
+    if new is not None:
         new = new.select(*named(lake.columns))
     commit(change, delete=delete, new=new)
-    return Merged(len(won.rows), won.deleted)
+    return Merged(won.upserted, won.deleted, repaired)
+
+
+def _completed(change: Change, partial: pa.Table) -> tuple[DataFrame, int]:
+    """:func:`_filled` of ``winners.Winners.partial``; what is found is looked for first."""
+    session, lake, key = change.session, change.lake, [c.source.name for c in change.lake.key]
+    sent = session.createDataFrame(partial).withColumn("gone", F.lit(None).cast("bigint"))
+    bounds = bounds_in(lake, partial["source"])
+    names = sorted({name for some in partial["unknown"].to_pylist() for name in some})
+    keys = _in_table(change, sent, [], bounds).select("of").distinct().collect()
+    found = {tuple(row["of"]) for row in keys}
+    missing = [
+        values
+        for one in partial["key"].to_pylist()
+        if (values := tuple(one[name] for name in key)) not in found
+    ]
+    rows = _with_old(change, sent, names, bounds).dropDuplicates(["key"]).drop("key", "gone")
+    return _reread(change, rows, missing)
 
 
 def _filled(
@@ -71,26 +102,33 @@ def _filled(
 ) -> tuple[DataFrame, int]:
     """Complete rows that lack columns: from the table's row under the source key, else reread.
 
-    If the table is mixed, another row may have the old key of a row whose key changed.
     Returns the typed rows, and how many had to be read again from the source.
     """
-    session, lake = change.session, change.lake
-    typed = as_lake(partial, lake.columns, "row", "unknown", "source", "key", "gone")
-    sure = partial.where("source = key") if change.mixed else partial
-    by_source = as_lake(
-        sure.select("source", F.col("key").alias("of")), lake.key, "source", "of"
-    ).toDF(*(f"s{i}" for i in range(len(lake.key))), "of")
-    target = session.table(lake.sql_name).select(
-        *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
-        *(F.col(ticked(lake_column(name))).alias(f"old_{i}") for i, name in enumerate(left_out)),
-    )
-    condition = F.col("s0") == F.col("t0")
-    for i in range(1, len(lake.key)):
-        condition = condition & (F.col(f"s{i}") == F.col(f"t{i}"))
-    old = F.broadcast(by_source).join(target, condition, "inner")
+    # A table whose copy was resumed on another snapshot may have a row twice until the row's first
+    # change is applied: this one. Either will do (invariant 8): later changes settle differences.
+    found = _with_old(change, partial, left_out, {}).dropDuplicates(["key"]).persist()
+    cleanup.callback(found.unpersist)
+    missing = [
+        tuple(row[0])
+        # A deleted row that the table doesn't have needs no values.
+        for row in partial.where("op = 'U'")
+        .select("key")
+        .join(found.select("key"), "key", "left_anti")
+        .collect()
+    ]
+    return _reread(change, found.drop("key"), missing)
+
+
+def _with_old(
+    change: Change, partial: DataFrame, left_out: Sequence[str], bounds: Bounds
+) -> DataFrame:
+    """The rows of ``partial`` that the table has, with its values of ``left_out``."""
+    lake = change.lake
+    typed = as_lake(partial, lake.columns, "row", "unknown", "key", "gone")
+    old = _in_table(change, partial, left_out, bounds)
     places = {name: f"old_{i}" for i, name in enumerate(left_out)}
     joined = typed.join(old, typed["key"] == old["of"], "inner")
-    found = joined.select(
+    return joined.select(
         "key",
         "gone",
         *(
@@ -104,21 +142,38 @@ def _filled(
             for i, c in enumerate(lake.columns)
         ),
     )
-    # A table whose copy was resumed on another snapshot may have a row twice until the row's first
-    # change is applied: this one. Either will do (invariant 8): later changes settle differences.
-    found = found.dropDuplicates(["key"]).persist()
-    cleanup.callback(found.unpersist)
-    rows = found.drop("key")
-    missing = [
-        tuple(row[0])
-        # A deleted row that the table doesn't have needs no values.
-        for row in partial.where("op = 'U'")
-        .select("key")
-        .join(found.select("key"), "key", "left_anti")
-        .collect()
-    ]
+
+
+def _in_table(
+    change: Change, partial: DataFrame, left_out: Sequence[str], bounds: Bounds
+) -> DataFrame:
+    """The table's rows under the source keys: whose key they are ``of``, and ``old_…``.
+
+    If the table is mixed, another row may have the old key of a row whose key changed.
+    """
+    session, lake = change.session, change.lake
+    sure = partial.where("source = key") if change.mixed else partial
+    by_source = as_lake(
+        sure.select("source", F.col("key").alias("of")), lake.key, "source", "of"
+    ).toDF(*(f"s{i}" for i in range(len(lake.key))), "of")
+    target = session.table(lake.sql_name).alias("t")
+    if bounds:
+        target = target.where(within(bounds))
+    target = target.select(
+        *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
+        *(F.col(ticked(lake_column(name))).alias(f"old_{i}") for i, name in enumerate(left_out)),
+    )
+    condition = F.col("s0") == F.col("t0")
+    for i in range(1, len(lake.key)):
+        condition = condition & (F.col(f"s{i}") == F.col(f"t{i}"))
+    return F.broadcast(by_source).join(target, condition, "inner")
+
+
+def _reread(change: Change, rows: DataFrame, missing: Sequence[Key]) -> tuple[DataFrame, int]:
+    """``rows`` and those of the ``missing`` keys, as the source has them now."""
     if not missing:
         return rows, 0
+    session, lake = change.session, change.lake
     again = session.createDataFrame([(text,) for text in change.reread(missing)], "data string")
     read = as_lake(parsed(again, texts_of(lake)), lake.columns, "row", read_later=True)
     return rows.unionByName(read, allowMissingColumns=True), len(missing)

@@ -30,24 +30,18 @@ Bounds = Mapping[str, tuple[int, int]]
 
 def of_keys(lake: LakeTable, keys: pa.Table, sent: Callable[[], DataFrame]) -> Deletion:
     """The rows of ``keys``, structs ``key`` of texts; ``sent`` gives them to Spark."""
-    numbers = {  # by place: as a name, one that begins with a dot would be a path
-        column.name: pc.struct_field(keys["key"], [place]).cast(pa.int64())
-        for place, column in enumerate(lake.key)
-        if column in _counted(lake)
-    }
-    extremes = [pc.min_max(column)[end].as_py() for column in numbers.values() for end in _ENDS]
-    bounds = bounds_from(lake, extremes)
+    bounds = bounds_in(lake, keys["key"])
     if len(lake.key) > 1 or not bounds or len(keys) > _NAMED:
         return of_frame(lake, sent(), bounds)
-    ((name, column),) = numbers.items()
+    ((name, column),) = _numbers(lake, keys["key"]).items()
     named = ", ".join(map(str, column.to_pylist()))
-    return Deletion(f"{_within(bounds)} and t.{ticked(name)} in ({named})")
+    return Deletion(f"{within(bounds)} and t.{ticked(name)} in ({named})")
 
 
 def of_frame(lake: LakeTable, frame: DataFrame, bounds: Bounds) -> Deletion:
     """The rows of the keys in ``frame``, structs ``key`` of texts."""
     same = " and ".join(f"t.{ticked(c.name)} = s.c{i}" for i, c in enumerate(lake.key))
-    condition = f"{same} and {_within(bounds)}" if bounds else same
+    condition = f"{same} and {within(bounds)}" if bounds else same
     return Deletion(condition, as_lake(frame, lake.key, "key"))
 
 
@@ -70,11 +64,27 @@ def bounds_from(lake: LakeTable, values: Sequence[int | None]) -> Bounds:
     }
 
 
+def bounds_in(lake: LakeTable, keys: pa.ChunkedArray) -> Bounds:
+    """The bounds of keys, structs of texts."""
+    numbers = _numbers(lake, keys).values()
+    extremes = [pc.min_max(column)[end].as_py() for column in numbers for end in _ENDS]
+    return bounds_from(lake, extremes)
+
+
+def _numbers(lake: LakeTable, keys: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
+    return {  # by place: as a name, one that begins with a dot would be a path
+        column.name: pc.struct_field(keys, [place]).cast(pa.int64())
+        for place, column in enumerate(lake.key)
+        if column in _counted(lake)
+    }
+
+
 def _counted(lake: LakeTable) -> list[LakeColumn]:
     return [c for c in lake.key if c.mapping.lake in _NUMBERS]
 
 
-def _within(bounds: Bounds) -> str:
+def within(bounds: Bounds) -> str:
+    """A condition of the table's rows ``t``."""
     return " and ".join(
         f"t.{ticked(name)} between {low} and {high}" for name, (low, high) in bounds.items()
     )

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
-from hypothesis import given
+import pyarrow as pa
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cdc_assets.config.sections import S3Config
+from cdc_assets.log.batch import Facts, Window, _relinked
+from cdc_assets.log.staged.storage import Storage
+from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.fold import Event, Folded, fold_relinked
+from cdc_assets.materializer.winners import winners
+from cdc_assets.postgres.lsn import Lsn
 
 KEYS = st.integers(1, 5)
 ACTIONS = st.lists(
@@ -90,3 +98,45 @@ def test_invariant_8_two_rows_that_swap_their_keys_keep_their_documents() -> Non
     assert _apply(before, folded) == after
     assert after["1"]["doc"] == "doc2"
     assert after["2"]["doc"] == "doc1"
+
+
+@dataclass(frozen=True)
+class Held(Batch):
+    """A batch of events that are here."""
+
+    events: tuple[Event, ...] = ()
+
+    def rows(self, most_bytes: int) -> pa.Table:
+        assert most_bytes
+        names = {"off": pa.int64(), "op": pa.string(), "unchanged": pa.string()}
+        types = pa.schema(names | {"data": pa.large_string()})
+        rows = [{name: getattr(event, name) for name in types.names} for event in self.events]
+        return pa.Table.from_pylist(rows, types)
+
+
+@given(ACTIONS)
+@example([("U", 1, 1, False, 7), ("K", 1, 4, True, 8)])
+def test_invariant_8_what_a_batch_leaves_found_without_spark_gives_it_too(
+    actions: list[tuple[str, int, int, bool, int]],
+) -> None:
+    before, rows, events = _simulate(actions)
+    left_out = [event.data for event in events if event.unchanged is not None]
+    unchanged = frozenset(["doc"] if left_out else [])
+    linked = pa.chunked_array([[text for text in left_out if '"":' in text]], pa.string())
+    facts = Facts(
+        len(events), len(events), None, None, unchanged, frozenset(_relinked(linked, ["id"]))
+    )
+    batch = Held((), Window(0, Lsn.ZERO), Storage.of(S3Config()), tuple(events))
+    won = winners(batch, facts, ["id"], ["id", "v", "doc"])
+    assert won is not None
+    after, deleted = dict(before), 0
+    for key in won.keys["key"].to_pylist():
+        after.pop(key["id"], None)
+        deleted += key["id"] not in rows
+    for row in won.rows["row"].to_pylist():
+        after[row["id"]] = row
+    for one in won.partial.to_pylist():
+        old = before[one["source"]["id"]]
+        assert one["row"]["id"] == one["key"]["id"]
+        after[one["key"]["id"]] = one["row"] | {name: old[name] for name in one["unknown"]}
+    assert (after, won.deleted) == (rows, deleted)

@@ -50,12 +50,13 @@ def held(changes: list[tuple[str, str, str, str | None]], first: int = 0) -> Hel
     ]
     offsets = pa.array(range(first, first + len(rows)), pa.int64())
     ops = pa.array([op for op, *_ in changes], pa.string())
-    table = pa.table({"off": offsets, "op": ops, "data": pa.array(rows, pa.large_string())})
+    data, unchanged = pa.array(rows, pa.large_string()), pa.nulls(len(rows), pa.string())
+    table = pa.table({"off": offsets, "op": ops, "unchanged": unchanged, "data": data})
     return Held((), Window(0, Lsn.ZERO), LOCAL, table)
 
 
-def facts(rows: int, truncate: int | None = None, unchanged: frozenset[str] = frozenset()) -> Facts:
-    return Facts(rows, rows, truncate, truncate, unchanged, frozenset())
+def facts(rows: int, truncate: int | None = None) -> Facts:
+    return Facts(rows, rows, truncate, truncate, frozenset(), frozenset())
 
 
 def found(won: Winners | None) -> tuple[list[Row], list[Row]]:
@@ -85,9 +86,7 @@ def test_only_inserts_are_told() -> None:
         assert won.deleted == ("D" in ops)
 
 
-def test_spark_folds_what_lacks_a_column_or_is_large() -> None:
-    some = held([("U", "1", "1", "x")])
-    assert winners(some, facts(1, unchanged=frozenset("v")), KEY, KEY) is None
+def test_spark_folds_what_is_large() -> None:
     large = held([("U", "1", "1", "x" * (module._TEXT_BYTES + 1))])
     assert winners(large, facts(1), KEY, KEY) is None
     entry = StagedRows(TableId("public", "t"), "file:///none", 1, module._STAGED_BYTES + 1)
@@ -115,8 +114,8 @@ def test_invariant_4_rows_outside_of_the_window_dont_count(
     found = batch.rows(10**6)
     assert found is not None
     assert found.to_pylist() == [
-        {"off": 8, "op": "I", "data": '{"id": "1"}'},
-        {"off": 9, "op": "I", "data": '{"id": "2"}'},
+        {"off": 8, "op": "I", "unchanged": None, "data": '{"id": "1"}'},
+        {"off": 9, "op": "I", "unchanged": None, "data": '{"id": "2"}'},
     ]
     entries = [replace(entry, start_offset=4 * number) for number in range(2, 40)]
     read: list[object] = []
