@@ -21,7 +21,15 @@ import pytest
 
 from cdc_assets.errors import EnvironmentProblem, SparkProblem
 from cdc_assets.lake.spark import jars
-from cdc_assets.lake.spark.jars import JARS, PACKAGES, Jar, cache_folder, jar_settings, provide
+from cdc_assets.lake.spark.jars import (
+    JARS,
+    PACKAGES,
+    Jar,
+    Provided,
+    cache_folder,
+    provide,
+    provided,
+)
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets_tests.security.web import Answer, web
@@ -205,14 +213,14 @@ def test_a_user_without_a_home_that_can_be_written_is_told_and_may_name_a_folder
             patched.setenv(name, home)
             conf = {"spark.jars.repositories": maven.url}
             with pytest.raises(EnvironmentProblem, match=r"kept in /proc/none.* spark\.jars\.ivy"):
-                jar_settings(conf, print)
-            found = jar_settings(conf | ivy, print)["spark.jars"]
-            assert found == (tmp_path / "ivy" / "cdc_assets" / A_JAR.name).as_uri()
+                provided(conf, print)
+            found = provided(conf | ivy, print).class_path
+            assert found == str(tmp_path / "ivy" / "cdc_assets" / A_JAR.name)
     # What was fetched beforehand, to where it is kept by default, is found.
     shutil.rmtree(tmp_path / "ivy")
     away.mkdir(parents=True)
     (away / A_JAR.name).write_bytes(GOOD)
-    assert jar_settings(ivy, print)["spark.jars"].startswith((tmp_path / "ivy").as_uri())
+    assert provided(ivy, print).class_path.startswith(str(tmp_path / "ivy"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user whom nobody knows")
@@ -276,20 +284,22 @@ def test_the_users_own_packages_and_jars_stay_theirs_and_that_is_said(
     (Path.home() / ".m2" / "repository" / A_JAR.path).parent.mkdir(parents=True)
     (Path.home() / ".m2" / "repository" / A_JAR.path).write_bytes(GOOD)
 
-    def settings(conf: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    def found(conf: Mapping[str, str], folder: Path = away) -> tuple[Provided, str]:
         said: list[str] = []
-        return jar_settings(conf, said.append, away), " ".join(said)
+        return provided(conf, said.append, folder), " ".join(said)
 
-    ours = (away / A_JAR.name).as_uri()
-    assert settings({})[0] == {"spark.jars": ours, "spark.jars.packages": ""}
+    ours = str(away / A_JAR.name)
+    assert found({})[0] == Provided(ours, {"spark.jars": "", "spark.jars.packages": ""})
     both = f"{A_JAR.coordinates},com.example:theirs:2"
-    found, said = settings({"spark.jars.packages": both, "spark.jars": "/mine.jar"})
-    assert found == {
-        "spark.jars": f"{ours},/mine.jar",
-        "spark.jars.packages": "com.example:theirs:2",
-    }
+    named, said = found({"spark.jars.packages": both, "spark.jars": "/mine.jar"})
+    theirs = {"spark.jars": "/mine.jar", "spark.jars.packages": "com.example:theirs:2"}
+    assert named == Provided(ours, theirs)
     assert "not verified, as spark.conf names them: com.example:theirs:2, /mine.jar" in said
-    assert settings({"spark.jars.packages": ""})[0]["spark.jars"] == ""
+    assert found({"spark.jars.packages": ""})[0].class_path == ""
+    # A folder whose name a class path would take for two.
+    apart = found({"spark.jars": "/mine.jar"}, away / "a:b")[0]
+    assert apart.class_path == ""
+    assert apart.settings["spark.jars"] == f"{(away / 'a:b' / A_JAR.name).as_uri()},/mine.jar"
 
 
 def test_no_jvm_starts_when_a_jar_is_not_what_was_published(

@@ -107,8 +107,19 @@ def _home() -> Path | None:
     return None
 
 
-def jar_settings(conf: Mapping[str, str], say: Say, folder: Path | None = None) -> dict[str, str]:
-    """Spark's settings of jars: ours from ``folder``, verified, and the user's own as they are.
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """The jars of a server: ours on its ``class_path``, the user's own by Spark's ``settings``.
+
+    Spark would copy a jar of ``spark.jars`` to itself at every start.
+    """
+
+    class_path: str
+    settings: Mapping[str, str]
+
+
+def provided(conf: Mapping[str, str], say: Say, folder: Path | None = None) -> Provided:
+    """The server's jars: ours from ``folder``, verified, and the user's own as they are.
 
     ``conf``: the user's settings. Its ``spark.jars.packages`` lists the packages, as ever; those
     that are in JARS aren't left to Ivy. Raises EnvironmentProblem.
@@ -123,10 +134,10 @@ def jar_settings(conf: Mapping[str, str], say: Say, folder: Path | None = None) 
     ivy = conf.get("spark.jars.ivy")
     folder = folder or (Path(ivy).absolute() / "cdc_assets" if ivy else cache_folder())
     verified = provide(folder, conf, say, ours)
-    return {
-        "spark.jars": ",".join([*(path.as_uri() for path in verified), *own_jars]),
-        "spark.jars.packages": ",".join(theirs),
-    }
+    if os.pathsep in str(folder):  # a class path can't name it
+        own_jars, verified = [*(path.as_uri() for path in verified), *own_jars], []
+    settings = {"spark.jars": ",".join(own_jars), "spark.jars.packages": ",".join(theirs)}
+    return Provided(os.pathsep.join(map(str, verified)), settings)
 
 
 def provide(

@@ -65,7 +65,7 @@ def spark_properties(
 ) -> dict[str, str]:
     """All of the server's Spark settings, secrets too; ``scratch`` is emptied at every start.
 
-    ``jars``: the result of ``jar_settings`` for the user's settings.
+    ``jars``: the settings of ``jars.provided`` for the user's settings.
     """
     log4j = resources.files("cdc_assets.lake.spark") / "log4j2.properties"
     turns = Path(str(resources.files("cdc_assets.lake.spark") / "fairscheduler.xml"))

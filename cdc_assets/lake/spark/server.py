@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 
 from cdc_assets.errors import EnvironmentProblem, SparkProblem, first_line
-from cdc_assets.lake.spark.jars import jar_settings
+from cdc_assets.lake.spark.jars import provided
 from cdc_assets.lake.spark.properties import (
     SparkServerSettings,
     properties_text,
@@ -175,8 +175,11 @@ _OTHERS = (
 )
 
 
-def _start_spark(properties: Mapping[str, str], scratch: Path) -> Any:
-    """A classic Spark session in a new JVM that serves Connect, too."""
+def _start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) -> Any:
+    """A classic Spark session in a new JVM that serves Connect, too.
+
+    What Spark itself has goes before the ``class_path``.
+    """
     file = private_folder(scratch) / "spark.properties"
     temporary(scratch).mkdir()
     write_private(file, properties_text(properties))
@@ -186,6 +189,8 @@ def _start_spark(properties: Mapping[str, str], scratch: Path) -> Any:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
         os.environ["TMPDIR"] = str(temporary(scratch))  # of Python workers
+        last = [os.environ.get("SPARK_DIST_CLASSPATH", ""), class_path]
+        os.environ["SPARK_DIST_CLASSPATH"] = os.pathsep.join(filter(None, last))
         for name in _OTHERS:
             os.environ.pop(name, None)
         from pyspark.sql import SparkSession
@@ -261,9 +266,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int:
     began = time.monotonic()
-    jars = jar_settings(server.settings.conf, _log.info)
-    token = secrets.token_urlsafe(32)
-    spark = _start_spark(spark_properties(server.settings, scratch, token, jars), scratch)
+    jars = provided(server.settings.conf, _log.info)
+    properties = spark_properties(
+        server.settings, scratch, token := secrets.token_urlsafe(32), jars.settings
+    )
+    spark = _start_spark(properties, scratch, jars.class_path)
     jvm = spark.sparkContext._gateway.proc
     try:
         _write_plain_files(spark)
