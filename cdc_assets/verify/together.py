@@ -1,8 +1,8 @@
 """Comparing small tables together: what a comparison of one costs is its steps, not its rows.
 
-They share a point, a wait for the flusher and two Spark jobs, and are merged side by side. Each is
-merged up to the point under its writer lock, as a table that is compared alone is. All locks are
-taken before the log is level with the point: no other merge passes it then.
+They share a point, a wait for the flusher and two Spark jobs, and are merged side by side while the
+source is read. Each is merged up to the point under its writer lock, as a table that is compared
+alone is. All locks are wished for when the point is made: a merge that begins later would pass it.
 
 A table that can't go with the others is left out: it is compared alone, and its problem told there.
 Snapshots aren't kept from expiry: a read takes seconds, and fails if one is gone.
@@ -11,7 +11,7 @@ Snapshots aren't kept from expiry: a read takes seconds, and fails if one is gon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -89,20 +89,24 @@ def compare_together(
     offsets = {table: offset_of(comparable(pipeline, table).state()) for table in tables}
     before = shapes(pipeline, tables)
     with ExitStack() as cleanup:
+        levelling = cleanup.enter_context(_levelling(pipeline, session, offsets, before))
         with moment(pipeline, "verify") as (point, snapshot_name):
-            besides = dict[TableId, Beside]()
-            for lake, snapshot_id in _level(pipeline, session, offsets, before, point, flush_to):
-                with suppress(TableProblem):
-                    besides[lake.row.table] = as_of(session, lake, snapshot_id)
-            read = read_together(pipeline, session, list(besides.values()), snapshot_name)
+            levelled = levelling(point, flush_to)
+            expected = _as_they_are(pipeline, session, tables)
+            read = read_together(pipeline, session, list(expected.values()), snapshot_name)
             cleanup.callback(read.texts.persist().unpersist)
-            counts = read.counted(beside.lake for beside in besides.values())
-            there = count_sources(pipeline, [besides[table] for table in counts], snapshot_name)
+            counts = read.counted(beside.lake for beside in expected.values())
+            there = count_sources(pipeline, [expected[table] for table in counts], snapshot_name)
         after = shapes(pipeline, list(counts))
+        besides = dict[TableId, Beside]()
+        for lake, snapshot_id in levelled():
+            with suppress(TableProblem):
+                if after.get(table := lake.row.table) == before[table]:
+                    besides[table] = as_of(session, lake, snapshot_id)
         sides = {
-            table: (source_side(read.of(table), besides[table]), lake_side(besides[table]))
-            for table in counts
-            if after[table] == before[table]
+            table: (source_side(read.of(table), beside), lake_side(beside))
+            for table, beside in besides.items()
+            if _read_as(beside) == _read_as(expected[table])
         }
         found = dict[TableId, Seen]()
         for table, both in totals(sides).items():
@@ -115,33 +119,66 @@ def compare_together(
         return found
 
 
-def _level(
+def _as_they_are(
+    pipeline: Pipeline, session: SparkSession, tables: Sequence[TableId]
+) -> dict[TableId, Beside]:
+    """The lake tables before they are level with a point."""
+    found = dict[TableId, Beside]()
+    for table in tables:
+        with suppress(TableProblem, OSError):
+            found[table] = as_of(session, comparable(pipeline, table), None)
+    return found
+
+
+def _read_as(beside: Beside) -> list[object]:
+    """What the columns are that the source is read for."""
+    return [(c.name, c.source, c.mapping.lake, c.policy, kind) for c, kind in beside.columns]
+
+
+Levelled = Callable[[], list[tuple[LakeTable, int | None]]]
+"""Waits for the lake tables with just what committed below a point, and their snapshots."""
+
+
+@contextmanager
+def _levelling(
     pipeline: Pipeline,
     session: SparkSession,
     offsets: Mapping[TableId, int],
     before: Mapping[TableId, Shape],
-    point: Lsn,
-    flush_to: Callable[[Lsn], None],
-) -> list[tuple[LakeTable, int | None]]:
-    """The lake tables with just what committed below ``point``, and their snapshots."""
+) -> Iterator[Callable[[Lsn, Callable[[Lsn], None]], Levelled]]:
+    """A function that begins to make the tables level with a point, once the log is.
+
+    ``flush_to`` is called in the caller's thread; the merges go on in others meanwhile.
+    """
     if not pipeline.config.streams:  # there is no log
-        lakes = [comparable(pipeline, table) for table in offsets]
-        return [(lake, lake.state().snapshot_id) for lake in lakes]
+        yield (
+            lambda _point, _flush_to: (
+                lambda: [
+                    (lake, lake.state().snapshot_id)
+                    for lake in [comparable(pipeline, t) for t in offsets]
+                ]
+            )
+        )
+        return
     with _hands(pipeline, session, len(offsets)) as hands, ThreadPoolExecutor(len(hands)) as pool:
         tables = sorted(offsets, key=str)
         shares = [tables[number :: len(hands)] for number in range(len(hands))]
 
-        def lock(hand: _Hand, share: Sequence[TableId]) -> list[TableId]:
-            return hand.lock(share, point, offsets)
+        def begin(point: Lsn, flush_to: Callable[[Lsn], None]) -> Levelled:
+            flushed, looks = Future[None](), {t: Look(before[t].told, point) for t in tables}
+            begun = [
+                pool.submit(hand.level, share, point, offsets, looks, flushed)
+                for hand, share in zip(hands, shares, strict=True)
+            ]
+            try:
+                flush_to(point)
+            except BaseException as error:
+                flushed.set_exception(error)
+                raise
+            flushed.set_result(None)
+            return lambda: [done for some in begun for done in some.result()]
 
-        def merge(hand: _Hand, share: Sequence[TableId]) -> list[tuple[LakeTable, int | None]]:
-            looks = [(table, Look(before[table].told, point)) for table in share]
-            return [done for each in looks if (done := hand.merge(*each)) is not None]
-
-        locked = list(pool.map(lock, hands, shares))
-        if any(locked):
-            flush_to(point)
-        return [done for some in pool.map(merge, hands, locked) for done in some]
+        yield begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +187,20 @@ class _Hand:
 
     pipeline: Pipeline
     session: SparkSession
+
+    def level(
+        self,
+        tables: Sequence[TableId],
+        point: Lsn,
+        offsets: Mapping[TableId, int],
+        looks: Mapping[TableId, Look],
+        flushed: Future[None],
+    ) -> list[tuple[LakeTable, int | None]]:
+        """Lock the tables and, once the log is ``flushed``, merge one after the other."""
+        locked = self.lock(tables, point, offsets)
+        flushed.result()
+        merged = (self.merge(table, looks[table]) for table in locked)
+        return [done for done in merged if done is not None]
 
     def lock(
         self, tables: Sequence[TableId], point: Lsn, offsets: Mapping[TableId, int]
@@ -189,5 +240,6 @@ def _hands(pipeline: Pipeline, session: SparkSession, tables: int) -> Iterator[l
     """As many as tables may be merged side by side; closed, they have no locks."""
     config = pipeline.config
     number = min(config.lake.max_parallel_tables, tables)
-    with sessions_beside(session, config, number) as sessions, ExitStack() as cleanup:
-        yield [_Hand(cleanup.enter_context(Pipeline.open(config)), each) for each in sessions]
+    with sessions_beside(session, config, 1 + number) as sessions, ExitStack() as cleanup:
+        mine = sessions[1:] or sessions  # the caller reads with its own meanwhile
+        yield [_Hand(cleanup.enter_context(Pipeline.open(config)), each) for each in mine]

@@ -16,10 +16,12 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import create_slot
 from cdc_assets.verify import compare, point, together
+from cdc_assets.verify.difference import totals
 from cdc_assets.verify.rows import comparable
 from cdc_assets.verify.source import count_sources, read_source, read_together
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.lake import Lake, copied
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -86,22 +88,40 @@ def test_a_difference_is_found_in_its_table_alone(source: Lake, alone: list[str]
     assert source.verify()[2].equal
 
 
-def test_tables_are_locked_together_until_each_is_merged_and_none_while_it_is_read(
+def test_nobody_else_merges_the_tables_until_each_is_level_and_then_they_may(
     source: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, reading = source.pipeline.store, list[set[str]]()
+    store, adding = source.pipeline.store, list[set[str]]()
 
     def locked() -> set[str]:
         return {table.name for table in (T, H, U) if store.is_locked(write_lock(table))}
 
-    def read(*arguments: Any) -> object:
-        reading.append(locked())
-        return read_together(*arguments)
+    def add(*arguments: Any) -> object:
+        adding.append(locked())
+        return totals(*arguments)
 
-    monkeypatch.setattr(together, "read_together", read)
-    waiting: list[set[str]] = []
-    assert all(c.equal for c in source.verify(lambda: waiting.append(locked())))
-    assert (waiting, reading) == ([set(), {"t", "h", "u"}], [set()])
+    def flush() -> None:
+        waits.append(None)
+        if len(waits) == 2:  # for the point; the first one is for what is older
+            wait_for(lambda: locked() == {"t", "h", "u"})
+
+    monkeypatch.setattr(together, "totals", add)
+    waits: list[None] = []
+    assert all(c.equal for c in source.verify(flush))
+    assert (len(waits), adding) == (2, [set()])
+
+
+def test_a_column_that_comes_with_the_merge_has_its_table_compared_alone(
+    source: Lake, alone: list[str]
+) -> None:
+    source.execute("alter table t add w int default 5; insert into t values (77, 'seven', 7, 7)")
+    found = source.verify()
+    assert [(c.outcome, c.source_rows) for c in found] == [
+        ("equal", 51),
+        ("equal", 9),
+        ("equal", 7),
+    ]
+    assert alone == ["t"]
 
 
 def test_what_others_merge_meanwhile_is_compared_alone(
