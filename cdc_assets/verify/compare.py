@@ -115,8 +115,14 @@ def verify(
     comparing = _Comparing(pipeline, session, flush_to, on_progress, show_keys)
     found = dict[TableId, Comparison]()
     for group in groups(pipeline, tables):
-        on_progress(f"{len(group)} of {len(tables)} together: {', '.join(map(str, group))}")
-        found |= comparing.compare_together(group)
+        some: Sequence[TableId] = group
+        while some:
+            on_progress(f"{len(some)} of {len(tables)} together: {', '.join(map(str, some))}")
+            done = comparing.compare_together(some)
+            found |= done or {}
+            # Those that were truncated, altered or merged by others meanwhile: once more.
+            again = done is not None and some is group
+            some = [table for table in group if table not in found] if again else ()
     for table in tables:
         if table not in found:
             on_progress(f"{len(found) + 1} of {len(tables)}: {table}")
@@ -138,8 +144,8 @@ class _Comparing:
     on_progress: Callable[[str], None]
     show_keys: bool
 
-    def compare_together(self, tables: Sequence[TableId]) -> dict[TableId, Comparison]:
-        """Without those that have to be compared alone."""
+    def compare_together(self, tables: Sequence[TableId]) -> dict[TableId, Comparison] | None:
+        """Without those that couldn't be; None if they have to be compared one by one."""
         began = time.monotonic()
         try:
             found = compare_together(
@@ -147,7 +153,7 @@ class _Comparing:
             )
         except Exception as problem:  # noqa: BLE001 - some table's: it is told when that is alone
             self.on_progress(f"they are compared one by one: {first_line(problem)}")
-            return {}
+            return None
         return {table: self._over(_compared(table, seen), began) for table, seen in found.items()}
 
     def compare(self, table: TableId) -> Comparison:

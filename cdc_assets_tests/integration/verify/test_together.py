@@ -111,7 +111,7 @@ def test_nobody_else_merges_the_tables_until_each_is_level_and_then_they_may(
     assert (len(waits), adding) == (2, [set()])
 
 
-def test_a_column_that_comes_with_the_merge_has_its_table_compared_alone(
+def test_a_table_that_gets_a_column_by_its_merge_is_compared_together_once_more(
     source: Lake, alone: list[str]
 ) -> None:
     source.execute("alter table t add w int default 5; insert into t values (77, 'seven', 7, 7)")
@@ -121,7 +121,7 @@ def test_a_column_that_comes_with_the_merge_has_its_table_compared_alone(
         ("equal", 9),
         ("equal", 7),
     ]
-    assert alone == ["t"]
+    assert (found[0].lsn != found[1].lsn, alone) == (True, [])
 
 
 def test_what_others_merge_meanwhile_is_compared_alone(
@@ -151,7 +151,7 @@ def test_what_others_merge_meanwhile_is_compared_alone(
         monkeypatch.setattr(compare._Comparing, "compare", let_go)
         t, h, u = source.verify()
     assert (t.outcome, t.source_rows, h.outcome) == ("equal", 51, "equal")
-    assert ("a reason" in str(u.problem), alone) == (True, ["t", "h"])
+    assert ("a reason" in str(u.problem), alone) == (True, ["h"])
 
 
 def test_a_table_that_is_altered_or_truncated_meanwhile_is_compared_again(
@@ -159,7 +159,8 @@ def test_a_table_that_is_altered_or_truncated_meanwhile_is_compared_again(
 ) -> None:
     def read(*arguments: Any) -> object:
         found = read_together(*arguments)
-        source.execute("truncate h; insert into h values (5, 'new'); alter table t add w int")
+        source.execute("truncate h; insert into h values (5, 'new')")
+        source.execute("alter table t add if not exists w int")
         return found
 
     monkeypatch.setattr(together, "read_together", read)
