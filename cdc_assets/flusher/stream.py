@@ -1,10 +1,9 @@
 """The replication connection: START_REPLICATION, frames in, feedback out; nothing else.
 
-How frames are read is in ``line``: in plain from the socket, through TLS by libpq. Everything here
-is non-blocking except :meth:`Stream.start` and :meth:`Stream.close`, so that feedback flows
-whatever else happens (a server that hears nothing for ``wal_sender_timeout`` hangs up). Once it
-streams, no query goes over this connection: it would hang the stream (probes have connections of
-their own).
+How frames are read is in ``line``. Everything here is non-blocking except :meth:`Stream.start` and
+:meth:`Stream.close`, so that feedback flows whatever else happens (a server that hears nothing for
+``wal_sender_timeout`` hangs up). Once it streams, no query goes over this connection: it would hang
+the stream (probes have connections of their own).
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from typing import Final
 
 import psycopg
 from psycopg import pq
-from psycopg.pq.abc import PGconn, PGresult
+from psycopg.pq.abc import PGresult
 
 from cdc_assets.errors import ReplicationLost, ReplicationProblem, SourceMismatch, first_line
+from cdc_assets.flusher.line.direct import DirectLine
 from cdc_assets.flusher.line.ends import Ended
 from cdc_assets.flusher.line.frames import Received
 from cdc_assets.flusher.line.libpq import LibpqLine
-from cdc_assets.flusher.line.plain import PlainLine
 from cdc_assets.flusher.line.room import Gathering, make_room
 from cdc_assets.messages.foreign_words import of_server
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import POSTGRES_EPOCH_MICROSECONDS
-from cdc_assets.postgres.session.connect import is_outage, replication_connect
+from cdc_assets.postgres.session.connect import Connection, is_outage, replication_connect
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +88,8 @@ class Stream:
 
     def __init__(
         self,
-        connection: PGconn,
-        line: PlainLine | LibpqLine,
+        connection: Connection,
+        line: DirectLine | LibpqLine,
         beside: Sequence[str] = (),
         patience: int = 1,
     ) -> None:
@@ -107,7 +106,7 @@ class Stream:
         """When feedback was last written, on the monotonic clock."""
         self.is_quiet = True
         """Whether no whole message has arrived since then."""
-        self.gathering = Gathering(make_room(connection.socket))
+        self.gathering = Gathering(make_room(line.fileno()))
 
     @classmethod
     def start(
@@ -128,25 +127,26 @@ class Stream:
             connection = replication_connect(dsn, f"cdc_assets {source} flusher")
         except ReplicationLost as error:
             raise StreamLost(error.what, error.remedy) from error
-        line: PlainLine | LibpqLine | None = None
+        line: DirectLine | LibpqLine | None = None
         try:
-            connection.exec_(_HANG_UP)
-            names = pq.Escaping(connection).escape_literal(
+            libpq = connection.pgconn
+            libpq.exec_(_HANG_UP)
+            names = pq.Escaping(libpq).escape_literal(
                 b",".join(b'"' + p.encode().replace(b'"', b'""') + b'"' for p in publications)
             )
-            connection.send_query(
+            libpq.send_query(
                 f'START_REPLICATION SLOT "{slot}" LOGICAL {at}'
                 f" (proto_version '1', publication_names {bytes(names).decode()})".encode()
             )
-            line = PlainLine.take_over(connection)
+            line = DirectLine.take_over(libpq)
             if line is None:
-                result = connection.get_result()
+                result = libpq.get_result()
                 if result is None or result.status != pq.ExecStatus.COPY_BOTH:
                     raise _refused(slot, result)
-                line = LibpqLine(connection)
+                line = LibpqLine(libpq)
             return cls(connection, line, publications[1:], patience)
         except BaseException as error:
-            connection.finish()
+            connection.close()
             if line is not None:
                 line.close()
             if isinstance(error, _LINE_LOST):
@@ -210,7 +210,7 @@ class Stream:
                 "the last acknowledgement didn't reach the server: %s", first_line(error)
             )
         finally:
-            self._connection.finish()  # sends Terminate
+            self._connection.close()  # sends Terminate
             self._line.close()
 
     def _drain(self) -> None:

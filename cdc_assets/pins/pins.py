@@ -181,7 +181,7 @@ class Pins:
             and inserts_from(source, self._config, self._store) is None
         ):
             made = self._temporary_slot()
-            made.connection.finish()
+            made.connection.close()
             set_inserts_from(source, self._config, self._store, made.consistent_point)
 
     def _waiting(self) -> list[TableRow]:
@@ -198,7 +198,7 @@ class Pins:
             pin, pinned = take(source, self._config, self._store, slot, tables, first=first)
             self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
         finally:
-            slot.connection.finish()  # drops a temporary slot, so that it keeps no WAL any longer
+            slot.connection.close()  # drops a temporary slot, so that it keeps no WAL any longer
         logger.info(
             "pinned %d tables at %s: %s",
             len(pinned),

@@ -19,7 +19,6 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import (
     Connection,
     connect,
-    conninfo,
     is_outage,
     replication_connect,
 )
@@ -68,7 +67,7 @@ class NewSlot:
 
     consistent_point: Lsn
     snapshot_name: str
-    connection: abc.PGconn
+    connection: Connection
 
 
 _SLOT: LiteralString = """
@@ -132,18 +131,18 @@ def create_slot(
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         # The old spelling of SNAPSHOT 'export': every version from 13 to 18 reads it.
         options = "EXPORT_SNAPSHOT"
-        if not temporary and connection.server_version >= FAILOVER_SLOTS:
+        if not temporary and connection.info.server_version >= FAILOVER_SLOTS:
             options = "(SNAPSHOT 'export', FAILOVER true)"
         made = _command(connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput {options}')
         point, name = made.get_value(0, 1), made.get_value(0, 2)
         assert point is not None and name is not None
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
     except SlotBusy as error:
-        connection.finish()
+        connection.close()
         what = f"slot creation waited {patience} s: {error.what}"
         raise SlotBusy(f"{what} {_holdups(dsn)}", error.remedy) from error
     except BaseException:
-        connection.finish()
+        connection.close()
         raise
 
 
@@ -153,7 +152,7 @@ def make_failover(dsn: str, slot: str) -> None:
     try:
         _command(connection, f'ALTER_REPLICATION_SLOT "{slot}" (FAILOVER true)')
     finally:
-        connection.finish()
+        connection.close()
 
 
 def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
@@ -162,7 +161,7 @@ def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
     try:
         history = _command(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
     finally:
-        connection.finish()
+        connection.close()
     for line in history.decode(errors="replace").splitlines():
         parts = line.split("\t")  # parent timeline, where it was left, why
         if len(parts) >= 2 and parts[0].strip() == str(ancestor):
@@ -185,10 +184,8 @@ def export_snapshot(dsn: str) -> NewSlot:
     Needs neither ``wal_level=logical`` nor REPLICATION, and works on a standby. The consistent
     point is informative only: nothing relies on it.
     """
-    connection = pq.PGconn.connect(conninfo(dsn, "cdc_assets pin").encode())
+    connection = connect(dsn, application_name="cdc_assets pin")
     try:
-        if connection.status != pq.ConnStatus.OK:
-            raise psycopg.OperationalError(connection.get_error_message())
         _command(connection, "begin isolation level repeatable read read only")
         made = _command(
             connection,
@@ -199,12 +196,12 @@ def export_snapshot(dsn: str) -> NewSlot:
         assert point is not None and name is not None
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
     except BaseException:
-        connection.finish()
+        connection.close()
         raise
 
 
-def _command(connection: abc.PGconn, command: str) -> abc.PGresult:
-    result = connection.exec_(command.encode())
+def _command(connection: Connection, command: str) -> abc.PGresult:
+    result = connection.pgconn.exec_(command.encode())
     if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
         return result
     message = result.get_error_message().strip()

@@ -61,10 +61,10 @@ def moment(
             pipeline.replication_dsn, name, temporary=True, patience_seconds=patience_seconds
         )
     with ExitStack() as stack:
-        stack.callback(made.connection.finish)
+        stack.callback(made.connection.close)
         source = stack.enter_context(pipeline.connect_source(purpose))
         stack.enter_context(under(source, made.snapshot_name))
-        made.connection.finish()
+        made.connection.close()
         held = source.execute("select pg_export_snapshot()").fetchone()
         assert held is not None  # a function's result
         yield made.consistent_point, str(held[0])

@@ -22,7 +22,7 @@ from cdc_assets.flusher.decode.decoder import Decoder
 from cdc_assets.flusher.decoder_process import link
 from cdc_assets.flusher.decoder_process import loop as decoder_process
 from cdc_assets.flusher.decoder_process.link import DecoderProcess
-from cdc_assets.flusher.line.plain import PlainLine
+from cdc_assets.flusher.line.direct import DirectLine
 from cdc_assets.flusher.stage import staging
 from cdc_assets.flusher.stage.staging import Staging
 from cdc_assets.flusher.stream import Stream
@@ -62,14 +62,14 @@ def _around(owner: Any, name: str, *, first: bool) -> Wrap:
 
 def _unsent(passed: Callable[[], None]) -> None:
     """When a message is about to be sent to the server."""
-    real = PlainLine._flush
+    real = DirectLine._flush
 
-    def flush(self: PlainLine) -> None:
+    def flush(self: DirectLine) -> None:
         if self._unsent:
             passed()
         real(self)
 
-    setattr(PlainLine, "_flush", flush)  # noqa: B010 - mypy knows what a method is
+    setattr(DirectLine, "_flush", flush)  # noqa: B010 - mypy knows what a method is
 
 
 RECEIVER: dict[str, Wrap] = {

@@ -1,1 +1,1 @@
-"""The bytes of a replication connection without encryption."""
+"""The bytes of a replication connection, and the frames in them."""

@@ -1,4 +1,4 @@
-"""A replication stream read by libpq, which knows TLS: one call and one object for each frame.
+"""A replication stream read by libpq, which also knows GSS: one call, one object for each frame.
 
 psycopg has no replication API, but libpq has all that is needed.
 """

@@ -137,7 +137,7 @@ def _read_again(
         read.count()
         return read
     finally:
-        slot.connection.finish()
+        slot.connection.close()
 
 
 def _text_of(name: str | None) -> sql.Composable:

@@ -14,7 +14,6 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import abc
 
 from cdc_assets.errors import ReplicationLost
 from cdc_assets.postgres.session.parameters import resolved
@@ -136,22 +135,28 @@ def pools_transactions(connection: psycopg.Connection[Any], dsn: str) -> bool:
     return False
 
 
-def replication_connect(dsn: str, application_name: str = "cdc_assets") -> abc.PGconn:
-    """A replication session (``replication=database``), as libpq has it.
+def replication_connect(dsn: str, application_name: str = "cdc_assets") -> Connection:
+    """A replication session (``replication=database``), which only libpq's calls can use.
 
-    Raises ReplicationLost.
+    Other threads go on meanwhile, as they don't beside libpq's own call. Raises ReplicationLost,
+    or TlsProblem.
     """
-    connection = pq.PGconn.connect(conninfo(dsn, application_name, replication="database").encode())
-    if connection.status != pq.ConnStatus.OK:
-        said = connection.get_error_message().strip()
+    try:
+        connection = psycopg.connect(
+            conninfo(dsn, application_name, replication="database"), autocommit=True
+        )
+    except psycopg.OperationalError as error:
+        said = str(error).strip()
         raise tls_problem(said) or ReplicationLost(
             "can't open a replication connection: " + said,
             "The role needs REPLICATION, pg_hba.conf must let it in, and a transaction pooler"
             " (PgBouncer) can't be in between: give the database's own address.",
-        )
-    if connection.exec_(NO_NEW_TIMEOUTS.encode()).status != pq.ExecStatus.TUPLES_OK:
+        ) from error
+    cleared = connection.pgconn.exec_(NO_NEW_TIMEOUTS.encode())
+    if cleared.status != pq.ExecStatus.TUPLES_OK:
+        connection.close()
         raise ReplicationLost(
-            "can't clear the role's time-outs: " + connection.get_error_message().strip()
+            "can't clear the role's time-outs: " + cleared.get_error_message().strip()
         )
     return connection
 

@@ -121,7 +121,7 @@ def test_how_long_a_pin_holds_back_vacuum_is_told(source: Bench) -> None:
         row = pipeline.store.tables()[0]
         assert row.pin is not None
         with closing(hold(pipeline.store, source.dsn, row.pin, snapshot.snapshot_name)):
-            snapshot.connection.finish()
+            snapshot.connection.close()
             for number in range(5):
                 source.execute("insert into u values (%s)", number)
             (pin,) = collect(pipeline).pins

@@ -1,4 +1,4 @@
-"""A plain replication line: whole frames, whatever lies between them, and how it ends."""
+"""A line that is read past libpq: whole frames, whatever lies between them, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.pq.abc import PGconn
 
+from cdc_assets.flusher.line.direct import BUFFER_BYTES, DirectLine
 from cdc_assets.flusher.line.ends import Ended
 from cdc_assets.flusher.line.frames import Received, frames
-from cdc_assets.flusher.line.plain import BUFFER_BYTES, PlainLine
+from cdc_assets.flusher.line.wires import SocketWire
 from cdc_assets.postgres.lsn import Lsn
 
-Pair = tuple[PlainLine, socket.socket]
+Pair = tuple[DirectLine, socket.socket]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     near, far = socket.socketpair()
     with far:
-        line = PlainLine(near)
+        line = DirectLine(SocketWire(near))
         yield line, far
         line.close()
 
@@ -36,7 +37,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
     return kind + struct.pack(">I", 4 + len(body)) + body
 
 
-def _received(line: PlainLine) -> list[bytes]:
+def _received(line: DirectLine) -> list[bytes]:
     received = line.receive(BUFFER_BYTES)
     return [] if received is None else [bytes(frame) for frame in received.frames]
 
@@ -135,6 +136,7 @@ class Connection:
     near: socket.socket
     ssl_in_use: bool = False
     nonblocking: int = 0
+    pgconn_ptr: int | None = None
 
     @property
     def socket(self) -> int:
@@ -154,13 +156,13 @@ COPY_BOTH = _message(b"W", b"\0\0\0")
         (b"", False, False),
     ],
 )
-def test_only_a_whole_answer_in_plain_is_taken_over(answer: bytes, ssl: bool, taken: bool) -> None:
+def test_only_a_whole_answer_is_taken_over(answer: bytes, ssl: bool, taken: bool) -> None:
     near, far = socket.socketpair()
     with near, far:
         connection, before = Connection(near, ssl), psutil.Process().num_fds()
         far.sendall(answer)
         far.close()
-        line = PlainLine.take_over(cast(PGconn, connection))
+        line = DirectLine.take_over(cast(PGconn, connection))
         assert (line is not None) == taken == bool(connection.nonblocking)
         left = b"" if line is not None else answer
         near.setblocking(False)

@@ -1,8 +1,8 @@
-"""A replication stream read from the socket itself; libpq would make one object for each frame.
+"""A replication stream read past libpq, which would make one object for each frame.
 
 libpq connects and asks for the stream; from the server's CopyBothResponse on every byte is read
 here. That response is looked at before anybody reads it, so libpq never has a byte of the stream.
-If it doesn't lie there in plain (TLS, GSS, an error, a notice before it), libpq goes on.
+If something else is there (GSS, an error, a notice before it), libpq goes on.
 
 Whatever is no frame is taken as libpq takes it: notices and parameters are skipped, anything else
 ends the stream, behind the frames before it, and an error has its SQL state. No message is longer
@@ -12,8 +12,8 @@ than Postgres can send; the buffer grows with what has arrived, never with what 
 from __future__ import annotations
 
 import select
-import socket
 import struct
+import time
 from typing import Final, Self
 
 import numpy as np
@@ -21,6 +21,7 @@ from psycopg.pq.abc import PGconn
 
 from cdc_assets.flusher.line.ends import Ended
 from cdc_assets.flusher.line.frames import COPY_DATA, PREFIX_BYTES, Received, frames
+from cdc_assets.flusher.line.wires import Wire, answered, wire_of
 from cdc_assets.postgres.pgoutput import Ints
 
 # CopyBothResponse: format 0, no columns.
@@ -39,12 +40,11 @@ _SHORT, _LONGEST_SHORT_BYTES = b"ScCZ", 30_000
 BUFFER_BYTES: Final = 2**20
 
 
-class PlainLine:
+class DirectLine:
     """Whole frames in, feedback out; doesn't wait. An OSError means that the line is lost."""
 
-    def __init__(self, opened: socket.socket) -> None:
-        self._socket = opened
-        self._socket.setblocking(False)
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
         self._buffer = bytearray(BUFFER_BYTES)
         self._filled = 0
         self._awaited = PREFIX_BYTES  # fewer bytes have no whole message
@@ -57,38 +57,37 @@ class PlainLine:
 
         Waits for the answer.
         """
-        if connection.ssl_in_use:
+        wire = wire_of(connection)
+        if wire is None:
             return None
-        opened = socket.socket(fileno=socket.dup(connection.socket))
         try:
-            select.select([opened], [], [])
             # A part of it falls to libpq, which waits for the rest.
-            if opened.recv(len(_COPY_BOTH), socket.MSG_PEEK) != _COPY_BOTH:
-                opened.close()
+            if answered(wire, len(_COPY_BOTH)) != _COPY_BOTH:
+                wire.close()
                 return None
-            opened.recv(len(_COPY_BOTH))
+            wire.skip(len(_COPY_BOTH))
         except BaseException:
-            opened.close()
+            wire.close()
             raise
         # Its end sends Terminate, and would wait for ever for a server that doesn't read.
         connection.nonblocking = 1
-        return cls(opened)
+        return cls(wire)
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._wire.fileno()
 
     def receive(self, limit_bytes: int) -> Received | None:
         """Frames that have arrived, perhaps none as yet; None if nothing has arrived.
 
-        ``limit_bytes``: what is read at most; the frame that it completes may be larger. Raises
-        Ended, or OSError.
+        ``limit_bytes``: about what is read at most; the frame that it completes may be larger.
+        Raises Ended, or OSError.
         """
         if self._over is not None:
             raise self._over
         self._flush()
         with memoryview(self._buffer) as view:
             try:
-                got = self._socket.recv_into(view[self._filled :][:limit_bytes])
+                got = self._wire.receive_into(view[self._filled :], limit_bytes)
             except BlockingIOError:
                 return None
         if got == 0:
@@ -150,26 +149,34 @@ class PlainLine:
 
     def send(self, body: bytes) -> None:
         """Send a CopyData message; what doesn't fit goes with the next look."""
-        self._unsent += _PREFIX.pack(COPY_DATA, 4 + len(body)) + body
+        self._unsent += _copy_data(body)
         self._flush()
 
     def _flush(self) -> None:
         if self._unsent:
             try:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+                self._unsent = self._unsent[self._wire.send(self._unsent) :]
             except BlockingIOError:
                 return
 
     def end(self, body: bytes, seconds: float) -> None:
         """Send a last message, and that it is the last; waits at most so long. Raises OSError."""
-        self.send(body)
-        self._socket.settimeout(seconds)
-        self._socket.sendall(self._unsent + _COPY_DONE)
-        self._socket.setblocking(False)
-        self._unsent = b""
+        deadline = time.monotonic() + seconds
+        self._unsent += _copy_data(body) + _COPY_DONE
+        self._flush()
+        while self._unsent:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the server doesn't read")
+            select.select([], [self], [], left)
+            self._flush()
 
     def close(self) -> None:
-        self._socket.close()
+        self._wire.close()
+
+
+def _copy_data(body: bytes) -> bytes:
+    return _PREFIX.pack(COPY_DATA, 4 + len(body)) + body
 
 
 def _astray() -> ConnectionError:
