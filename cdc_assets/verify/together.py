@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from threading import Event
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.beside import sessions_beside
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import write_lock
@@ -86,27 +87,33 @@ def compare_together(
     show_keys: bool,
 ) -> dict[TableId, Seen]:
     """Compare ``tables`` at one LSN; those that have to be compared alone are left out."""
-    offsets = {table: offset_of(comparable(pipeline, table).state()) for table in tables}
-    before = shapes(pipeline, tables)
+    offsets = dict[TableId, int]()
+    for table in tables:
+        with suppress(Exception):  # told when the table is compared alone
+            offsets[table] = offset_of(comparable(pipeline, table).state())
+    if not offsets:
+        return {}
+    before = shapes(pipeline, list(offsets))
     with ExitStack() as cleanup:
         levelling = cleanup.enter_context(_levelling(pipeline, session, offsets, before))
         with moment(pipeline, "verify") as (point, snapshot_name):
             levelled = levelling(point, flush_to)
-            expected = _as_they_are(pipeline, session, tables)
+            expected = _as_they_are(pipeline, session, list(offsets))
             read = read_together(pipeline, session, list(expected.values()), snapshot_name)
             cleanup.callback(read.texts.persist().unpersist)
             counts = read.counted(beside.lake for beside in expected.values())
             there = count_sources(pipeline, [expected[table] for table in counts], snapshot_name)
-        after = shapes(pipeline, list(counts))
         besides = dict[TableId, Beside]()
         for lake, snapshot_id in levelled():
-            with suppress(TableProblem):
-                if after.get(table := lake.row.table) == before[table]:
+            if (table := lake.row.table) in counts:
+                with suppress(TableProblem, OSError, PySparkException):
                     besides[table] = as_of(session, lake, snapshot_id)
+        # What a worker altered since its merge here is seen by these: the source was first.
+        after = shapes(pipeline, list(besides))
         sides = {
             table: (source_side(read.of(table), beside), lake_side(beside))
             for table, beside in besides.items()
-            if _read_as(beside) == _read_as(expected[table])
+            if after.get(table) == before[table] and _read_as(beside) == _read_as(expected[table])
         }
         found = dict[TableId, Seen]()
         for table, both in totals(sides).items():
@@ -125,7 +132,7 @@ def _as_they_are(
     """The lake tables before they are level with a point."""
     found = dict[TableId, Beside]()
     for table in tables:
-        with suppress(TableProblem, OSError):
+        with suppress(TableProblem, OSError, PySparkException):
             found[table] = as_of(session, comparable(pipeline, table), None)
     return found
 
@@ -151,26 +158,26 @@ def _levelling(
     ``flush_to`` is called in the caller's thread; the merges go on in others meanwhile.
     """
     if not pipeline.config.streams:  # there is no log
-        yield (
-            lambda _point, _flush_to: (
-                lambda: [
-                    (lake, lake.state().snapshot_id)
-                    for lake in [comparable(pipeline, t) for t in offsets]
-                ]
-            )
-        )
+
+        def as_copied(_: Lsn, __: Callable[[Lsn], None]) -> Levelled:
+            lakes = [comparable(pipeline, table) for table in offsets]
+            found = [(lake, lake.state().snapshot_id) for lake in lakes]
+            return lambda: found
+
+        yield as_copied
         return
     with _hands(pipeline, session, len(offsets)) as hands, ThreadPoolExecutor(len(hands)) as pool:
         tables = sorted(offsets, key=str)
         shares = [tables[number :: len(hands)] for number in range(len(hands))]
+        over = Event()
 
         def begin(point: Lsn, flush_to: Callable[[Lsn], None]) -> Levelled:
             flushed, looks = Future[None](), {t: Look(before[t].told, point) for t in tables}
-            begun = [
-                pool.submit(hand.level, share, point, offsets, looks, flushed)
-                for hand, share in zip(hands, shares, strict=True)
-            ]
             try:
+                begun = [
+                    pool.submit(hand.level, share, point, offsets, looks, flushed, over)
+                    for hand, share in zip(hands, shares, strict=True)
+                ]
                 flush_to(point)
             except BaseException as error:
                 flushed.set_exception(error)
@@ -178,7 +185,10 @@ def _levelling(
             flushed.set_result(None)
             return lambda: [done for some in begun for done in some.result()]
 
-        yield begin
+        try:
+            yield begin
+        finally:
+            over.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +205,20 @@ class _Hand:
         offsets: Mapping[TableId, int],
         looks: Mapping[TableId, Look],
         flushed: Future[None],
+        over: Event,
     ) -> list[tuple[LakeTable, int | None]]:
-        """Lock the tables and, once the log is ``flushed``, merge one after the other."""
-        locked = self.lock(tables, point, offsets)
-        flushed.result()
-        merged = (self.merge(table, looks[table]) for table in locked)
-        return [done for done in merged if done is not None]
+        """Lock the tables and, once the log is ``flushed``, merge one after the other.
+
+        Nobody waits for those that are left once it is ``over``.
+        """
+        try:
+            locked = self.lock(tables, point, offsets)
+            flushed.result()
+            merged = (self.merge(table, looks[table]) for table in locked if not over.is_set())
+            return [done for done in merged if done is not None]
+        finally:
+            for table in tables:  # the source may be read for long yet
+                self.pipeline.store.unlock(write_lock(table))
 
     def lock(
         self, tables: Sequence[TableId], point: Lsn, offsets: Mapping[TableId, int]
@@ -213,7 +231,7 @@ class _Hand:
         taken = store.lock_some_within([write_lock(table) for table in tables], _LOCK_SECONDS)
         found = []
         for table in [table for table in tables if write_lock(table) in taken]:
-            with suppress(CdcError, OSError):
+            with suppress(Exception):  # told when the table is compared alone
                 lake = comparable(self.pipeline, table)
                 if not passed(store, lake, point, offsets[table], lake.state()):
                     found.append(table)
@@ -225,7 +243,7 @@ class _Hand:
         """Merge what committed below the point, and give the lock back; None if it can't be."""
         store = self.pipeline.store
         try:
-            with suppress(CdcError, OSError, PySparkException):
+            with suppress(Exception):  # told when the table is compared alone
                 drain(self.pipeline, self.session, table, below=seen.lsn, look=seen)
                 lake = comparable(self.pipeline, table)
                 if whole_at(store, table, seen.lsn):

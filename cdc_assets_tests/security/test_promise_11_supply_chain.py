@@ -288,18 +288,21 @@ def test_the_users_own_packages_and_jars_stay_theirs_and_that_is_said(
         said: list[str] = []
         return provided(conf, said.append, folder), " ".join(said)
 
-    ours = str(away / A_JAR.name)
-    assert found({})[0] == Provided(ours, {"spark.jars": "", "spark.jars.packages": ""})
+    ours = away / A_JAR.name
+    assert found({})[0] == Provided(str(ours), {"spark.jars": "", "spark.jars.packages": ""})
     both = f"{A_JAR.coordinates},com.example:theirs:2"
     named, said = found({"spark.jars.packages": both, "spark.jars": "/mine.jar"})
-    theirs = {"spark.jars": "/mine.jar", "spark.jars.packages": "com.example:theirs:2"}
-    assert named == Provided(ours, theirs)
+    # Where ours can load them: classes of the class path don't see those of spark.jars.
+    together = f"{ours.as_uri()},/mine.jar"
+    assert named == Provided(
+        "", {"spark.jars": together, "spark.jars.packages": "com.example:theirs:2"}
+    )
     assert "not verified, as spark.conf names them: com.example:theirs:2, /mine.jar" in said
     assert found({"spark.jars.packages": ""})[0].class_path == ""
     # A folder whose name a class path would take for two.
-    apart = found({"spark.jars": "/mine.jar"}, away / "a:b")[0]
+    apart = found({}, away / "a:b")[0]
     assert apart.class_path == ""
-    assert apart.settings["spark.jars"] == f"{(away / 'a:b' / A_JAR.name).as_uri()},/mine.jar"
+    assert apart.settings["spark.jars"] == (away / "a:b" / A_JAR.name).as_uri()
 
 
 def test_no_jvm_starts_when_a_jar_is_not_what_was_published(

@@ -109,9 +109,10 @@ def _home() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """The jars of a server: ours on its ``class_path``, the user's own by Spark's ``settings``.
+    """The jars of a server, on its ``class_path`` or by Spark's ``settings``.
 
-    Spark would copy a jar of ``spark.jars`` to itself at every start.
+    Spark copies a jar of ``spark.jars`` to itself at every start. But the classes of those are
+    hidden from the ones of the class path.
     """
 
     class_path: str
@@ -121,6 +122,7 @@ class Provided:
 def provided(conf: Mapping[str, str], say: Say, folder: Path | None = None) -> Provided:
     """The server's jars: ours from ``folder``, verified, and the user's own as they are.
 
+    Ours are on the class path where nobody names others, which ours may have to load.
     ``conf``: the user's settings. Its ``spark.jars.packages`` lists the packages, as ever; those
     that are in JARS aren't left to Ivy. Raises EnvironmentProblem.
     """
@@ -134,7 +136,7 @@ def provided(conf: Mapping[str, str], say: Say, folder: Path | None = None) -> P
     ivy = conf.get("spark.jars.ivy")
     folder = folder or (Path(ivy).absolute() / "cdc_assets" if ivy else cache_folder())
     verified = provide(folder, conf, say, ours)
-    if os.pathsep in str(folder):  # a class path can't name it
+    if theirs or own_jars or os.pathsep in str(folder):  # a class path can't name such a folder
         own_jars, verified = [*(path.as_uri() for path in verified), *own_jars], []
     settings = {"spark.jars": ",".join(own_jars), "spark.jars.packages": ",".join(theirs)}
     return Provided(os.pathsep.join(map(str, verified)), settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from pyspark.errors import PySparkException
 
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.locks import write_lock
+from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import create_slot
 from cdc_assets.verify import compare, point, together
 from cdc_assets.verify.difference import totals
-from cdc_assets.verify.rows import comparable
+from cdc_assets.verify.rows import as_of, comparable
 from cdc_assets.verify.source import count_sources, read_source, read_together
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.lake import Lake, copied
@@ -187,6 +189,66 @@ def test_when_they_cannot_be_read_together_each_is_compared_alone(
     assert [c.outcome for c in source.verify()] == ["equal"] * 3
     assert alone == ["t", "h", "u"]
     assert not any(source.pipeline.store.is_locked(write_lock(table)) for table in (T, H, U))
+
+
+def test_a_table_that_is_altered_after_its_merge_is_compared_again(
+    source: Lake, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker merges it while the merges of others are waited for."""
+    altered: list[None] = []
+
+    def look(session: Any, lake: Any, snapshot_id: int | None) -> object:
+        if snapshot_id is not None and lake.row.table == T and not altered:
+            altered.append(None)
+            source.execute("alter table t add w int; insert into t values (99, 'x', 0, 1)")
+            source.catch_up(T)
+        return as_of(session, lake, snapshot_id)
+
+    monkeypatch.setattr(together, "as_of", look)
+    found = source.verify()
+    assert altered
+    assert [(c.outcome, c.source_rows, c.others) for c in found] == [
+        ("equal", 51, ()),
+        ("equal", 9, ()),
+        ("equal", 7, ()),
+    ]
+    assert alone == []
+
+
+def test_one_tables_merge_that_fails_keeps_no_other_locked(
+    source: Lake, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def merge(pipeline: Pipeline, session: Any, table: TableId, **more: Any) -> object:
+        if table == H:  # the first one of its hand
+            raise psycopg.errors.LockNotAvailable("another's")
+        return drain(pipeline, session, table, **more)
+
+    def add(*arguments: Any) -> object:
+        locked = [source.pipeline.store.is_locked(write_lock(table)) for table in (T, H, U)]
+        assert not any(locked)
+        return totals(*arguments)
+
+    monkeypatch.setattr(together, "drain", merge)
+    monkeypatch.setattr(together, "totals", add)
+    assert [c.outcome for c in source.verify()] == ["equal"] * 3
+    assert alone == ["h"]
+
+
+def test_when_the_merges_cannot_begin_each_is_compared_alone(
+    source: Lake, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(ThreadPoolExecutor):
+        begun = 0
+
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            self.begun += 1
+            if self.begun == 2:
+                raise RuntimeError("can't start new thread")
+            return super().submit(*arguments, **options)
+
+    monkeypatch.setattr(together, "ThreadPoolExecutor", Full)
+    assert [c.outcome for c in source.verify()] == ["equal"] * 3
+    assert alone == ["t", "h", "u"]
 
 
 def test_a_table_that_cannot_be_looked_at_keeps_no_other_from_being_compared(
