@@ -207,6 +207,8 @@ class Session:
 
     def _sleep(self, stream: Stream | None, seconds: float) -> None:
         """Wait until there is something to read, the registrar has news, or the time is over."""
+        if stream is not None and stream.has_more:
+            return
         sockets = [self._wake_reader] if stream is None else [self._wake_reader, stream.fileno()]
         readable, _, _ = select.select(sockets, [], [], seconds)
         if self._wake_reader in readable:

@@ -146,15 +146,20 @@ class Stream:
                 line = LibpqLine(libpq)
             return cls(connection, line, publications[1:], patience)
         except BaseException as error:
-            connection.close()
             if line is not None:
                 line.close()
+            connection.close()
             if isinstance(error, _LINE_LOST):
                 raise _lost(error) from error
             raise
 
     def fileno(self) -> int:
         return self._line.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next look brings something though :meth:`fileno` may not be readable."""
+        return self._line.has_more
 
     def receive(self, limit_bytes: int) -> Received:
         """The frames that have arrived, of about ``limit_bytes`` at most. Doesn't wait.
@@ -210,8 +215,8 @@ class Stream:
                 "the last acknowledgement didn't reach the server: %s", first_line(error)
             )
         finally:
-            self._connection.close()  # sends Terminate
             self._line.close()
+            self._connection.close()  # sends Terminate
 
     def _drain(self) -> None:
         """Read on until the server has ended the stream too.

@@ -314,6 +314,9 @@ _COST = (
     "flusher_changes_per_second",
     "ratio",
     "cpu_us_per_change",
+    "receiver_cpu_us_per_change",
+    "decoder_cpu_us_per_change",
+    "source_cpu_us_per_change",
     "cpu_against_pg_recvlogical_and_source",
     "peak_memory_mb",
 )

@@ -76,6 +76,11 @@ class DirectLine:
     def fileno(self) -> int:
         return self._wire.fileno()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next look brings something though :meth:`fileno` may not be readable."""
+        return self._wire.has_more
+
     def receive(self, limit_bytes: int) -> Received | None:
         """Frames that have arrived, perhaps none as yet; None if nothing has arrived.
 

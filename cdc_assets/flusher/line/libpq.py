@@ -28,6 +28,11 @@ class LibpqLine:
     def fileno(self) -> int:
         return self._connection.socket
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next look brings something though :meth:`fileno` may not be readable."""
+        return self._large is not None
+
     def receive(self, limit_bytes: int) -> Received | None:
         """Frames that have arrived, of about ``limit_bytes`` at most, perhaps none as yet.
 

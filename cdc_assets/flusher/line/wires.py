@@ -14,20 +14,24 @@ import os
 import select
 import socket
 from contextlib import suppress
-from ctypes import c_char_p, c_int, c_ulong, c_void_p
-from typing import Final, Self
+from ctypes import c_char_p, c_int, c_long, c_ulong, c_void_p
+from typing import Any, Final, Self
 
 from psycopg import pq
 from psycopg.pq.abc import PGconn
 
-# A record of TLS has no more than this. Who has room for it gets all of it: what OpenSSL would keep
-# back makes no socket readable.
-RECORD_BYTES: Final = 2**14
 _WANT_READ, _WANT_WRITE, _ZERO_RETURN, _SYSCALL = 2, 3, 6, 5  # SSL_get_error's
+_SET_SSL, _NO_CLOSE = 109, 0  # BIO_set_ssl's
 
 
 class SocketWire:
-    """A connection without encryption. Never waits; an OSError means that it is lost."""
+    """A connection without encryption. Never waits; an OSError means that it is lost.
+
+    It is closed before the connection is.
+    """
+
+    has_more: Final = False
+    """Whether something is left that makes :meth:`fileno` not readable."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -53,10 +57,9 @@ class SocketWire:
         self._socket.recv(size)
 
     def receive_into(self, room: memoryview, limit_bytes: int) -> int:
-        """Read what has arrived, about ``limit_bytes`` at most; returns how much, 0 at the end.
+        """Read what has arrived, ``limit_bytes`` at most; returns how much, 0 at the end.
 
-        ``room`` has at least RECORD_BYTES. Raises BlockingIOError if nothing has arrived, or
-        OSError.
+        Raises BlockingIOError if nothing has arrived, or OSError.
         """
         return self._socket.recv_into(room[:limit_bytes])
 
@@ -72,13 +75,21 @@ class SocketWire:
 
 
 class TlsWire:
-    """A connection with TLS, which OpenSSL reads for libpq. Waits for nothing, as SocketWire."""
+    """A connection with TLS, which OpenSSL reads for libpq. Waits for nothing, as SocketWire.
+
+    A server that streams makes a record of each frame, and OpenSSL gives one record at a time. Its
+    own buffer in between asks for as many as there are, in one call.
+    """
 
     def __init__(self, library: _OpenSsl, handle: int, descriptor: int) -> None:
         self._library = library
         self._handle = handle
         self._descriptor = descriptor
         self._lost: OSError | None = None
+        self.has_more = False
+        # Else each record costs two looks at the socket.
+        library.read_ahead(handle, 1)
+        self._buffered = library.buffered(handle)
 
     @classmethod
     def of(cls, connection: PGconn) -> Self | None:
@@ -103,17 +114,14 @@ class TlsWire:
     def receive_into(self, room: memoryview, limit_bytes: int) -> int:
         if self._lost is not None:
             raise self._lost
-        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-        got, size = 0, len(room)
+        start, size = ctypes.addressof(ctypes.c_char.from_buffer(room)), len(room[:limit_bytes])
         self._library.clear()
-        while got < limit_bytes and size - got >= RECORD_BYTES:
-            read = self._library.read(self._handle, start + got, size - got)
-            if read <= 0:
-                if not got:
-                    return self._end(read)
-                self._keep(read)
-                break
-            got += read
+        got: int = self._library.read_many(self._buffered, start, size)
+        self.has_more = got == size
+        if got <= 0:
+            return self._end(got)
+        if got < size:
+            self._keep()
         return got
 
     def send(self, data: bytes) -> int:
@@ -124,10 +132,10 @@ class TlsWire:
         self._end(sent)
         raise ConnectionError("server closed the connection unexpectedly")
 
-    def _keep(self, returned: int) -> None:
-        """Raise at the next look what ``returned`` means: OpenSSL tells it once."""
+    def _keep(self) -> None:
+        """Raise at the next look why there was no more, unless that is yet to come."""
         try:
-            self._end(returned)
+            self._end(-1)
         except BlockingIOError:
             return
         except OSError as error:
@@ -146,7 +154,8 @@ class TlsWire:
         raise ConnectionError(f"TLS ended with an error: {self._library.reason()}")
 
     def close(self) -> None:
-        """Nothing: the handle is libpq's."""
+        """Let go of the handle, which libpq still has."""
+        self._library.let_go(self._buffered, self._handle)
 
 
 Wire = SocketWire | TlsWire
@@ -170,25 +179,58 @@ class _OpenSsl:
 
     def __init__(self, path: str) -> None:
         # Names are looked up in what the library at path needs: in libpq, then in its OpenSSL.
-        waiting, quick = ctypes.CDLL(path, use_errno=True), ctypes.PyDLL(path)
-        self._struct = quick.PQsslStruct
-        self._struct.argtypes, self._struct.restype = (c_void_p, c_char_p), c_void_p
-        self.peek, self.read, self.write = waiting.SSL_peek, waiting.SSL_read, waiting.SSL_write
-        for called in (self.peek, self.read):
-            called.argtypes, called.restype = (c_void_p, c_void_p, c_int), c_int
-        self.write.argtypes, self.write.restype = (c_void_p, c_char_p, c_int), c_int
-        self.error = quick.SSL_get_error
-        self.error.argtypes, self.error.restype = (c_void_p, c_int), c_int
-        self.clear = quick.ERR_clear_error
-        self.clear.argtypes, self.clear.restype = (), None
-        self._first, self._reason = quick.ERR_peek_error, quick.ERR_reason_error_string
-        self._first.argtypes, self._first.restype = (), c_ulong
-        self._reason.argtypes, self._reason.restype = (c_ulong,), c_char_p
+        library = ctypes.PyDLL(path, use_errno=True)
+
+        def function(name: str, returns: Any, *takes: Any) -> Any:
+            found = library[name]
+            found.argtypes, found.restype = takes, returns
+            return found
+
+        self._struct = function("PQsslStruct", c_void_p, c_void_p, c_char_p)
+        self.peek = function("SSL_peek", c_int, c_void_p, c_void_p, c_int)
+        self.read = function("SSL_read", c_int, c_void_p, c_void_p, c_int)
+        self.write = function("SSL_write", c_int, c_void_p, c_char_p, c_int)
+        self.read_ahead = function("SSL_set_read_ahead", None, c_void_p, c_int)
+        self.error = function("SSL_get_error", c_int, c_void_p, c_int)
+        self.clear = function("ERR_clear_error", None)
+        self._first = function("ERR_peek_error", c_ulong)
+        self._reason = function("ERR_reason_error_string", c_char_p, c_ulong)
+        self._new = function("BIO_new", c_void_p, c_void_p)
+        self._of_ssl = function("BIO_f_ssl", c_void_p)
+        self._of_buffer = function("BIO_f_buffer", c_void_p)
+        self._control = function("BIO_ctrl", c_long, c_void_p, c_int, c_long, c_void_p)
+        self._push = function("BIO_push", c_void_p, c_void_p, c_void_p)
+        self._pop = function("BIO_pop", c_void_p, c_void_p)
+        self._free = function("BIO_free", c_int, c_void_p)
+        self._bytes_of = function("SSL_get_rbio", c_void_p, c_void_p)
+        self._shutdown = function("SSL_get_shutdown", c_int, c_void_p)
+        self._set_shutdown = function("SSL_set_shutdown", None, c_void_p, c_int)
+        self._set_quiet = function("SSL_set_quiet_shutdown", None, c_void_p, c_int)
+        # A call that takes long, beside which other threads go on.
+        self.read_many = ctypes.CDLL(path, use_errno=True).BIO_read
+        self.read_many.argtypes, self.read_many.restype = (c_void_p, c_void_p, c_int), c_int
 
     def handle_of(self, connection: PGconn) -> int | None:
         """The SSL object of a connection, None if its TLS isn't OpenSSL's."""
         handle: int | None = self._struct(getattr(connection, "pgconn_ptr", None), b"OpenSSL")
         return handle
+
+    def buffered(self, handle: int) -> int:
+        """A chain that reads ``handle``; :meth:`let_go` frees it."""
+        reader, buffer = self._new(self._of_ssl()), self._new(self._of_buffer())
+        self._control(reader, _SET_SSL, _NO_CLOSE, handle)
+        found: int = self._push(buffer, reader)
+        return found
+
+    def let_go(self, buffered: int, handle: int) -> None:
+        """Free a chain, and say nothing to the server, as OpenSSL would."""
+        before = self._shutdown(handle)
+        self._set_quiet(handle, 1)
+        reader = self._pop(buffered)
+        for one in (buffered, reader, self._bytes_of(handle)):  # the reader had a share of the last
+            self._free(one)
+        self._set_shutdown(handle, before)
+        self._set_quiet(handle, 0)
 
     def reason(self) -> str:
         """Of the first error since :attr:`clear`."""

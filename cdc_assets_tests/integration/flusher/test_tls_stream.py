@@ -172,6 +172,15 @@ def test_what_the_server_says_last_is_told(server: psycopg.Connection, secured: 
             list(_messages(stream, 1))
 
 
+def test_a_connection_goes_on_when_its_tls_is_let_go(server: psycopg.Connection) -> None:
+    before = server.execute("select pg_backend_pid()").fetchone()
+    for _ in range(100):
+        wire = TlsWire.of(server.pgconn)
+        assert wire is not None
+        wire.close()
+    assert server.execute("select pg_backend_pid()").fetchone() == before
+
+
 def test_feedback_waits_for_a_server_that_does_not_read(
     server: psycopg.Connection, proxy: Proxy
 ) -> None:
