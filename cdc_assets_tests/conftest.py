@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.materializer import winners
 from cdc_assets_tests.support.flusher import Bench, bench, named_after
 from cdc_assets_tests.support.jvm import QUICK_JVM
 from cdc_assets_tests.support.lake import NewLake, copied, lake
@@ -240,3 +241,10 @@ def _drop(connection: psycopg.Connection[tuple[object, ...]], name: str) -> None
     connection.execute(
         sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
     )
+
+
+@pytest.fixture
+def folded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether batches are folded "here", as small ones are, or "by Spark", as large ones."""
+    if request.param == "by Spark":
+        monkeypatch.setattr(winners, "_STAGED_BYTES", -1)

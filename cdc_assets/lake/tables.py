@@ -176,7 +176,9 @@ class LakeTable:
             return None
         found = {**loaded.properties, "format-version": str(loaded.metadata.format_version)}
         other = [k for k in ("format-version", "write.delete.mode") if found.get(k) != wanted[k]]
-        if other or _MANIFESTS not in found:  # whoever set another number knows why
+        if not other:  # whoever set another number of manifests knows why
+            wanted = {_MANIFESTS: wanted[_MANIFESTS]} if _MANIFESTS not in found else {}
+        if wanted:
             session.sql(f"alter table {self.sql_name} set tblproperties ({listed(wanted)})")
         return loaded
 

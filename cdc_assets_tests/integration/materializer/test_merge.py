@@ -81,7 +81,12 @@ def _random_statement(rnd: random.Random) -> str:
     )
 
 
-@pytest.mark.parametrize(("source", "seed"), [(3, 1), (3, 2), (2, 2)], indirect=["source"])
+@pytest.mark.parametrize(
+    ("source", "seed", "folded"),
+    [(3, 1, "by Spark"), (3, 2, "here"), (2, 2, "by Spark")],
+    indirect=["source", "folded"],
+)
+@pytest.mark.usefixtures("folded")
 def test_invariant_8_random_changes_end_with_the_rows_of_the_source(
     source: Lake, seed: int
 ) -> None:
@@ -109,6 +114,8 @@ def test_invariant_8_insert_then_partial_update_in_one_batch(source: Lake) -> No
     assert (row[2], row[3]) == ("second", "long" * 1000)
 
 
+@pytest.mark.parametrize("folded", ["here", "by Spark"], indirect=True)
+@pytest.mark.usefixtures("folded")
 def test_invariant_8_a_value_that_nobody_has_is_read_again_from_the_source(source: Lake) -> None:
     table = source.lake_table(M)
     cursor = table.state().cursor

@@ -66,6 +66,8 @@ def _copied_under_two_pins(source: Lake, between: str) -> None:
     source.copy()
 
 
+@pytest.mark.parametrize("folded", ["here", "by Spark"], indirect=True)
+@pytest.mark.usefixtures("folded")
 def test_invariant_8_a_key_that_went_to_another_row_between_two_pins(source: Lake) -> None:
     """The rows under the old keys are of after the second pin: not those that the keys had."""
     _copied_under_two_pins(
@@ -82,6 +84,8 @@ def test_invariant_8_a_key_that_went_to_another_row_between_two_pins(source: Lak
     assert [c.equal for c in source.verify()] == [True]
 
 
+@pytest.mark.parametrize("folded", ["here", "by Spark"], indirect=True)
+@pytest.mark.usefixtures("folded")
 def test_invariant_8_a_row_that_was_read_anew_and_got_another_key_since(source: Lake) -> None:
     """What was read under the key was of after that, and isn't the row that moved on."""
     _copied_under_two_pins(source, "update t set id = 5000 where id = 1000")

@@ -116,6 +116,7 @@ class Held(Batch):
 
 @given(ACTIONS)
 @example([("U", 1, 1, False, 7), ("K", 1, 4, True, 8)])
+@example([("K", 1, 4, True, 0), ("U", 2, 2, True, 1)])  # beside a change of a key, one of none
 def test_invariant_8_what_a_batch_leaves_found_without_spark_gives_it_too(
     actions: list[tuple[str, int, int, bool, int]],
 ) -> None:

@@ -95,6 +95,16 @@ def test_spark_folds_what_is_large() -> None:
     assert winners(never_read, facts(1), KEY, KEY) is None
 
 
+def test_spark_folds_many_changes_that_left_columns_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = held([("U", "1", "1", "x"), ("U", "1", "1", "y")]).table
+    two = two.set_column(2, "unchanged", pa.array(['["doc"]', None], pa.string()))
+    batch = Held((), Window(0, Lsn.ZERO), LOCAL, two)
+    some = replace(facts(2), unchanged=frozenset(["doc"]))
+    assert winners(batch, some, KEY, [*KEY, "doc"]) is not None
+    monkeypatch.setattr(module, "_ODD_CHANGES", 1)
+    assert winners(batch, some, KEY, [*KEY, "doc"]) is None
+
+
 def test_invariant_4_rows_outside_of_the_window_dont_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
