@@ -194,9 +194,10 @@ class Decoder:
         if len(frames) == 0:
             return
         alone = bool((oids == oids[0]).all())
-        found = oids[:1].tolist() if alone else np.unique(oids).tolist()
-        for oid in found:
-            self._must_be_told(oid, batch, int(frames[np.argmax(oids == oid)]))
+        different, places = (oids[:1], [0]) if alone else np.unique(oids, return_index=True)
+        found: list[int] = different.tolist()
+        for oid, place in zip(found, places, strict=True):
+            self._must_be_told(oid, batch, int(frames[place]))
         ours = [oid for oid in found if self._is_ours(oid)]
         if not ours:
             return

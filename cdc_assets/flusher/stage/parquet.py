@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_assets.flusher.decode.rows import invalid_text
@@ -84,8 +84,11 @@ def _operations(pending: Pending, table: pa.Table) -> Counter[str]:
             pending.spec.table,
             invalid,
         )
-    counts = pc.value_counts(table["_op"]).to_pylist()
-    return Counter({found["values"]: found["counts"] for found in counts})
+    found = Counter[str]()
+    for chunk in table["_op"].chunks:  # a flush of many tables has as many tables of few rows
+        counts = np.bincount(chunk.indices.to_numpy()).tolist()
+        found.update(dict(zip(chunk.dictionary.to_pylist(), counts, strict=False)))
+    return +found
 
 
 def _describe(relation: Relation) -> bytes:
