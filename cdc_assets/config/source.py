@@ -169,15 +169,18 @@ class SourceConfig(Section):
         """Number of tables by name, ignoring case; cached, as thousands of tables use it."""
         return Counter(t.id.name.lower() for t in self.tables)
 
+    @cached_property
+    def _by_id(self) -> dict[TableId, TableConfig]:
+        return {table.id: table for table in self.tables}
+
     def table(self, name: str | TableId) -> TableConfig:
         """The configured table of that SQL name; raises ConfigurationError if there is none."""
         try:
             wanted = TableId.parse(name) if isinstance(name, str) else name
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
-        for table in self.tables:
-            if table.id == wanted:
-                return table
+        if (found := self._by_id.get(wanted)) is not None:
+            return found
         known = ", ".join(t.name for t in self.tables)
         raise ConfigurationError(
             f"table {wanted} is not in the configuration of source {self.name}.",

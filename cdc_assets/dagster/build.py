@@ -57,9 +57,11 @@ def build_defs(
     remember(config)
     end_runs_with_code_server()
     tables = all_tables(config)
-    merges, checks = materializer_job(config), checks_job(config)
+    asked = [table_checks(config), ready_checks(config)]
+    merges, checks = materializer_job(config), checks_job(config, asked)
     care = maintenance_job(config)
-    samples = sample_job(config)
+    sampled = sample_checks(config)
+    samples = sample_job(config, sampled)
     schedules = [maintenance_schedule(config, care), sample_schedule(config, samples)]
     return dg.Definitions(
         assets=[
@@ -70,7 +72,7 @@ def build_defs(
             maintenance_assets(config),
             health_asset(config),
         ],
-        asset_checks=[table_checks(config), ready_checks(config), sample_checks(config)],
+        asset_checks=[*asked, sampled],
         jobs=[merges, checks, care, samples, *operation_jobs(config)],
         schedules=[schedule for schedule in schedules if schedule is not None],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,

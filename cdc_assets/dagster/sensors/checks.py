@@ -13,8 +13,7 @@ import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import ready
-from cdc_assets.dagster.checks.ready import ready_checks
-from cdc_assets.dagster.checks.tables import check_job_name, table_checks
+from cdc_assets.dagster.checks.tables import check_job_name
 from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
@@ -107,10 +106,12 @@ def _never_asked(
     return [] if all(key in known for key in keys) else keys
 
 
-def checks_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
-    """The job that runs the checks of every table."""
+def checks_job(
+    config: SourceConfig, checks: Sequence[dg.AssetChecksDefinition]
+) -> dg.UnresolvedAssetJobDefinition:
+    """The job that runs ``checks``, those of every table."""
     return dg.define_asset_job(
         check_job_name(config),
-        selection=dg.AssetSelection.checks(table_checks(config), ready_checks(config)),
+        selection=dg.AssetSelection.checks(*checks),
         description=f"The checks of the source {config.name} and of its lake tables.",
     )

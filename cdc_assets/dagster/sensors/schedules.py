@@ -11,7 +11,6 @@ from datetime import timedelta
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.checks.sample import sample_checks
 from cdc_assets.dagster.names import all_tables, run_tags
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
@@ -28,11 +27,13 @@ def maintenance_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
     )
 
 
-def sample_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
-    """The job that compares a part of every table of the source."""
+def sample_job(
+    config: SourceConfig, checks: dg.AssetChecksDefinition
+) -> dg.UnresolvedAssetJobDefinition:
+    """The job that runs ``checks``, which compare a part of every table of the source."""
     return dg.define_asset_job(
         f"sample_{config.name}_tables",
-        selection=dg.AssetSelection.checks(sample_checks(config)),
+        selection=dg.AssetSelection.checks(checks),
         description=f"Compares a part of each table of {config.name} with the lake, in turn.",
     )
 
