@@ -1,10 +1,11 @@
 # make help lists what there is. Variables: PYTHON=python3.12 (which Python makes .venv), PORT=3000
 # (the UI's port), CDC_ASSETS_HOME=… (where everything of run time is kept; default ./.cdc_assets),
-# SCALE=1 and ROUNDS=3 (of bench-snapshot), JOBS=1 (test files one after the other).
+# SCALE=1 and ROUNDS=3 (of bench-snapshot), TABLES=500 (of bench-tables), JOBS=1 (test files one after the other).
 
 PORT ?= 3000
 SCALE ?= 1
 ROUNDS ?= 3
+TABLES ?= 500
 JOBS ?= 2
 export CDC_ASSETS_HOME ?= $(CURDIR)/.cdc_assets
 VENV := .venv
@@ -17,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline bench-verify bench-regress lint format lock audit sbom images-pin clean distclean
+.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline bench-verify bench-tables bench-regress lint format lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +86,9 @@ bench-pipeline: java ## Everything at once on this machine: freshness, throughpu
 
 bench-verify: java ## The comparison of the demo's nine tables, as one JSON line (ROUNDS=3)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_verify --rounds $(ROUNDS)
+
+bench-tables: java ## A source of many small tables, as one JSON line (TABLES=500)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_tables --tables $(TABLES)
 
 bench-regress: java ## All benchmarks, small: their ratios beside the stored ones (RECORD=1 stores them)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.regress $(if $(RECORD),--record)

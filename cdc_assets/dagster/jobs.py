@@ -6,6 +6,7 @@ Each reports what it did as metadata of its operation's output. Maintenance has 
 
 # No postponed annotations here: Dagster looks at the types of `context` and `config` itself.
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -166,7 +167,7 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
                 pipeline,
                 session,
                 selected(source, config.tables),
-                lambda lsn: reach(pipeline, lsn),
+                partial(reach, pipeline),
                 on_progress=context.log.info,
             )
         context.add_output_metadata({"comparison": dg.MetadataValue.md(comparison_markdown(found))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from cdc_assets.errors import ReplicationProblem
 from cdc_assets.flusher.flusher import run
 from cdc_assets.log.sessions.flusher_status import active_flusher
 from cdc_assets.log.store import FLUSHED_LOOK_SECONDS
@@ -14,14 +15,46 @@ from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.now import followed, review
 
 
-def reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event | None = None) -> None:
+class LogBehind(ReplicationProblem):
+    """The log hasn't come to ``lsn`` in ``seconds``."""
+
+    def __init__(self, lsn: Lsn, seconds: float) -> None:
+        super().__init__(
+            f"the log hasn't come to {lsn} in {seconds:.0f} s.",
+            "cdc-assets status says what the flusher is at; try again once it is level.",
+        )
+
+
+def reach(
+    pipeline: Pipeline,
+    lsn: Lsn,
+    stop: threading.Event | None = None,
+    *,
+    seconds: float | None = None,
+) -> None:
     """Return once everything that committed below ``lsn`` is registered in the log, or at ``stop``.
 
     While another process is the active flusher, its progress is awaited; if it goes away, or isn't
-    heard of any more, this one takes over. Raises SourceMismatch, and what ``run`` does.
+    heard of any more, this one takes over. Raises SourceMismatch, what ``run`` does, and LogBehind
+    after ``seconds``, which also sets ``stop``.
     """
-    store = pipeline.store
     stop = stop or threading.Event()
+    if seconds is None:
+        _reach(pipeline, lsn, stop)
+        return
+    timer = threading.Timer(seconds, stop.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        _reach(pipeline, lsn, stop)
+    finally:
+        timer.cancel()
+    if stop.is_set() and not pipeline.store.is_flushed(lsn):
+        raise LogBehind(lsn, seconds)
+
+
+def _reach(pipeline: Pipeline, lsn: Lsn, stop: threading.Event) -> None:
+    store = pipeline.store
     is_ours = False
     while not stop.is_set():
         reached = store.is_flushed(lsn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cache
+from functools import cache, partial
 
 from cdc_assets.errors import (
     TableProblem,
@@ -110,7 +110,7 @@ def verify_tables(
             pipeline,
             session,
             tables,
-            lambda lsn: reach(pipeline, lsn),
+            partial(reach, pipeline),
             on_progress=on_progress,
             show_keys=show_keys,
         )

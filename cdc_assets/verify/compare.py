@@ -40,7 +40,15 @@ from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.verify.difference import balance
 from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
-from cdc_assets.verify.point import READ_AGAIN, moment, offset_of, passed, whole_at
+from cdc_assets.verify.point import (
+    LOCKED_SECONDS,
+    READ_AGAIN,
+    FlushTo,
+    moment,
+    offset_of,
+    passed,
+    whole_at,
+)
 from cdc_assets.verify.rows import Shape, as_of, comparable, lake_side, shapes, source_side
 from cdc_assets.verify.source import REWRITTEN, count_sources, counted, read_source
 from cdc_assets.verify.together import Seen, compare_together, groups
@@ -97,14 +105,14 @@ def verify(
     pipeline: Pipeline,
     session: SparkSession,
     tables: Sequence[TableId],
-    flush_to: Callable[[Lsn], None],
+    flush_to: FlushTo,
     on_progress: Callable[[str], None] = lambda _: None,
     *,
     show_keys: bool = False,
 ) -> list[Comparison]:
     """Compare ``tables``, small ones together; ``show_keys`` shows keys, too (``key_names``).
 
-    ``flush_to`` returns once everything that committed below an LSN is registered. A table that
+    A table that
     can't be compared (its copy isn't complete, it is parked) is reported with its problem. One that
     is truncated or rewritten while it is read is compared again, at a later LSN.
     """
@@ -140,7 +148,7 @@ class _Comparing:
 
     pipeline: Pipeline
     session: SparkSession
-    flush_to: Callable[[Lsn], None]
+    flush_to: FlushTo
     on_progress: Callable[[str], None]
     show_keys: bool
 
@@ -221,7 +229,7 @@ class _Comparing:
             lake = comparable(self.pipeline, table)
             if passed(self.pipeline.store, lake, point, offset, lake.state()):
                 raise _Again(table, "its merges were faster than its comparison")
-            self.flush_to(point)
+            self.flush_to(point, seconds=LOCKED_SECONDS)
             drain(self.pipeline, self.session, table, below=point, look=Look(before.told, point))
             lake = comparable(self.pipeline, table)
             if not whole_at(self.pipeline.store, table, point):

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,7 +42,19 @@ _MOST_MOVED = 200_000
 
 Texts = tuple[str | None, ...]
 
+# How long a table that is locked may wait for the log: its merges stand still meanwhile.
+LOCKED_SECONDS = 60.0
+
 READ_AGAIN = "rows that only the source has whole were read from it meanwhile"
+
+
+class FlushTo(Protocol):
+    """Returns once everything that committed below ``lsn`` is registered.
+
+    Raises CdcError if that takes more than ``seconds``.
+    """
+
+    def __call__(self, lsn: Lsn, *, seconds: float | None = None) -> None: ...
 
 
 @contextmanager

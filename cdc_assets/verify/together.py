@@ -31,7 +31,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.difference import Balance, balance, totals
 from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
-from cdc_assets.verify.point import moment, offset_of, passed, whole_at
+from cdc_assets.verify.point import LOCKED_SECONDS, FlushTo, moment, offset_of, passed, whole_at
 from cdc_assets.verify.rows import (
     Beside,
     Shape,
@@ -82,7 +82,7 @@ def compare_together(
     pipeline: Pipeline,
     session: SparkSession,
     tables: Sequence[TableId],
-    flush_to: Callable[[Lsn], None],
+    flush_to: FlushTo,
     *,
     show_keys: bool,
 ) -> dict[TableId, Seen]:
@@ -152,14 +152,14 @@ def _levelling(
     session: SparkSession,
     offsets: Mapping[TableId, int],
     before: Mapping[TableId, Shape],
-) -> Iterator[Callable[[Lsn, Callable[[Lsn], None]], Levelled]]:
+) -> Iterator[Callable[[Lsn, FlushTo], Levelled]]:
     """A function that begins to make the tables level with a point, once the log is.
 
     ``flush_to`` is called in the caller's thread; the merges go on in others meanwhile.
     """
     if not pipeline.config.streams:  # there is no log
 
-        def as_copied(_: Lsn, __: Callable[[Lsn], None]) -> Levelled:
+        def as_copied(_: Lsn, __: FlushTo) -> Levelled:
             lakes = [comparable(pipeline, table) for table in offsets]
             found = [(lake, lake.state().snapshot_id) for lake in lakes]
             return lambda: found
@@ -171,14 +171,14 @@ def _levelling(
         shares = [tables[number :: len(hands)] for number in range(len(hands))]
         over = Event()
 
-        def begin(point: Lsn, flush_to: Callable[[Lsn], None]) -> Levelled:
+        def begin(point: Lsn, flush_to: FlushTo) -> Levelled:
             flushed, looks = Future[None](), {t: Look(before[t].told, point) for t in tables}
             try:
                 begun = [
                     pool.submit(hand.level, share, point, offsets, looks, flushed, over)
                     for hand, share in zip(hands, shares, strict=True)
                 ]
-                flush_to(point)
+                flush_to(point, seconds=LOCKED_SECONDS)
             except BaseException as error:
                 flushed.set_exception(error)
                 raise

@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -79,7 +80,7 @@ def measure(config: SourceConfig, dsn: str, rounds: int, changes: int) -> list[t
                         pipeline,
                         session,
                         tables,
-                        lambda lsn: reach(pipeline, lsn),
+                        partial(reach, pipeline),
                         lambda said: stderr.print(f"  {said}"),
                     )
                 found.append((time.perf_counter() - began, platform_cpu_seconds() - cpu))

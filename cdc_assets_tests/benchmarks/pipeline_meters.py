@@ -27,13 +27,14 @@ class Reader:
     """Looks at the lake table as any reader would: when did which commit time become visible?"""
 
     config: SourceConfig
+    table: TableId = TABLE
     steps: list[tuple[float, float]] = field(default_factory=list)
     offset: int = 0
     written_bytes: int = 0
     _snapshots: set[int] = field(default_factory=set)
 
     def look(self) -> None:
-        identifier = (self.config.namespace, self.config.lake_name(TABLE))
+        identifier = (self.config.namespace, self.config.lake_name(self.table))
         loaded = open_catalog(self.config).load_table(identifier)
         now, state = time.time(), lake_state(loaded)
         for snapshot in loaded.metadata.snapshots:
@@ -61,9 +62,9 @@ class Reader:
 
 
 @contextmanager
-def looking(reader: Reader) -> Iterator[None]:
+def looking(reader: Reader, every_seconds: float = _LOOK_SECONDS) -> Iterator[None]:
     def run(over: threading.Event) -> None:
-        while not over.wait(_LOOK_SECONDS):
+        while not over.wait(every_seconds):
             reader.look()
 
     with beside(run):

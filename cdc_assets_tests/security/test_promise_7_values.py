@@ -262,6 +262,9 @@ def test_keys_are_shown_where_the_configuration_says_so_and_rows_never(
 ) -> None:
     from cdc_assets.verify.compare import verify
 
+    def flush_to(lsn: object, *, seconds: float | None = None) -> None:
+        source.flush()
+
     shown = {"verify": {"show_keys": True}}
     made = lake(postgres_dsn(), spark_url, ROWS, "t", TABLES[1], **shown)
     with made as source:
@@ -270,7 +273,7 @@ def test_keys_are_shown_where_the_configuration_says_so_and_rows_never(
         source.flush()
         source.session.sql(f"delete from lake.src.t where k = 'k{WORD}1'")
         source.session.sql("delete from lake.src.loose")
-        t, loose = verify(source.pipeline, source.session, [T, LOOSE], lambda _: source.flush())
+        t, loose = verify(source.pipeline, source.session, [T, LOOSE], flush_to)
         again = salt(source.pipeline.store)
         assert salt(source.pipeline.store) == again and len(again) == 64
     assert len(t.keys) == 1 and f'{{"k":"k{WORD}1"}} (source 1, lake 0)' in t.keys[0]

@@ -94,7 +94,7 @@ class Lake:
     def verify(self, on_flush: Callable[[], None] = lambda: None) -> list[Comparison]:
         """``on_flush`` is called whenever the log is wanted up to some LSN."""
 
-        def flush_to(lsn: object) -> None:
+        def flush_to(lsn: object, *, seconds: float | None = None) -> None:
             on_flush()
             self.flush()
 

@@ -11,10 +11,12 @@ import psycopg
 import pytest
 from pyspark.errors import PySparkException
 
+from cdc_assets.flusher.reach import reach
 from cdc_assets.lake.spark.server import SparkServer
-from cdc_assets.log.locks import write_lock
+from cdc_assets.log.locks import flusher_lock, write_lock
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import create_slot
 from cdc_assets.verify import compare, point, together
@@ -249,6 +251,25 @@ def test_when_the_merges_cannot_begin_each_is_compared_alone(
     monkeypatch.setattr(together, "ThreadPoolExecutor", Full)
     assert [c.outcome for c in source.verify()] == ["equal"] * 3
     assert alone == ["t", "h", "u"]
+
+
+def test_a_log_that_stands_still_keeps_no_table_locked(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another flusher has the turn, and stages nothing."""
+    for module in (compare, together):
+        monkeypatch.setattr(module, "LOCKED_SECONDS", 0.5)
+
+    def flush_to(lsn: Lsn, *, seconds: float | None = None) -> None:
+        if seconds is not None:  # tables are locked
+            reach(source.pipeline, lsn, seconds=seconds)
+
+    with Pipeline.open(source.config) as other:
+        other.store.lock(flusher_lock(source.config.name))
+        found = compare.verify(source.pipeline, source.session, source.tables, flush_to)
+    assert {c.outcome for c in found} == {"not compared"}
+    assert all("the log hasn't come to" in str(c.problem) for c in found)
+    assert not any(source.pipeline.store.is_locked(write_lock(table)) for table in (T, H, U))
 
 
 def test_a_table_that_cannot_be_looked_at_keeps_no_other_from_being_compared(

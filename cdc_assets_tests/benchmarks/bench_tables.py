@@ -1,0 +1,316 @@
+"""``python -m cdc_assets_tests.benchmarks.bench_tables``: a source of hundreds of small tables.
+
+``dagster dev`` with default settings replicates ``--tables`` tables; ``--busy`` of them are changed
+in the last phase, by pgbench, at ``--rate`` changes a second in all. This measures what the
+definitions cost, how long the first start takes until the stream flows and until all tables are
+copied, and then in a quiet phase and in a busy one: the processor time of every part as a share of
+one core, what Dagster's storage grows by (as if for a day), how long the sensors' ticks take, how
+many runs there are, and how old the changes of some of the busy tables are when a reader sees them.
+
+Prints progress on stderr and one JSON line on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from rich.console import Console
+
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.demo.schema import connection_environment
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.process.home import home
+from cdc_assets_tests.benchmarks.calibration import calibrate
+from cdc_assets_tests.benchmarks.pipeline_meters import Processors, Reader, looking
+from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+DATABASE = "bench_tables"
+_ROWS = 100
+_DAY_SECONDS = 86_400
+# Until all tables are copied.
+_PATIENCE_SECONDS = 1800.0
+# Busy tables whose freshness is read; each look at one loads its metadata.
+_WATCHED = 3
+_WATCH_SECONDS = 1.0
+# Changes of one transaction, of one table: as many inserts, updates and deletes.
+_CHANGES = 9
+
+_SCRIPT = """
+\\set table random(0, {last})
+\\set at random(1, 1000000000)
+begin;
+insert into t:table (a, v) select g, md5(g::text) from generate_series(1, 3) g;
+update t:table set a = a + 1 where id in (select id from t:table order by id desc limit 3);
+delete from t:table where id in (select id from t:table order by id limit 3);
+commit;
+"""
+
+# In a process of its own, as the code server builds them, and as a run does.
+_DEFINITIONS = """
+import json, sys, time
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.build import build_defs
+config = parse_config(json.loads(sys.stdin.read()), "bench")
+began = time.process_time()
+definitions = build_defs(config)
+built = time.process_time()
+repository = definitions.get_repository_def()
+repository.get_job(f"materialize_{config.name}_tables")
+run = time.process_time()
+repository.get_all_jobs()
+print(json.dumps([built - began, run - began, time.process_time() - began]))
+"""
+
+_TICKS = """
+query ($selector: RepositorySelector!) {
+  sensorsOrError(repositorySelector: $selector) {
+    ... on Sensors { results { name sensorState { ticks(limit: 200) { timestamp endTimestamp } } } }
+  }
+}
+"""
+_REPOSITORIES = "{ repositoriesOrError { ... on RepositoryConnection { nodes {"
+_REPOSITORIES += " name location { name } } } } }"
+_RUNS = "query ($after: Float!) { runsOrError(filter: {createdAfter: $after}, limit: 1000)"
+_RUNS += " { ... on Runs { count } } }"
+
+
+class Options(argparse.Namespace):
+    """The command's options."""
+
+    tables: int
+    busy: int
+    rate: int
+    seconds: float
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """``cores``: what each part took of one core. Bytes of Dagster's storage, and runs, a day."""
+
+    seconds: float
+    cores: dict[str, float]
+    all_cores: float
+    storage_bytes_a_day: int
+    runs_a_day: int
+    slowest_ticks_seconds: dict[str, float]
+    freshness_p50: float | None = None
+    freshness_p99: float | None = None
+
+
+def _source(server_dsn: str, tables: int) -> str:
+    dsn = make_conninfo(server_dsn, dbname=DATABASE)
+    with psycopg.connect(server_dsn, autocommit=True) as server:
+        server.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where database = %s",
+            (DATABASE,),
+        )
+        server.execute(f"drop database if exists {DATABASE} with (force)".encode())
+        server.execute(f"create database {DATABASE}".encode())
+    with psycopg.connect(dsn, autocommit=True) as source:
+        for number in range(tables):
+            source.execute(
+                f"create table t{number} (id bigint generated always as identity primary key,"
+                " a bigint, v text, at timestamptz default now());"
+                f" insert into t{number} (a, v) select g, md5(g::text)"
+                f" from generate_series(1, {_ROWS}) g".encode()
+            )
+        source.execute("vacuum analyze")
+    return dsn
+
+
+def _definitions_cost(config: SourceConfig) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-c", _DEFINITIONS],
+        input=config.dump(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    build, run, whole = json.loads(done.stdout)
+    found = {"build_defs": build, "a_run": run, "all_jobs": whole}
+    return {name: round(seconds, 2) for name, seconds in found.items()}
+
+
+def _serve(config: SourceConfig) -> Path:
+    path = home() / "definitions.py"
+    path.write_text(
+        "import json\n"
+        "from cdc_assets.dagster.build import build_defs\n"
+        "from cdc_assets.config.source import parse_config\n"
+        f"defs = build_defs(parse_config(json.loads({config.dump()!r}), 'bench'))\n"
+    )
+    return path
+
+
+def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[str, float]:
+    """Seconds from ``began`` on until the flusher streams, and until every table is copied."""
+    found = dict[str, float]()
+    tables = len(config.tables)
+    last = -1
+
+    def copied() -> bool:
+        nonlocal last
+        try:
+            with Pipeline.open(config) as pipeline:
+                told, _ = pipeline.store.flusher_report() or ({}, None)
+                if told.get("state") == "streaming":
+                    found.setdefault("streaming", round(time.time() - began, 1))
+                done = sum(row.state == "streaming" for row in pipeline.store.tables())
+        except psycopg.Error:
+            return False
+        if done // 50 != last // 50:
+            stderr.print(f"  {done} of {tables} tables are copied, {time.time() - began:.0f} s")
+        last = done
+        return done == tables
+
+    server.until("the copies", copied, _PATIENCE_SECONDS)
+    return {**found, "copied": round(time.time() - began, 1)}
+
+
+def _storage_bytes(server: DevServer) -> int:
+    """Of Dagster's own storage: runs, events, ticks."""
+    place = server.home / "dagster"
+    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+
+
+def _slowest_ticks(server: DevServer, since: float) -> dict[str, float]:
+    nodes = server.ask(_REPOSITORIES)["repositoriesOrError"]["nodes"]
+    found = dict[str, float]()
+    for node in nodes:
+        selector = {
+            "repositoryName": node["name"],
+            "repositoryLocationName": node["location"]["name"],
+        }
+        for sensor in server.ask(_TICKS, selector=selector)["sensorsOrError"]["results"]:
+            took = [
+                tick["endTimestamp"] - tick["timestamp"]
+                for tick in sensor["sensorState"]["ticks"]
+                if tick["endTimestamp"] and tick["timestamp"] >= since
+            ]
+            if took:
+                found[sensor["name"]] = round(max(took), 2)
+    return found
+
+
+def _phase(
+    server: DevServer,
+    seconds: float,
+    begin: Callable[[], subprocess.Popen[bytes]] | None = None,
+    readers: Sequence[Reader] = (),
+) -> Phase:
+    """``begin``: begins the load, which ends by itself; None for a quiet phase."""
+    processors = Processors()
+    processors.look()
+    storage, began = _storage_bytes(server), time.time()
+    load = None if begin is None else begin()
+    while time.time() - began < seconds or (load is not None and load.poll() is None):
+        time.sleep(1.0)
+        processors.look()
+    took = time.time() - began
+    cores = {part: round(s / took, 3) for part, s in processors.seconds().items()}
+    ours = {part: share for part, share in cores.items() if part not in ("pgbench", "postgres")}
+    daily = _DAY_SECONDS / took
+    runs = server.ask(_RUNS, after=began)["runsOrError"]["count"]
+    ages = sorted(
+        age
+        for reader in readers
+        if reader.steps
+        for _, age in reader.freshness(began, min(began + took, reader.steps[-1][1]))
+    )
+    phase = Phase(
+        round(took, 1),
+        cores,
+        round(sum(ours.values()), 3),
+        round((_storage_bytes(server) - storage) * daily),
+        round(runs * daily),
+        _slowest_ticks(server, began),
+        round(statistics.median(ages), 2) if ages else None,
+        round(ages[int(0.99 * (len(ages) - 1))], 2) if ages else None,
+    )
+    stderr.print(f"{'busy' if begin else 'quiet'}: {asdict(phase)}")
+    return phase
+
+
+def _begin(postgres: EmbeddedPostgres, dsn: str, options: Options) -> subprocess.Popen[bytes]:
+    script = home() / "changes.sql"
+    script.write_text(_SCRIPT.format(last=options.busy - 1))
+    command = [
+        str(postgres.program("pgbench")), "--no-vacuum", "--client", "2", "--max-tries", "10",
+        "--file", str(script), "--time", str(round(options.seconds)),
+        "--rate", f"{options.rate / _CHANGES:g}",
+    ]  # fmt: skip
+    return subprocess.Popen(command, env=connection_environment(dsn), stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", type=int, default=500)
+    parser.add_argument("--busy", type=int, default=20)
+    parser.add_argument("--rate", type=int, default=1_000, help="changes a second of all of them")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
+    parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
+    options = parser.parse_args(namespace=Options())
+    calibration = calibrate(stderr.print)
+    with workplace(options.cache.absolute(), stderr.print) as postgres:
+        server_dsn = postgres.dsn()
+        assert server_dsn is not None
+        stderr.print(f"making {options.tables} tables")
+        dsn = _source(server_dsn, options.tables)
+        tables = [{"name": f"public.t{number}"} for number in range(options.tables)]
+        config = parse_config(
+            {"name": "bench", "postgres": {"dsn": dsn}, "tables": tables}, "bench"
+        )
+        definitions = _definitions_cost(config)
+        stderr.print(f"definitions: {definitions}")
+        folder, began = home() / "dev", time.time()
+        with dev_server(folder, "-f", str(_serve(config))) as server, ExitStack() as watching:
+            os.environ["CDC_ASSETS_HOME"] = str(server.home)
+            config = parse_config(json.loads(config.dump()), "bench")
+            start = _first_start(config, server, began)
+            stderr.print(f"first start: {start}")
+            readers = [
+                Reader(config, TableId("public", f"t{number}"))
+                for number in range(min(_WATCHED, options.busy))
+            ]
+            quiet = _phase(server, options.seconds)
+            for reader in readers:
+                watching.enter_context(looking(reader, _WATCH_SECONDS))
+            busy = _phase(server, options.seconds, lambda: _begin(postgres, dsn, options), readers)
+        shutil.rmtree(folder, ignore_errors=True)
+    found: dict[str, Any] = {
+        "tables": options.tables,
+        "busy_tables": options.busy,
+        "changes_s": options.rate,
+        "definitions_cpu_seconds": definitions,
+        "first_start_seconds": start,
+        "quiet": asdict(quiet),
+        "busy": asdict(busy),
+        "calibration": calibration.shown(**definitions),
+        "cpus": os.cpu_count(),
+    }
+    print(json.dumps(found))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
