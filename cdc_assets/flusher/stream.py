@@ -134,6 +134,7 @@ class Stream:
             names = pq.Escaping(libpq).escape_literal(
                 b",".join(b'"' + p.encode().replace(b'"', b'""') + b'"' for p in publications)
             )
+            libpq.nonblocking = 0  # all of it is sent, or it fails
             libpq.send_query(
                 f'START_REPLICATION SLOT "{slot}" LOGICAL {at}'
                 f" (proto_version '1', publication_names {bytes(names).decode()})".encode()

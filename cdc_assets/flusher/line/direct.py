@@ -65,7 +65,7 @@ class DirectLine:
             if answered(wire, len(_COPY_BOTH)) != _COPY_BOTH:
                 wire.close()
                 return None
-            wire.skip(len(_COPY_BOTH))
+            wire.begin_behind(len(_COPY_BOTH))
         except BaseException:
             wire.close()
             raise

@@ -8,6 +8,7 @@ thread has both: neither libpq nor OpenSSL is called by two at once.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import importlib
 import os
@@ -31,7 +32,7 @@ class SocketWire:
     """
 
     has_more: Final = False
-    """Whether something is left that makes :meth:`fileno` not readable."""
+    """Whether the next look brings or raises something though :meth:`fileno` isn't readable."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -52,8 +53,11 @@ class SocketWire:
         """
         return self._socket.recv(size, socket.MSG_PEEK)
 
-    def skip(self, size: int) -> None:
-        """Read the first ``size`` of the bytes that :meth:`peek` returned."""
+    def begin_behind(self, size: int) -> None:
+        """Read the first ``size`` of the bytes that :meth:`peek` returned; now nobody else reads.
+
+        Until then it can be closed, and libpq reads all of it.
+        """
         self._socket.recv(size)
 
     def receive_into(self, room: memoryview, limit_bytes: int) -> int:
@@ -83,13 +87,11 @@ class TlsWire:
 
     def __init__(self, library: _OpenSsl, handle: int, descriptor: int) -> None:
         self._library = library
-        self._handle = handle
+        self._handle: int | None = handle
+        self._buffered: int | None = None
         self._descriptor = descriptor
         self._lost: OSError | None = None
         self.has_more = False
-        # Else each record costs two looks at the socket.
-        library.read_ahead(handle, 1)
-        self._buffered = library.buffered(handle)
 
     @classmethod
     def of(cls, connection: PGconn) -> Self | None:
@@ -104,16 +106,21 @@ class TlsWire:
     def peek(self, size: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)
         self._library.clear()
-        got = self._library.peek(self._handle, ctypes.addressof(buffer), size)
+        got = self._library.peek(self._opened(), ctypes.addressof(buffer), size)
         return buffer.raw[: got if got > 0 else self._end(got)]
 
-    def skip(self, size: int) -> None:
-        buffer = ctypes.create_string_buffer(size)
-        self._library.read(self._handle, ctypes.addressof(buffer), size)
+    def begin_behind(self, size: int) -> None:
+        buffer, handle = ctypes.create_string_buffer(size), self._opened()
+        self._library.read(handle, ctypes.addressof(buffer), size)
+        # Else each record costs two looks at the socket. But what was read ahead is hidden from
+        # libpq, which would wait for it.
+        self._library.read_ahead(handle, 1)
+        self._buffered = self._library.buffered(handle)
 
     def receive_into(self, room: memoryview, limit_bytes: int) -> int:
         if self._lost is not None:
             raise self._lost
+        self._opened()
         start, size = ctypes.addressof(ctypes.c_char.from_buffer(room)), len(room[:limit_bytes])
         self._library.clear()
         got: int = self._library.read_many(self._buffered, start, size)
@@ -126,7 +133,7 @@ class TlsWire:
 
     def send(self, data: bytes) -> int:
         self._library.clear()
-        sent: int = self._library.write(self._handle, data, len(data))
+        sent: int = self._library.write(self._opened(), data, len(data))
         if sent > 0:
             return sent
         self._end(sent)
@@ -140,11 +147,12 @@ class TlsWire:
             return
         except OSError as error:
             self._lost = error
+        self.has_more = True
 
     def _end(self, returned: int) -> int:
         """0 at an orderly end, which is what ``returned`` means; else raises."""
         number = ctypes.get_errno()
-        why = self._library.error(self._handle, returned)
+        why = self._library.error(self._opened(), returned)
         if why == _ZERO_RETURN or (why == _SYSCALL and not number):
             return 0
         if why in (_WANT_READ, _WANT_WRITE):
@@ -155,7 +163,16 @@ class TlsWire:
 
     def close(self) -> None:
         """Let go of the handle, which libpq still has."""
-        self._library.let_go(self._buffered, self._handle)
+        handle, self._handle = self._handle, None
+        buffered, self._buffered = self._buffered, None
+        self._descriptor = -1
+        if handle is not None and buffered is not None:
+            self._library.let_go(buffered, handle)
+
+    def _opened(self) -> int:
+        if self._handle is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._handle
 
 
 Wire = SocketWire | TlsWire
@@ -224,6 +241,7 @@ class _OpenSsl:
 
     def let_go(self, buffered: int, handle: int) -> None:
         """Free a chain, and say nothing to the server, as OpenSSL would."""
+        self.read_ahead(handle, 0)
         before = self._shutdown(handle)
         self._set_quiet(handle, 1)
         reader = self._pop(buffered)

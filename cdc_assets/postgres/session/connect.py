@@ -138,8 +138,8 @@ def pools_transactions(connection: psycopg.Connection[Any], dsn: str) -> bool:
 def replication_connect(dsn: str, application_name: str = "cdc_assets") -> Connection:
     """A replication session (``replication=database``), which only libpq's calls can use.
 
-    Other threads go on meanwhile, as they don't beside libpq's own call. Raises ReplicationLost,
-    or TlsProblem.
+    Other threads go on meanwhile, as they don't beside libpq's own call. Of several hosts the first
+    that lets it in is taken, as by :func:`connect`. Raises ReplicationLost, or TlsProblem.
     """
     try:
         connection = psycopg.connect(
@@ -147,7 +147,8 @@ def replication_connect(dsn: str, application_name: str = "cdc_assets") -> Conne
         )
     except psycopg.OperationalError as error:
         said = str(error).strip()
-        raise tls_problem(said) or ReplicationLost(
+        said, _, _ = (problem := said).partition("\nMultiple connection attempts failed")
+        raise tls_problem(problem) or ReplicationLost(
             "can't open a replication connection: " + said,
             "The role needs REPLICATION, pg_hba.conf must let it in, and a transaction pooler"
             " (PgBouncer) can't be in between: give the database's own address.",

@@ -73,7 +73,8 @@ _FOUND = tuple((re.compile(p, re.IGNORECASE), what, remedy) for p, what, remedy 
 def tls_problem(text: str) -> TlsProblem | None:
     """The problem that a failed connection's message reports; None if it isn't one of TLS."""
     for pattern, what, remedy in _FOUND:
-        if pattern.search(text):
-            said = text.strip().splitlines()[-1].strip()
+        # The line itself: others are of other addresses.
+        said = next((line.strip() for line in text.splitlines() if pattern.search(line)), None)
+        if said is not None:
             return TlsProblem(f"{what}: {said.rstrip('.')}.", remedy)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -62,8 +63,8 @@ def _messages(stream: Stream, commits: int, limit_bytes: int = 2**20) -> Iterato
             if frame.startswith(b"w"):
                 yield frame[_HEADER_BYTES:]
                 commits -= frame[_HEADER_BYTES:].startswith(b"C")
-        if not len(received.lengths):
-            select.select([stream], [], [], 5)
+        if not len(received.lengths) and not stream.has_more:
+            assert select.select([stream], [], [], 5)[0], "what is left was told to be none"
 
 
 class Proxy:
@@ -130,19 +131,57 @@ def _write(server: psycopg.Connection) -> None:
     server.execute("insert into s.t values (0, repeat('x', 16384))")
 
 
+@pytest.mark.parametrize("limit_bytes", [1_000, 50_000])
 def test_what_is_read_past_libpq_is_what_libpq_reads(
-    server: psycopg.Connection, secured: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    server: psycopg.Connection,
+    secured: str,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_bytes: int,
 ) -> None:
     _write(server)
     with _open(proxy.dsn, "one") as stream:
         assert isinstance(stream._line, DirectLine)
         assert isinstance(stream._line._wire, TlsWire)
-        past = list(_messages(stream, _COMMITS, limit_bytes=50_000))
+        past = list(_messages(stream, _COMMITS, limit_bytes))
     monkeypatch.setattr(direct, "wire_of", lambda connection: None)
     with _open(secured, "two") as stream:
         assert isinstance(stream._line, LibpqLine)
         assert past == list(_messages(stream, _COMMITS))
     assert len(past) > 20_000
+
+
+@pytest.mark.parametrize("limit_bytes", [1_000, 5_000])
+def test_what_is_left_where_no_socket_tells_it_is_told(
+    server: psycopg.Connection, secured: str, limit_bytes: int
+) -> None:
+    with _open(secured, "one") as stream:
+        server.execute("insert into s.t values (1, repeat('x', 100000))")
+        end = current_lsn(server)
+        sent = "select from pg_stat_replication where sent_lsn >= %s::pg_lsn"
+        wait_for(lambda: server.execute(sent, (str(end),)).fetchall())
+        time.sleep(0.2)  # all of it has arrived
+        assert sum(map(len, _messages(stream, 1, limit_bytes))) > 100_000
+
+
+def test_a_stream_begins_at_once_though_the_server_says_something_first(
+    secured: str, server: psycopg.Connection
+) -> None:
+    """libpq reads the answer then, and none of it is hidden from it."""
+    said = "-c client_min_messages=log -c log_replication_commands=on"
+    over = threading.Event()
+    busy = threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)])
+    busy.start()
+    try:
+        for _ in range(20):
+            began = time.monotonic()
+            with _open(make_conninfo(secured, options=said), "one") as stream:
+                assert isinstance(stream._line, LibpqLine)
+                # Whoever waits in vain does so for the next keepalive, ten seconds.
+                assert time.monotonic() - began < 4
+    finally:
+        over.set()
+        busy.join()
 
 
 def test_a_line_that_was_spoilt_is_lost(server: psycopg.Connection, proxy: Proxy) -> None:
@@ -177,7 +216,13 @@ def test_a_connection_goes_on_when_its_tls_is_let_go(server: psycopg.Connection)
     for _ in range(100):
         wire = TlsWire.of(server.pgconn)
         assert wire is not None
+        wire.begin_behind(0)
         wire.close()
+        wire.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wire.receive_into(memoryview(bytearray(9)), 9)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wire.send(b"x")
     assert server.execute("select pg_backend_pid()").fetchone() == before
 
 

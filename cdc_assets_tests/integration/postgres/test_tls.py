@@ -93,6 +93,11 @@ def test_what_is_wrong_is_named_with_the_way_out(
             run(config)  # at the start; and it ends
         with pytest.raises(TlsProblem, match=what):
             open_catalog(config)
+    port = conninfo_to_dict(secured)["port"]
+    several = make_conninfo(secured, host="127.0.0.1,localhost", port=f"{port},1")
+    for opened in (connect, replication_connect):
+        with pytest.raises(TlsProblem, match="does not match host name"):  # of the first one
+            opened(several)
     with pytest.raises(psycopg.OperationalError):  # a certificate, but somebody else's
         connect(make_conninfo(secured, sslcert=str(other.certificate), sslkey=str(other.key)))
 
