@@ -278,9 +278,7 @@ def main() -> None:
         stderr.print(f"making {options.tables} tables")
         dsn = _source(server_dsn, options.tables)
         tables = [{"name": f"public.t{number}"} for number in range(options.tables)]
-        config = parse_config(
-            {"name": "bench", "postgres": {"dsn": dsn}, "tables": tables}, "bench"
-        )
+        config = parse_config({"name": "many", "postgres": {"dsn": dsn}, "tables": tables}, "bench")
         definitions = _definitions_cost(config)
         stderr.print(f"definitions: {definitions}")
         folder, began = home() / "dev", time.time()
