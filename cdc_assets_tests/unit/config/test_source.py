@@ -191,3 +191,18 @@ def test_two_tables_of_one_name_get_their_schema_as_a_prefix() -> None:
 def test_an_unknown_table_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"public\.nope is not in the configuration"):
         parse_config(minimal(), "f").table("nope")
+
+
+def test_a_changed_copy_of_a_configuration_finds_its_own_tables() -> None:
+    config = parse_config(minimal(tables=[{"name": "a.t"}, {"name": "b.u"}]), "f")
+    one, other = config.tables
+    assert [config.lake_name(t.id) for t in config.tables] == ["t", "u"]
+    assert config.table("a.t") is one
+    changed = config.model_copy(
+        update={"tables": (other.model_copy(update={"name": "b.t", "mode": "append"}), one)}
+    )
+    assert [changed.lake_name(t.id) for t in changed.tables] == ["b_t", "a_t"]
+    assert changed.table("b.t").mode == "append"
+    with pytest.raises(ConfigurationError, match=r"b\.u is not in the configuration"):
+        changed.table("b.u")
+    assert config.table("b.u") is other
