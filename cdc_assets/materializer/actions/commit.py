@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from cdc_assets.lake.publish import append, published
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.lake.values import names_of
 from cdc_assets.log.batch import Facts
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.materializer.events import Batch
@@ -85,7 +86,7 @@ class Merged:
 
 
 def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:
-    """Delete the rows of ``delete``, then append ``new``."""
+    """Delete the rows of ``delete``, then append ``new``, which has the table's columns."""
     session, lake = change.session, change.lake
     with published(session, lake, change.state) as branch:
         if delete is not None:
@@ -105,6 +106,8 @@ def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | N
 def _whole(session: SparkSession, lake: LakeTable, rows: DataFrame) -> DataFrame:
     """``rows`` with NULL in the lake's columns that the source has dropped."""
     loaded = lake.load()
-    if loaded is None or {f.name for f in loaded.schema().fields} <= set(rows.columns):
+    # Not ``rows.columns``: a server would be asked, and sent all of them.
+    known = {*names_of(lake), *lake.extra}
+    if loaded is None or {f.name for f in loaded.schema().fields} <= known:
         return rows
     return rows.to(session.table(lake.sql_name).schema)

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_assets.config.tables import DELETED_AT
+from cdc_assets.lake.spark.sending import sent
 from cdc_assets.lake.tables import ticked
 from cdc_assets.lake.values import as_lake, named, texts_of
 from cdc_assets.materializer.actions.commit import Change, Merged, commit
@@ -68,9 +69,9 @@ def _merge_winners(change: Change, won: Winners) -> Merged:
     session, lake, state = change.session, change.lake, change.state
     delete, new, repaired = change.emptying, None, 0
     if delete is None and not (won.inserts and change.inserts_add()) and lake.has_rows(state):
-        delete = of_keys(lake, won.keys, lambda: session.createDataFrame(won.keys))
+        delete = of_keys(lake, won.keys, lambda: sent(session, won.keys))
     if len(won.rows):
-        new = as_lake(session.createDataFrame(won.rows), lake.columns, "row")
+        new = as_lake(sent(session, won.rows), lake.columns, "row")
     if len(won.partial):
         rows, repaired = _completed(change, won.partial)
         new = rows if new is None else new.unionByName(rows)
@@ -83,18 +84,18 @@ def _merge_winners(change: Change, won: Winners) -> Merged:
 def _completed(change: Change, partial: pa.Table) -> tuple[DataFrame, int]:
     """:func:`_filled` of ``winners.Winners.partial``; what is found is looked for first."""
     session, lake, key = change.session, change.lake, [c.source.name for c in change.lake.key]
-    sent = session.createDataFrame(partial).withColumn("gone", F.lit(None).cast("bigint"))
+    rows = sent(session, partial).withColumn("gone", F.lit(None).cast("bigint"))
     bounds = bounds_in(lake, partial["source"])
     names = sorted({name for some in partial["unknown"].to_pylist() for name in some})
-    keys = _in_table(change, sent, [], bounds).select("of").distinct().collect()
+    keys = _in_table(change, rows, [], bounds).select("of").distinct().collect()
     found = {tuple(row["of"]) for row in keys}
     missing = [
         values
         for one in partial["key"].to_pylist()
         if (values := tuple(one[name] for name in key)) not in found
     ]
-    rows = _with_old(change, sent, names, bounds).dropDuplicates(["key"]).drop("key", "gone")
-    return _reread(change, rows, missing)
+    whole = _with_old(change, rows, names, bounds).dropDuplicates(["key"]).drop("key", "gone")
+    return _reread(change, whole, missing)
 
 
 def _filled(

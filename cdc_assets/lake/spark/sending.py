@@ -1,0 +1,26 @@
+"""Rows that go along with a statement, in a form that costs Spark little.
+
+Each rule by which Spark plans a statement goes through the rows in it, and casts of them are
+evaluated one by one while it is planned. So the rows are packed: some thousands of them are one row
+of the plan, and are taken apart by the tasks, side by side, in compiled code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+# A task's share is a number of these.
+_PACKED_BYTES = 2**20
+
+
+def sent(session: SparkSession, table: pa.Table) -> DataFrame:
+    """The rows of ``table`` as a DataFrame with its columns."""
+    rows = table.to_struct_array()
+    rows = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
+    pieces = max(1, min(len(rows), -(-table.nbytes // _PACKED_BYTES)))
+    ends = np.linspace(0, len(rows), pieces + 1).astype(np.int32)
+    packed = pa.ListArray.from_arrays(pa.array(ends), rows)
+    return session.createDataFrame(pa.table({"packed": packed})).select(F.inline("packed"))
