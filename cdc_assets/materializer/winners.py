@@ -23,7 +23,7 @@ from cdc_assets.materializer.fold import Event, Folded, fold_relinked
 
 # Of staged files, compressed; and of text, which a statement carries along with its keys. A Connect
 # server takes statements of up to 128 MB.
-_STAGED_BYTES, _TEXT_BYTES = 16 * 10**6, 40 * 10**6
+_STAGED_BYTES, _TEXT_BYTES = 32 * 10**6, 90 * 10**6
 # Changes that are folded one by one, in Python: 10 to 25 µs each, and up to 1 kB.
 _ODD_CHANGES = 20_000
 
@@ -65,7 +65,8 @@ def winners(
         return None
     if facts.truncate is not None:
         events = events.filter(pc.greater(events["off"], facts.truncate))
-    named = texts(events["data"], key)
+    found = texts(events["data"], list(dict.fromkeys([*key, *columns])))
+    named = found.select(list(key))
     codes = _codes([named[name].combine_chunks() for name in key], len(named))
     last = np.sort(_last(codes))
     whole, folded = last, list[Folded]()
@@ -76,11 +77,12 @@ def winners(
             return None
         whole = last[~among[last]]
         folded = _folded(events.filter(pa.array(among)), key)
-    rows = events["data"].take(whole).filter(pc.not_equal(events["op"].take(whole), "D"))
+    rows = found.select(list(columns)).take(whole)
+    rows = rows.filter(pc.not_equal(events["op"].take(whole), "D"))
     stay = [one for one in folded if one.op != "D"]
     known = [_row(one, key) for one in stay if _unknown(one, key, columns) is None]
     return Winners(
-        pa.concat_tables([_structs(texts(rows, columns), "row"), _made(known, "row", columns)]),
+        pa.concat_tables([_structs(rows, "row"), _made(known, "row", columns)]),
         _structs(named.take(last), "key"),
         _partial([one for one in stay if _unknown(one, key, columns) is not None], key, columns),
         bool(pc.all(pc.equal(events["op"], "I")).as_py()),

@@ -158,9 +158,11 @@ def prepare_session(session: SparkSession, config: SourceConfig) -> None:
         # A batch is small beside a warehouse query: the default of 200 would cost more than the
         # work.
         "spark.sql.shuffle.partitions": str(max(2, config.spark.cores)),
+        # Compiled code has no keys in it, so that it can be used again.
+        "spark.sql.optimizer.inSetSwitchThreshold": "0",
         # A batch's rows come with their statement, and are gone with it: a plan that is kept, or
         # a relation that is cached by the session, would keep them for as long as the session.
-        "spark.sql.session.localRelationCacheThreshold": str(64 * 2**20),
+        "spark.sql.session.localRelationCacheThreshold": str(120 * 2**20),
         "spark.connect.session.planCache.enabled": "false",
         **spark_settings(config),
     }

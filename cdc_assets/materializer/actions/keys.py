@@ -23,6 +23,7 @@ _NUMBERS = ("int", "bigint")
 _NAMED = 1_000
 
 _ENDS = ("min", "max")
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 Bounds = Mapping[str, tuple[int, int]]
 """The least and the greatest of the keys, for columns of the key by their names in the lake."""
@@ -85,6 +86,18 @@ def _counted(lake: LakeTable) -> list[LakeColumn]:
 
 def within(bounds: Bounds) -> str:
     """A condition of the table's rows ``t``."""
-    return " and ".join(
-        f"t.{ticked(name)} between {low} and {high}" for name, (low, high) in bounds.items()
-    )
+    conditions = []
+    for name, pair in bounds.items():
+        low, high = _rounded(*pair)
+        conditions.append(f"t.{ticked(name)} between {low} and {high}")
+    return " and ".join(conditions)
+
+
+def _rounded(low: int, high: int) -> tuple[int, int]:
+    """Bounds that are at most a quarter of their distance further out, and seldom other ones.
+
+    They are part of the code that Spark compiles to look at each row: if it is the same as for
+    earlier merges, the JVM has optimized it by now.
+    """
+    step = 1 << max(0, (high - low).bit_length() - 3)
+    return max(low // step * step, _LEAST), min((high // step + 1) * step - 1, _GREATEST)

@@ -6,7 +6,9 @@ would else be older than ``freshness.target`` once it is visible, or a batch is 
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from datetime import datetime
 
 from cdc_assets.config.source import SourceConfig
@@ -17,6 +19,10 @@ from cdc_assets.postgres.names import TableId
 # How long a table's first merge is expected to take, and how much later the next look may come.
 _FIRST_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
+# Merges of which the longest is expected again, since every tenth or so also puts manifests
+# together; but not one that took more than this many times as long as most: it was the server's
+# first one, or met a check.
+_REMEMBERED, _ODD = 12, 2.0
 
 
 class Cadence:
@@ -24,13 +30,13 @@ class Cadence:
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
-        self._merge_seconds: dict[TableId, float] = {}
+        self._merge_seconds: dict[TableId, deque[float]] = {}
         # The offset that each backlog begins at, and when it was first seen (monotonic).
         self._seen: dict[TableId, tuple[int, float]] = {}
 
     def took(self, table: TableId, seconds: float) -> None:
-        """Remember how long the table's last merge took."""
-        self._merge_seconds[table] = seconds
+        """Remember how long a merge of the table took."""
+        self._merge_seconds.setdefault(table, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def is_due(self, backlog: Backlog, now: datetime) -> bool:
         """Whether a merge that began at the next look would come too late; ``now``: of the log.
@@ -51,4 +57,6 @@ class Cadence:
         if backlog.bytes >= self._config.lake.merge_bytes or backlog.rows >= BATCH_ROWS:
             return True
         target = self._config.table(table).freshness.target.total_seconds()
-        return age + self._merge_seconds.get(table, _FIRST_SECONDS) + _LOOK_SECONDS >= target
+        took = self._merge_seconds.get(table, (_FIRST_SECONDS,))
+        expected = min(max(took), _ODD * statistics.median(took))
+        return age + expected + _LOOK_SECONDS >= target

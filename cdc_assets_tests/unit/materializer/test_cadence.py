@@ -40,6 +40,19 @@ def test_a_merge_begins_so_that_the_oldest_change_is_visible_at_the_target() -> 
     assert cadence.is_due(backlog(0.0), NOW)
 
 
+def test_the_longest_of_the_last_merges_is_expected_again_unless_it_was_an_odd_one() -> None:
+    cadence = Cadence(config("10s"))
+    for seconds in (4.0, 3.0, 2.5):
+        cadence.took(T, seconds)
+    assert cadence.is_due(backlog(4.6), NOW)
+    for _ in range(12):
+        cadence.took(T, 2.5)
+    assert not cadence.is_due(backlog(4.6), NOW)
+    cadence.took(T, 60.0)
+    assert cadence.is_due(backlog(3.6), NOW)
+    assert not cadence.is_due(backlog(3.4), NOW)
+
+
 @pytest.mark.parametrize("full", [{"bytes": 10**9}, {"rows": BATCH_ROWS}])
 def test_a_full_batch_is_due_at_once(full: dict[str, int]) -> None:
     assert Cadence(config("4m")).is_due(backlog(0.0, **full), NOW)

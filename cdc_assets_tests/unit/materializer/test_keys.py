@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.lake.tables import LakeTable
@@ -18,6 +20,7 @@ from cdc_assets.postgres.names import TableId
 
 T = TableId("public", "t")
 JOINED: Any = object()
+BETWEEN = "t.`id` between "
 
 
 def condition(monkeypatch: pytest.MonkeyPatch, types: dict[str, str], *rows: str) -> str:
@@ -40,14 +43,14 @@ def condition(monkeypatch: pytest.MonkeyPatch, types: dict[str, str], *rows: str
 @pytest.mark.parametrize(
     ("types", "rows", "wanted"),
     [
-        ({"id": "bigint"}, ["7", "-3", "7"], "t.`id` between -3 and 7 and t.`id` in (7, -3, 7)"),
+        ({"id": "bigint"}, ["7", "-3", "7"], "t.`id` between -4 and 7 and t.`id` in (7, -3, 7)"),
         ({".n": "smallint"}, ["1"], "t.`.n` between 1 and 1 and t.`.n` in (1)"),
         (
             {".a": "integer", "a": "integer"},
             ["1 100", "2 200"],
             (
                 "join: t.`.a` = s.c0 and t.`a` = s.c1"
-                " and t.`.a` between 1 and 2 and t.`a` between 100 and 200"
+                " and t.`.a` between 1 and 2 and t.`a` between 96 and 207"
             ),
         ),
         (
@@ -69,3 +72,19 @@ def test_many_keys_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_NAMED", 2)
     said = condition(monkeypatch, {"id": "bigint"}, "1", "2", "3")
     assert said == "join: t.`id` = s.c0 and t.`id` between 1 and 3"
+
+
+BIGINT = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(BIGINT, BIGINT)
+def test_told_bounds_hold_all_keys_and_little_more(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    told_low, _, told_high = keys.within({"id": (low, high)}).removeprefix(BETWEEN).split()
+    assert -(2**63) <= int(told_low) <= low <= high <= int(told_high) < 2**63
+    assert max(low - int(told_low), int(told_high) - high) <= (high - low) / 4
+
+
+def test_bounds_that_moved_a_little_are_told_as_before() -> None:
+    told = {keys.within({"id": (3, 1_000_000 + inserted)}) for inserted in range(0, 40_000, 1_000)}
+    assert told == {BETWEEN + "0 and 1048575"}

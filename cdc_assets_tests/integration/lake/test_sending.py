@@ -1,0 +1,53 @@
+"""Rows that go along with a statement arrive as they are, however many there are of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc_assets.config.source import parse_config
+from cdc_assets.lake.spark import sending
+from cdc_assets.lake.spark.sending import sent
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import open_session
+from cdc_assets_tests.conftest import NewDatabase
+
+_ROW = pa.struct([("a.b", pa.string()), ("", pa.string()), ("a", pa.string())])
+
+
+@pytest.fixture
+def session(postgres_dsn: NewDatabase, spark_server: SparkServer) -> Iterator[SparkSession]:
+    remote = {"remote": spark_server.ensure()}
+    settings = {"postgres": {"dsn": postgres_dsn()}, "tables": [{"name": "t"}], "spark": remote}
+    opened = open_session(parse_config({"name": "s", **settings}, "test"))
+    yield opened
+    opened.stop()
+
+
+def _table(rows: int) -> pa.Table:
+    texts = [{"a.b": None if n % 3 else str(n), "": "", "a": 'é"' * (n % 5)} for n in range(rows)]
+    unknown = [["a"] * (n % 3) or None for n in range(rows)]
+    return pa.table(
+        {"row": pa.array(texts, _ROW), "unknown": pa.array(unknown, pa.list_(pa.string()))}
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1_000])
+def test_packed_rows_arrive_as_they_are(
+    rows: int, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_PACKED_BYTES", 2_000)
+    table = _table(rows)
+    arrived = sent(session, table).toArrow()
+    assert arrived.column_names == table.column_names
+    assert sorted(map(repr, arrived.to_pylist())) == sorted(map(repr, table.to_pylist()))
+
+
+def test_few_rows_of_the_plan_hold_many(session: SparkSession) -> None:
+    table = _table(20_000)
+    plan = sent(session, table)
+    assert plan.count() == len(table)
+    assert plan._plan._child._table.num_rows <= table.nbytes // 2**20 + 1
