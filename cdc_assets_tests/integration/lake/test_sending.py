@@ -46,8 +46,10 @@ def test_packed_rows_arrive_as_they_are(
     assert sorted(map(repr, arrived.to_pylist())) == sorted(map(repr, table.to_pylist()))
 
 
-def test_few_rows_of_the_plan_hold_many(session: SparkSession) -> None:
-    table = _table(20_000)
-    plan = sent(session, table)
-    assert plan.count() == len(table)
-    assert plan._plan._child._table.num_rows <= table.nbytes // 2**20 + 1
+def test_few_rows_of_the_plan_hold_many(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, given, create = _table(20_000), list[pa.Table](), session.createDataFrame
+    monkeypatch.setattr(session, "createDataFrame", lambda rows: given.append(rows) or create(rows))
+    assert sent(session, table).count() == len(table)
+    assert [len(rows) for rows in given] == [-(-table.nbytes // 2**20)]
