@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.lake.spark import sending
@@ -49,7 +49,12 @@ def test_packed_rows_arrive_as_they_are(
 def test_few_rows_of_the_plan_hold_many(
     session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, given, create = _table(20_000), list[pa.Table](), session.createDataFrame
-    monkeypatch.setattr(session, "createDataFrame", lambda rows: given.append(rows) or create(rows))
+    table, given, create = _table(20_000), list[int](), session.createDataFrame
+
+    def counting(rows: pa.Table) -> DataFrame:
+        given.append(len(rows))
+        return create(rows)
+
+    monkeypatch.setattr(session, "createDataFrame", counting)
     assert sent(session, table).count() == len(table)
-    assert [len(rows) for rows in given] == [-(-table.nbytes // 2**20)]
+    assert given == [-(-table.nbytes // 2**20)]
