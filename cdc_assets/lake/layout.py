@@ -31,14 +31,14 @@ def is_arranged(lake: LakeTable, loaded: Table) -> bool:
     return known == wanted
 
 
-def arrange(session: SparkSession, lake: LakeTable, loaded: Table | None) -> None:
+def arrange(session: SparkSession, lake: LakeTable, loaded: Table) -> None:
     """Give the table, as it was ``loaded``, the partitions and the order that are configured.
 
     The caller holds the table's writer lock. Each statement is a commit of its own; the next writer
     finishes what a dead one left. Raises TableProblem, having changed nothing, if a column isn't
     there or Iceberg refuses its transform.
     """
-    if loaded is None or is_arranged(lake, loaded):
+    if is_arranged(lake, loaded):
         return
     parts = [parse_part(text) for text in lake.table.partition_by]
     orders = [parse_order(text) for text in lake.table.sort_by]

@@ -61,7 +61,7 @@ def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
     return older or loaded.properties.get(BEGUN) == str(row.epoch)
 
 
-def may_hold_others(store: LogStore, lake: LakeTable, state: LakeState) -> bool:
+def may_hold_others(store: LogStore, lake: LakeTable, state: LakeState, loaded: Table) -> bool:
     """Whether the table may have rows that the source hadn't at the log's position.
 
     They are somebody else's, or were there before us; or of a partition that was emptied without a
@@ -69,8 +69,7 @@ def may_hold_others(store: LogStore, lake: LakeTable, state: LakeState) -> bool:
     """
     if state.foreign is not None or lake.config.snapshot.mode == "never":
         return True
-    loaded = lake.load()
-    return loaded is None or BEGUN in loaded.properties or not has_one_heap(store, lake.row.table)
+    return BEGUN in loaded.properties or not has_one_heap(store, lake.row.table)
 
 
 def _was_applied(store: LogStore, row: TableRow) -> bool:
@@ -82,14 +81,14 @@ def _was_applied(store: LogStore, row: TableRow) -> bool:
     return known is not None and since is not None and known.applied_lsn >= since
 
 
-def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
-    """Make a table that has nothing to copy, and name its first cursor, once.
+def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> Table:
+    """Make a table that has nothing to copy, and name its first cursor, once; returns the table.
 
     In mode ``never`` the table keeps the rows that it has; a table without a heap is empty.
     """
     loaded, begun = lake.load(), str(lake.row.epoch)
     marked = loaded is not None and loaded.properties.get(BEGUN) == begun + _BEGINNING
-    if not _is_begun(store, lake, loaded):
+    if is_new := not _is_begun(store, lake, loaded):
         lake.create(session)
         if not marked:
             _mark(session, lake, begun + _BEGINNING)
@@ -102,6 +101,7 @@ def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
     if marked:
         # From here on a missing cursor was lost: it isn't named a second time.
         _mark(session, lake, begun)
+    return lake.loaded() if loaded is None or is_new or marked else loaded
 
 
 def _mark(session: SparkSession, lake: LakeTable, begun: str) -> None:
@@ -109,15 +109,14 @@ def _mark(session: SparkSession, lake: LakeTable, begun: str) -> None:
 
 
 def standing(
-    store: LogStore, lake: LakeTable, *, whatever_others_wrote: bool = False
-) -> tuple[LakeState, Cursor]:
-    """The table's state and its cursor.
+    store: LogStore, lake: LakeTable, state: LakeState, *, whatever_others_wrote: bool = False
+) -> Cursor:
+    """The cursor of the table, whose state is ``state``.
 
     Parks the table and raises TableProblem if it has no cursor of this copy, or if somebody else
     changed its rows. ``whatever_others_wrote`` allows that, for a comparison to find the rows that
     differ; the change stays known.
     """
-    state = lake.state()
     if state.cursor is None:
         park(
             store,
@@ -129,7 +128,7 @@ def standing(
         park(store, lake, "its lake table was set back to an earlier copy of it")
     if state.foreign is not None and not whatever_others_wrote:
         park(store, lake, f"somebody else changed rows of its lake table: {state.foreign}")
-    return state, state.cursor
+    return state.cursor
 
 
 def pending(store: LogStore, lake: LakeTable, cursor: Cursor) -> tuple[list[LogEntry], Cursor]:

@@ -165,22 +165,18 @@ class LakeTable:
             properties=properties,
         )
 
-    def upgrade(self, session: SparkSession) -> Table | None:
-        """Give a table that was made for its copy the properties that it is configured with.
+    def upgrade(self, session: SparkSession, loaded: Table) -> None:
+        """Give the table, as it was ``loaded``, the properties that it is configured with.
 
-        Returns the table as it was.
+        A table that was made for its copy has others.
         """
-        loaded = self.load()
         wanted = self.properties()
-        if loaded is None:
-            return None
         found = {**loaded.properties, "format-version": str(loaded.metadata.format_version)}
         other = [k for k in ("format-version", "write.delete.mode") if found.get(k) != wanted[k]]
         if not other:  # whoever set another number of manifests knows why
             wanted = {_MANIFESTS: wanted[_MANIFESTS]} if _MANIFESTS not in found else {}
         if wanted:
             session.sql(f"alter table {self.sql_name} set tblproperties ({listed(wanted)})")
-        return loaded
 
     def _create(
         self, session: SparkSession, partition_by: Sequence[str], properties: Mapping[str, str]
@@ -284,6 +280,16 @@ class LakeTable:
                 f"See that the warehouse can be reached. If the file is gone for good:"
                 f" {forgetting(self.config, self.name)}; then cdc-assets resync '{self.row.table}'",
             ) from error
+        return loaded
+
+    def loaded(self) -> Table:
+        """:meth:`load` of a table that must exist; raises TableProblem if it doesn't."""
+        if (loaded := self.load()) is None:
+            raise TableProblem(
+                self.row.table,
+                f"its lake table {self.sql_name} is gone from the catalog",
+                "Restore it in the catalog, or have the table copied again.",
+            )
         return loaded
 
     def state(self) -> LakeState:

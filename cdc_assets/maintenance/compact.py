@@ -130,7 +130,7 @@ def compact(
     done = NOT_COMPACTED
     if (loaded := lake.load()) is not None and not is_arranged(lake, loaded):
         with writing(store, lake.row):
-            arrange(session(), lake, lake.load())
+            arrange(session(), lake, lake.loaded())
     while _due(lake) is not None and time.monotonic() < until:
         try:
             with writing(store, lake.row):

@@ -236,7 +236,7 @@ class _Table:
         if not is_begun(store, lake) or not store.try_lock(lock := write_lock(lake.row.table)):
             return  # its writer looks for itself
         try:
-            state, cursor = standing(store, lake)
+            cursor = standing(store, lake, state := lake.state())
             if not state.at_head:
                 name_cursor(self._session(), lake, state, cursor)
             known = store.cursor(lake.row.table)

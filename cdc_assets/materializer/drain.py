@@ -16,26 +16,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import psycopg
+from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced, TablePaused, TableProblem
 from cdc_assets.lake.comments import annotate
 from cdc_assets.lake.layout import arrange
-from cdc_assets.lake.standing import begin, is_begun, may_hold_others, pending, standing
-from cdc_assets.lake.state import LakeState
+from cdc_assets.lake.standing import begin, may_hold_others, pending, standing
+from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.cursors import Claim, Cursor
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.relation import Told
 from cdc_assets.log.staged.storage import Storage
-from cdc_assets.log.states import TableState
-from cdc_assets.log.store import LogEntry, LogStore
+from cdc_assets.log.store import LogEntry
 from cdc_assets.log.tables import TableRow
 from cdc_assets.log.wishes import paused
 from cdc_assets.materializer.actions.commit import Change, Merged
 from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.merge import merge
+from cdc_assets.materializer.outstanding import streaming
 from cdc_assets.materializer.reread import rereader
 from cdc_assets.materializer.schema.ahead import Look, relation_ahead
 from cdc_assets.materializer.schema.alter import current, follow
@@ -115,7 +116,7 @@ def drain(
     elif not store.try_lock(lock):
         return None
     try:
-        row = _streaming(store, table)
+        row = streaming(store, table)
         if row is None:
             return None
         if (since := paused(store).get(table)) is not None:
@@ -126,16 +127,6 @@ def drain(
     finally:
         with suppress(psycopg.OperationalError):  # a session that is gone has no locks
             store.unlock(lock)
-
-
-def _streaming(store: LogStore, table: TableId) -> TableRow | None:
-    """The table's row, None if its log isn't applied yet. Raises TableProblem if it is parked."""
-    row = store.table(table)
-    if row is not None and row.state == TableState.PARKED:
-        raise TableProblem(table, row.reason or "it is parked")
-    if row is None or row.state != TableState.STREAMING or row.snapshot_lsn is None:
-        return None
-    return row
 
 
 class _Drain:
@@ -162,13 +153,16 @@ class _Drain:
         self._storage = Storage.of(pipeline.config.s3)
         self._lake = LakeTable(pipeline.config, pipeline.config.table(row.table), row)
         self._refuse_another_mode()
-        begin(self._store, session, self._lake)
+        loaded = begin(self._store, session, self._lake)
+        self._state = lake_state(loaded)
         # A comparison has to find foreign writes, so they don't stop it.
-        self._state, self._cursor = standing(
-            self._store, self._lake, whatever_others_wrote=limits.below is not None
+        self._cursor = standing(
+            self._store, self._lake, self._state, whatever_others_wrote=limits.below is not None
         )
-        self._lake, self._altering = current(pipeline, session, self._lake, self._state)
-        self._state = _unmoved(self._lake, self._state)
+        self._lake, self._altering, loaded = current(
+            pipeline, session, self._lake, self._state, loaded
+        )
+        self._now(loaded, self._state)
         if self._store.cursor(row.table) is None:
             self._annotate()
         self._whole_from = _whole_from(row)
@@ -219,7 +213,8 @@ class _Drain:
         """Merge the window's rows in one commit, into a table that has their relation."""
         at, session, facts = time.monotonic(), self._session, found.facts
         if not self._merges:
-            arrange(session, self._lake, self._lake.upgrade(session))
+            self._lake.upgrade(session, self._loaded)
+            arrange(session, self._lake, self._loaded)
         if self._altering or not found.relation.same(self._lake.row):
             self._alter(found.relation)
             self._altering = False
@@ -232,19 +227,22 @@ class _Drain:
             session,
             lake,
             self._state,
+            self._loaded,
             batch,
             tasks,
             facts,
             found.reached,
             reread,
             mixed=mixed,
-            inserts_add=lambda: not (mixed or may_hold_others(self._store, lake, self._state)),
+            inserts_add=lambda: (
+                not (mixed or may_hold_others(self._store, lake, self._state, self._loaded))
+            ),
         )
         with merging(self._store, session, lake, self._cursor.offset):
             done = merge(change)
         if done.repaired:
             self._whole_from = _whole_from(self._store.table(self._table))
-        self._state = _unmoved(lake, replace(self._state, cursor=found.reached))
+        self._now(lake.load(), replace(self._state, cursor=found.reached))
         self._merges, self._changes = self._merges + 1, self._changes + facts.rows
         self._done += done
         self._on_merge(
@@ -278,7 +276,15 @@ class _Drain:
 
     def _alter(self, relation: Told) -> None:
         self._lake = follow(self._pipeline, self._session, self._lake, self._state, relation)
-        self._state = _unmoved(self._lake, self._state)
+        self._now(self._lake.load(), self._state)
+
+    def _now(self, loaded: Table | None, expected: LakeState) -> None:
+        """Go on with the table as it is; raises Fenced unless its cursor is the expected one."""
+        state = lake_state(loaded)
+        cursor, wanted = state.cursor, expected.cursor
+        if loaded is None or cursor is None or wanted is None or cursor.offset != wanted.offset:
+            raise Fenced(f"{self._table}: another writer moved the lake table; try again.")
+        self._state, self._loaded = state, loaded
 
     def _annotate(self) -> None:
         """Give a new table the source's comments; maintenance follows them when they change."""
@@ -313,37 +319,3 @@ def _whole_from(row: TableRow | None) -> Lsn:
     if row is None or row.complete_lsn is None or row.complete_lsn == row.snapshot_lsn:
         return Lsn.ZERO
     return row.complete_lsn
-
-
-def _unmoved(lake: LakeTable, state: LakeState) -> LakeState:
-    """The table's state now. Raises Fenced unless its cursor is still that of ``state``."""
-    now = lake.state()
-    if state.cursor is None or now.cursor is None or now.cursor.offset != state.cursor.offset:
-        raise Fenced(f"{lake.row.table}: another writer moved the lake table; try again.")
-    return now
-
-
-def outstanding(pipeline: Pipeline, table: TableId) -> int | None:
-    """The end of the log that is registered for ``table`` now, None if all of it is applied.
-
-    Reads the table's own snapshots, without Spark. While another writer has the table, the answer
-    is the log's end. Raises TableProblem when the table is parked, its copy isn't complete, or its
-    log can't be applied.
-    """
-    store = pipeline.store
-    row = _streaming(store, table)
-    if row is None:
-        raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
-    lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-    if not store.try_lock(lock := write_lock(table)):
-        return store.log_end(table)
-    try:
-        if not is_begun(store, lake):
-            return store.log_end(table)
-        _, cursor = standing(store, lake)
-        entries, reached = pending(store, lake, cursor)
-        if not entries:
-            store.set_cursor(table, reached)
-    finally:
-        store.unlock(lock)
-    return entries[-1].end_offset if entries else None

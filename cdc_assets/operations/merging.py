@@ -16,7 +16,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, Fenced, TableProblem, TablesFailed, first_line
 from cdc_assets.flusher.reach import reach
 from cdc_assets.log.states import TableState
-from cdc_assets.materializer.drain import Drained, drain, outstanding
+from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.materializer.outstanding import outstanding
 from cdc_assets.materializer.schema.ahead import Look, look
 from cdc_assets.materializer.workers.follower import Follower
 from cdc_assets.materializer.workers.worker import Worker

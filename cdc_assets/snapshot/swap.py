@@ -65,7 +65,7 @@ def _fits(before: Table, made: Table) -> bool:
 def _overwrite(
     session: SparkSession, lake: LakeTable, before: Table, copy: LakeTable, said: Mapping[str, str]
 ) -> None:
-    lake.upgrade(session)
+    lake.upgrade(session, before)
     arrange(session, lake, before)
     # Nothing is merged before the copy is complete, so the description may change before the rows.
     described = lake.described(before.schema()).dump()

@@ -163,7 +163,7 @@ class Bench:
         row = self.pipeline.store.table(self.table)
         assert row is not None and row.snapshot_lsn is not None
         lake = LakeTable(self.pipeline.config, self.pipeline.config.table(self.table), row)
-        lake.upgrade(self.session)
+        lake.upgrade(self.session, lake.loaded())
         cursor = lake.state().cursor
         offset = cursor.offset if cursor is not None else 0
         self.session.sql(f"alter table {lake.sql_name} create branch plain")

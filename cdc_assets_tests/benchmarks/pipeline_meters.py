@@ -79,6 +79,7 @@ def _part(command: Sequence[str]) -> str:
         ("python_daemon", "spark_python"),
         ("java", "spark"),
         ("spark.server", "spark"),
+        ("cdc_assets.demo", "customers"),
         ("pgbench", "pgbench"),
         ("postgres", "postgres"),
         ("dagster", "dagster"),

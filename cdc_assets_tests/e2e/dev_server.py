@@ -140,6 +140,8 @@ def dev_server(
             server.interrupt()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
+            # Its services end by themselves once it has.
+            psutil.wait_procs(server.family(), STOP_SECONDS)
         for left in server.family():
             with suppress(psutil.Error):
                 left.kill()

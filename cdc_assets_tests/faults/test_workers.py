@@ -214,7 +214,7 @@ def test_invariant_9_a_branch_that_a_late_statement_made_anew_is_not_published(
     source.execute("insert into a values (1, 1)")
     source.flush()
     table = source.lake_table(A)
-    table.upgrade(source.session)
+    table.upgrade(source.session, table.loaded())
     late, state = open_session(source.config), table.state()
     begun, errors = threading.Event(), list[Exception]()
 

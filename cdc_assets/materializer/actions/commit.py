@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.lake.publish import append, published
@@ -41,15 +42,16 @@ class Deletion:
 class Change:
     """A batch of the log, to be applied to ``lake`` so that its cursor becomes ``cursor``.
 
-    ``state``: the table's state that the batch was cut for; ``facts`` decide how the batch's rows
-    are folded; Spark reads them with ``tasks`` tasks. ``mixed``: the table's rows may be of several
-    moments, the last of which is ``complete_lsn``. ``inserts_add``: whether a key that is inserted
-    surely has no row in the table.
+    ``state``: the table's state that the batch was cut for, ``loaded``: the table then. ``facts``
+    decide how the batch's rows are folded; Spark reads them with ``tasks`` tasks. ``mixed``: the
+    table's rows may be of several moments, the last of which is ``complete_lsn``. ``inserts_add``:
+    whether a key that is inserted surely has no row in the table.
     """
 
     session: SparkSession
     lake: LakeTable
     state: LakeState
+    loaded: Table
     batch: Batch
     tasks: int
     facts: Facts
@@ -99,15 +101,14 @@ def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | N
                     f" s on {delete.condition} when matched then delete"
                 )
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
-        rows = _whole(session, lake, new) if new is not None else None
+        rows = _whole(change, new) if new is not None else None
         append(session, lake, change.state, branch, change.cursor, rows)
 
 
-def _whole(session: SparkSession, lake: LakeTable, rows: DataFrame) -> DataFrame:
+def _whole(change: Change, rows: DataFrame) -> DataFrame:
     """``rows`` with NULL in the lake's columns that the source has dropped."""
-    loaded = lake.load()
+    lake = change.lake
     # Not ``rows.columns``: a server would be asked, and sent all of them.
-    known = {*names_of(lake), *lake.extra}
-    if loaded is None or {f.name for f in loaded.schema().fields} <= known:
+    if {f.name for f in change.loaded.schema().fields} <= {*names_of(lake), *lake.extra}:
         return rows
-    return rows.to(session.table(lake.sql_name).schema)
+    return rows.to(change.session.table(lake.sql_name).schema)

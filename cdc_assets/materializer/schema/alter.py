@@ -15,6 +15,7 @@ import logging
 from dataclasses import replace
 
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.config.tables import ColumnsConfig
@@ -35,17 +36,18 @@ logger = logging.getLogger(__name__)
 
 
 def current(
-    pipeline: Pipeline, session: SparkSession, lake: LakeTable, state: LakeState
-) -> tuple[LakeTable, bool]:
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, state: LakeState, loaded: Table
+) -> tuple[LakeTable, bool, Table]:
     """``lake`` as the table itself describes it; an alteration that a dead writer began is ended.
 
     True if that needs the relation: :func:`follow` does it then. Columns that somebody else renamed
-    get their names back. Parks the table and raises TableProblem if its columns can't be those of
-    its rows: one was dropped, the table was set back to before a schema change, or it was made with
-    another configuration.
+    get their names back. Also returns the table as it is then; ``loaded`` is as it was.
+
+    Parks the table and raises TableProblem if its columns can't be those of its rows: one was
+    dropped, the table was set back to before a schema change, or it was made with another
+    configuration.
     """
-    store, loaded = pipeline.store, lake.load()
-    assert loaded is not None
+    store, altered = pipeline.store, False
     described = lake.recorded(loaded)
     if (why := reconfigured(described, lake.table.columns)) is not None:
         park(store, lake, why)
@@ -54,12 +56,13 @@ def current(
     row = replace(lake.row, columns=described.columns, key_columns=described.key)
     found = replace(lake, row=row)
     if not described.altering:
-        described = _restored(store, session, found, described, loaded.schema())
+        described, altered = _restored(store, session, found, described, loaded.schema())
     if described.fill:
         _filled(pipeline, session, found, state, described)
     if row != lake.row:
         store.set_columns(row)
-    return found, described.altering
+    now = found.loaded() if altered or described.fill else loaded
+    return found, described.altering, now
 
 
 def reconfigured(described: TableColumns, rules: ColumnsConfig) -> str | None:
@@ -155,8 +158,8 @@ def _restored(
     lake: LakeTable,
     described: TableColumns,
     schema: Schema,
-) -> TableColumns:
-    """Undo foreign renames of columns; record the columns' field ids."""
+) -> tuple[TableColumns, bool]:
+    """Undo foreign renames of columns; record the columns' field ids. True if anything was done."""
     ids = {f.name: f.field_id for f in schema.fields}
     fields = described.fields or lake.described(schema).fields
     try:
@@ -172,4 +175,5 @@ def _restored(
     if fields != described.fields:
         described = replace(described, fields=fields)
         _describe(store, session, lake, described)
-    return described
+        return described, True
+    return described, bool(statements)

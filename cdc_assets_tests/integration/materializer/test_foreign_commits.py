@@ -15,7 +15,7 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.copies.chunks import chunks, restart_copy
 from cdc_assets.maintenance.run import maintain
-from cdc_assets.materializer.drain import outstanding
+from cdc_assets.materializer.outstanding import outstanding
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import databases

@@ -52,7 +52,7 @@ def test_inserts_delete_nothing_but_where_rows_may_be_that_the_log_knows_nothing
 def test_where_somebody_else_wrote_rows_inserts_replace_them(source: Lake) -> None:
     def others(table: TableId) -> bool:
         lake = source.lake_table(table)
-        return may_hold_others(source.pipeline.store, lake, lake.state())
+        return may_hold_others(source.pipeline.store, lake, lake.state(), lake.loaded())
 
     assert (others(T), others(P)) == (False, True)
     source.session.sql("insert into lake.src.t values (9, 'foreign')")
