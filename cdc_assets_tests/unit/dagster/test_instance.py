@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -89,11 +90,12 @@ def test_a_tick_opens_no_new_connections(
 def test_one_that_is_disposed_keeps_no_file_open(folder: Path) -> None:
     ref = InstanceRef.from_dir(str(folder))
     held = list[int]()
+    gc.collect()  # what earlier tests left open
     for _ in range(4):
         with dg.DagsterInstance.from_ref(ref) as found:
             _work(found, 0)
         held.append(psutil.Process().num_fds())
-    assert held[-1] == held[0]
+    assert held[-1] <= held[0]
 
 
 def test_threads_share_it(instance: dg.DagsterInstance) -> None:
