@@ -154,13 +154,16 @@ def _flush_here(settings: dict[str, object], until: Lsn) -> None:
     print(json.dumps(asdict(reading)))  # noqa: T201
 
 
-def _recvlogical(program: str, dsn: str, slot: str, until: Lsn, file: Path) -> Reading:
+def recvlogical(
+    program: str, dsn: str, slot: str, until: Lsn, file: Path, publication: str = "cdc_bench"
+) -> Reading:
+    """``pg_recvlogical`` from the slot's position to ``until``, into ``file``, which is removed."""
     given = {k: str(v) for k, v in conninfo_to_dict(dsn).items()}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [
             program, "--start", "--slot", slot, "--file", str(file), "--endpos", str(until),
-            "--option", "proto_version=1", "--option", "publication_names=cdc_bench",
+            "--option", "proto_version=1", "--option", f"publication_names={publication}",
             "--no-loop", "--host", given["host"], "--port", given["port"],
             "--username", given["user"], "--dbname", given["dbname"],
         ],
@@ -168,7 +171,7 @@ def _recvlogical(program: str, dsn: str, slot: str, until: Lsn, file: Path) -> R
         env={
             **os.environ,
             "PGPASSWORD": given.get("password", ""),
-            "PGSSLMODE": given["sslmode"],
+            "PGSSLMODE": given.get("sslmode", PLAIN),
         },
     )  # fmt: skip
     seconds = time.perf_counter() - began
@@ -236,7 +239,7 @@ class Backlog:
                 server = server_cpu_seconds()
                 if slot.startswith("theirs"):
                     file = self.folder / "received"
-                    reading = _recvlogical(str(program), dsn, slot, self.end, file)
+                    reading = recvlogical(str(program), dsn, slot, self.end, file)
                 else:
                     self.connection.execute(
                         "update _pg2iceberg.flushed_lsn set lsn = %s", (str(self.start),)

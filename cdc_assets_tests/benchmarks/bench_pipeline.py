@@ -1,12 +1,12 @@
 """``python -m cdc_assets_tests.benchmarks.bench_pipeline``: everything at once, on one machine.
 
 A source under mixed changes (60 % inserts, 30 % updates, 10 % deletes, by pgbench) is replicated by
-``dagster dev`` with default settings: source, flusher, Spark and Dagster share the processors. At
-each rate, then as fast as it goes, this measures how old a change is when a reader of the Iceberg
-table sees it, what is applied a second, and the processor time of every part. Then it looks for
-the highest rate that is sustained: the lag in the last third of a phase isn't longer than in its
-second. At the end the table is scanned, before and after its maintenance, and a freshly written
-copy of it.
+``dagster dev`` with default settings (but ``--target``): source, flusher, Spark and Dagster share
+the processors. At each rate, then as fast as it goes, this measures how old a change is when a
+reader of the Iceberg table sees it, what is applied a second, and the processor time of every part.
+Then it looks for the highest rate that is sustained: the lag in the last third of a phase isn't
+longer than in its second; ``--search 0`` leaves both out. At the end the table is scanned, before
+and after its maintenance, and a freshly written copy of it.
 
 Prints progress on stderr and one JSON line on stdout. Freshness is sampled evenly over the time in
 which changes were committed. The clock starts once a first change has come through: what starting
@@ -88,6 +88,7 @@ class Options(argparse.Namespace):
     rates: Sequence[int]
     search: int
     seconds: float
+    target: float | None
     cache: Path
 
 
@@ -130,6 +131,14 @@ def _source(postgres: EmbeddedPostgres, server_dsn: str) -> str:
         )
         source.execute("vacuum analyze events")
     return dsn
+
+
+def _config(dsn: str, target: float | None) -> SourceConfig:
+    table: dict[str, object] = {"name": str(TABLE)}
+    settings: dict[str, object] = {"name": "bench", "postgres": {"dsn": dsn}, "tables": [table]}
+    if target is not None:
+        table["freshness"] = {"target": f"{target:g}s"}
+    return parse_config(settings, "bench")
 
 
 def _definitions(config: SourceConfig) -> Path:
@@ -312,6 +321,7 @@ def main() -> None:
     parser.add_argument("--rates", type=int, nargs="*", default=[1_000, 10_000])
     parser.add_argument("--search", type=int, default=2, help="phases that look for a limit")
     parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
+    parser.add_argument("--target", type=float, help="seconds; freshness.target's default is 5")
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args(namespace=Options())
     load = os.getloadavg()[0]
@@ -320,9 +330,7 @@ def main() -> None:
         server_dsn = postgres.dsn()
         assert server_dsn is not None
         dsn = _source(postgres, server_dsn)
-        config = parse_config(
-            {"name": "bench", "postgres": {"dsn": dsn}, "tables": [{"name": str(TABLE)}]}, "bench"
-        )
+        config = _config(dsn, options.target)
         definitions = _definitions(config)
         folder = home() / "dev"
         with dev_server(folder, "-f", str(definitions)) as server:
@@ -335,7 +343,7 @@ def main() -> None:
                 _came_through(dsn, reader, server)
                 phases = [
                     _phase(postgres, dsn, reader, rate, options.seconds)
-                    for rate in [*options.rates, None]
+                    for rate in [*options.rates, *([None] if options.search else [])]
                 ]
                 phases += _search(postgres, dsn, reader, phases[-1], options)
             scans = _scans(config)
@@ -344,6 +352,7 @@ def main() -> None:
     print(  # noqa: T201
         json.dumps(
             {
+                "freshness_target": config.tables[0].freshness.target.total_seconds(),
                 "sustained_changes_s": max(sustained, default=None),
                 "phases": [asdict(phase) for phase in phases],
                 "calibration": [
