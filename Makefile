@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline bench-verify bench-tables bench-regress lint format lock audit sbom images-pin clean distclean
+.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-regress lint format lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,12 @@ bench-materialize: java ## The merge's time against one plain MERGE's, as one JS
 
 bench-pipeline: java ## Everything at once on this machine: freshness, throughput, as one JSON line
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_pipeline
+
+bench-inserts: java ## A backlog of a million inserts until it is seen, as one JSON line (ROUNDS=3)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_inserts --rounds $(ROUNDS)
+
+bench-dev: java ## The demo of make dev: CPU and freshness, as one JSON line (ONE_CORE=1: on one core)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_dev $(if $(ONE_CORE),--one-core)
 
 bench-verify: java ## The comparison of the demo's nine tables, as one JSON line (ROUNDS=3)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_verify --rounds $(ROUNDS)

@@ -110,6 +110,11 @@ BENCHMARKS = (
         ],
         "--rows 1000000 --changes 10000 50000 --rounds 3",
     ),
+    Benchmark(
+        "bench_inserts",
+        [Ratio("inserts against pg_recvlogical", ("against_pg_recvlogical",), more_is_better=True)],
+        "--rows 500000 --rounds 3",
+    ),
     Benchmark("bench_verify", [Ratio("verify's CPU", ("calibration", "of_it", "cpu_seconds"))]),
     Benchmark(
         "bench_pipeline",
