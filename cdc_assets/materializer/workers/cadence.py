@@ -16,9 +16,8 @@ from cdc_assets.log.batch import BATCH_ROWS
 from cdc_assets.log.cursors import Backlog
 from cdc_assets.postgres.names import TableId
 
-# How long a table's first merge is expected to take, and how much later the next look may come.
+# How long a table's first merge is expected to take.
 _FIRST_SECONDS = 1.0
-_LOOK_SECONDS = 0.5
 # Merges of which the longest is expected again, since every tenth or so also puts manifests
 # together; but not one that took more than this many times as long as most: it was the server's
 # first one, or met a check.
@@ -38,8 +37,8 @@ class Cadence:
         """Remember how long a merge of the table took."""
         self._merge_seconds.setdefault(table, deque(maxlen=_REMEMBERED)).append(seconds)
 
-    def is_due(self, backlog: Backlog, now: datetime) -> bool:
-        """Whether a merge that began at the next look would come too late; ``now``: of the log.
+    def due_seconds(self, backlog: Backlog, now: datetime) -> float:
+        """How soon a merge has to begin not to come too late; ``now``: of the log.
 
         The age of a change is what the source's clock says, or the time since it was first seen,
         whichever is longer: a clock that is ahead delays nothing.
@@ -55,8 +54,8 @@ class Cadence:
             flushed_every = self._config.staging.flush_interval_seconds
             age = max(age, (now - backlog.oldest_commit).total_seconds() + flushed_every)
         if backlog.bytes >= self._config.lake.merge_bytes or backlog.rows >= BATCH_ROWS:
-            return True
+            return 0.0
         target = self._config.table(table).freshness.target.total_seconds()
         took = self._merge_seconds.get(table, (_FIRST_SECONDS,))
         expected = min(max(took), _ODD * statistics.median(took))
-        return age + expected + _LOOK_SECONDS >= target
+        return target - age - expected

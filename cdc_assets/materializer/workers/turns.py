@@ -12,6 +12,7 @@ whose commits carry the table's cursor. Everything else happens in the caller's 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 TURN_SECONDS = 20.0
 # A table that another writer has (a comparison, compaction) is tried again after this time.
 BUSY_SECONDS = 5.0
+# A table whose turn is as near as this isn't waited for.
+_AT_ONCE_SECONDS = 0.05
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -74,6 +77,7 @@ class Turns:
         self._turns = 0
         self._last_turn: dict[TableId, int] = {}
         self._cadence = Cadence(pipeline.config)
+        self._next_due = math.inf  # monotonic; of the tables whose turn wasn't due
         self._cleanup = ExitStack()
         self._free = self._hands(session)
         self._pool = ThreadPoolExecutor(len(self._free), "hand")
@@ -114,8 +118,12 @@ class Turns:
             and (backlog.rows or backlog.table in also)
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
-        due = [b for b in waiting if b.table in also or self._cadence.is_due(b, at)]
+        wait_seconds = {b.table: self._cadence.due_seconds(b, at) for b in waiting}
+        due = [b for b in waiting if b.table in also or wait_seconds[b.table] <= _AT_ONCE_SECONDS]
         self.waits = len(due) < len(waiting)
+        self._next_due = math.inf
+        if self.waits:
+            self._next_due = now + min(wait_seconds[b.table] for b in waiting if b not in due)
         due.sort(
             key=lambda b: (self._last_turn.get(b.table, 0), b.oldest_commit or _LONG_AGO, b.table)
         )
@@ -132,7 +140,11 @@ class Turns:
         return True
 
     def wait(self, seconds: float) -> list[Turn]:
-        """The turns that are over by now; waits for one, no longer than ``seconds``."""
+        """The turns that are over by now; waits for one, or until another table's is due.
+
+        Waits no longer than ``seconds``.
+        """
+        seconds = max(0.0, min(seconds, self._next_due - time.monotonic()))
         futures = [future for _, future in self._at_work.values()]
         if futures:
             wait(futures, seconds, FIRST_COMPLETED)

@@ -34,38 +34,37 @@ def test_a_merge_begins_so_that_the_oldest_change_is_visible_at_the_target() -> 
     cadence = Cadence(config("10s"))
     cadence.took(T, 4.0)
     # A file's commit is its last one's; the first may be a flush interval, 1 s, older.
-    assert not cadence.is_due(backlog(4.4), NOW)
-    assert cadence.is_due(backlog(4.6), NOW)
+    assert cadence.due_seconds(backlog(4.5), NOW) == pytest.approx(0.5)
+    cadence.took(T, 30.0)
     cadence.took(T, 30.0)  # longer than the target: one follows the other
-    assert cadence.is_due(backlog(0.0), NOW)
+    assert cadence.due_seconds(backlog(0.0), NOW) < 0
 
 
 def test_the_longest_of_the_last_merges_is_expected_again_unless_it_was_an_odd_one() -> None:
     cadence = Cadence(config("10s"))
     for seconds in (4.0, 3.0, 2.5):
         cadence.took(T, seconds)
-    assert cadence.is_due(backlog(4.6), NOW)
+    assert cadence.due_seconds(backlog(4.5), NOW) == pytest.approx(0.5)
     for _ in range(12):
         cadence.took(T, 2.5)
-    assert not cadence.is_due(backlog(4.6), NOW)
+    assert cadence.due_seconds(backlog(4.5), NOW) == pytest.approx(2.0)
     cadence.took(T, 60.0)
-    assert cadence.is_due(backlog(3.6), NOW)
-    assert not cadence.is_due(backlog(3.4), NOW)
+    assert cadence.due_seconds(backlog(3.5), NOW) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("full", [{"bytes": 10**9}, {"rows": BATCH_ROWS}])
 def test_a_full_batch_is_due_at_once(full: dict[str, int]) -> None:
-    assert Cadence(config("4m")).is_due(backlog(0.0, **full), NOW)
+    assert Cadence(config("4m")).due_seconds(backlog(0.0, **full), NOW) <= 0
 
 
 def test_a_target_of_nothing_waits_for_nothing() -> None:
-    assert Cadence(config("0s")).is_due(backlog(0.0), NOW)
+    assert Cadence(config("0s")).due_seconds(backlog(0.0), NOW) <= 0
 
 
 def test_a_clock_that_is_ahead_delays_no_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     cadence, ahead = Cadence(config("10s")), backlog(-3600.0)
     began = time.monotonic()
-    assert not cadence.is_due(ahead, NOW)
-    monkeypatch.setattr(time, "monotonic", lambda: began + 9.0)
-    assert cadence.is_due(ahead, NOW)
-    assert not cadence.is_due(backlog(-3600.0, offset=7), NOW)  # applied: another one waits
+    assert cadence.due_seconds(ahead, NOW) > 0
+    monkeypatch.setattr(time, "monotonic", lambda: began + 9.5)
+    assert cadence.due_seconds(ahead, NOW) < 0
+    assert cadence.due_seconds(backlog(-3600.0, offset=7), NOW) > 0  # applied: another one waits
