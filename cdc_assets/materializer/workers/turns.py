@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.spark.beside import sessions_beside
+from cdc_assets.log.cursors import Backlog
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
@@ -118,12 +119,13 @@ class Turns:
             and (backlog.rows or backlog.table in also)
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
-        wait_seconds = {b.table: self._cadence.due_seconds(b, at) for b in waiting}
-        due = [b for b in waiting if b.table in also or wait_seconds[b.table] <= _AT_ONCE_SECONDS]
-        self.waits = len(due) < len(waiting)
-        self._next_due = math.inf
-        if self.waits:
-            self._next_due = now + min(wait_seconds[b.table] for b in waiting if b not in due)
+        due, self.waits, self._next_due = list[Backlog](), False, math.inf
+        for backlog in waiting:
+            soon = 0.0 if backlog.table in also else self._cadence.due_seconds(backlog, at)
+            if soon <= _AT_ONCE_SECONDS:
+                due.append(backlog)
+            else:
+                self.waits, self._next_due = True, min(self._next_due, now + soon)
         due.sort(
             key=lambda b: (self._last_turn.get(b.table, 0), b.oldest_commit or _LONG_AGO, b.table)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -132,3 +133,19 @@ def test_many_tables_are_merged_at_once(source: Lake, monkeypatch: pytest.Monkey
     assert done == tables
     assert [c.equal for c in source.verify()] == [True] * 3
     assert source.execute("select * from _pg2iceberg.consumer") == []
+
+
+def test_a_wait_ends_when_the_next_table_is_due(source: Lake) -> None:
+    configure(source, merge_bytes=10**9)
+    source.execute("insert into a values (1, 1)")
+    source.flush()
+    tables = set(source.tables)
+    with (
+        Worker(source.pipeline, tables) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+    ):
+        assert (going.pending(tables), going.waits) == ([], True)
+        began = time.monotonic()
+        assert going.wait(60) == []
+        assert time.monotonic() - began <= source.config.table(A).freshness.target.total_seconds()
+        assert going.pending(tables) == [A]
