@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from cdc_assets.lake.spark.sending import repeated
 from cdc_assets.lake.values import member
 from cdc_assets.log.batch import Facts
 from cdc_assets.log.staged.files import OLD_KEY
@@ -83,7 +84,8 @@ def fold(
             T.StructField("data", T.StringType()),
         ]
     )
-    sequential = session.createDataFrame(
+    sequential = repeated(
+        session,
         [
             (f.op, f.key, f.source, _unknown(f, key, columns, keep_deleted), f.gone, _data(f, key))
             for f in folded
@@ -97,7 +99,7 @@ def relinked_keys(session: SparkSession, facts: Facts, key: Sequence[str]) -> Da
     """A column ``key`` with the keys that :func:`fold_relinked` folds, to be broadcast."""
     found = [(tuple(dict(named)[name] for name in key),) for named in facts.relinked]
     schema = T.StructType([T.StructField("key", text_struct(key))])
-    return F.broadcast(session.createDataFrame(found, schema))
+    return F.broadcast(repeated(session, found, schema))
 
 
 def _fold_simple(

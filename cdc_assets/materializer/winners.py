@@ -21,9 +21,11 @@ from cdc_assets.log.staged.texts import texts
 from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.fold import Event, Folded, fold_relinked
 
-# Of staged files, compressed; and of text, which a statement carries along with its keys. A Connect
-# server takes statements of up to 128 MB.
+# Of staged files, compressed; and of text.
 _STAGED_BYTES, _TEXT_BYTES = 32 * 10**6, 90 * 10**6
+# Of a statement, which carries the rows along; those that lack columns are in it twice. A Connect
+# server takes 128 MiB.
+_STATEMENT_BYTES = 100 * 10**6
 # Changes that are folded one by one, in Python: 10 to 25 µs each, and up to 1 kB.
 _ODD_CHANGES = 20_000
 
@@ -81,12 +83,14 @@ def winners(
     rows = rows.filter(pc.not_equal(events["op"].take(whole), "D"))
     stay = [one for one in folded if one.op != "D"]
     known = [_row(one, key) for one in stay if _unknown(one, key, columns) is None]
-    return Winners(
+    lacking = [one for one in stay if _unknown(one, key, columns) is not None]
+    won = Winners(
         pa.concat_tables([_structs(rows, "row"), _made(known, "row", columns)]),
         _structs(named.take(last), "key"),
-        _partial([one for one in stay if _unknown(one, key, columns) is not None], key, columns),
+        _partial(lacking, key, columns),
         bool(pc.all(pc.equal(events["op"], "I")).as_py()),
     )
+    return won if won.rows.nbytes + 2 * won.partial.nbytes <= _STATEMENT_BYTES else None
 
 
 def _codes(key: Sequence[pa.StringArray], length: int) -> npt.NDArray[np.int64]:

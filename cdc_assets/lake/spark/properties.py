@@ -82,8 +82,8 @@ def spark_properties(
         "spark.scheduler.allocation.file": turns.as_uri(),
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.maxInboundMessageSize": str(_MESSAGE_BYTES),
-        # Nothing here goes over a network.
-        "spark.connect.session.planCompression.threshold": "-1",
+        # Nothing here goes over a network: only what may be too large is compressed.
+        "spark.connect.session.planCompression.threshold": str(64 * 2**20),
         "spark.sql.extensions": (
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from cdc_assets.lake.spark.sending import repeated
 from cdc_assets.lake.tables import LakeTable, ticked
 from cdc_assets.lake.values import as_lake, named, texts_of
 from cdc_assets.log.staged.files import OLD_KEY
@@ -97,7 +98,7 @@ def _from_batch(
         made.append((*meta[off], source if unknown else None, unknown or None, json.dumps(values)))
     row = F.from_json("data", text_struct(names), JSON).alias("row")
     return simple.unionByName(
-        session.createDataFrame(made, schema).select(*_META, "source", "unknown", row)
+        repeated(session, made, schema).select(*_META, "source", "unknown", row)
     )
 
 

@@ -18,12 +18,14 @@ from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
 from cdc_assets.lake.values import as_lake, member
 from cdc_assets.materializer.actions.commit import Deletion
 
-_NUMBERS = ("int", "bigint")
+# The types of keys that are numbers, and the least key of each that bounds are told of: of a lower
+# one, Iceberg's ``truncate`` leaves the type, and a partition of it isn't found by any bound.
+_NUMBERS = {"int": -(2**30), "bigint": -(2**62)}
 # Of 300 keys the statement costs 0.24 s of CPU less than a join (of 1.9), of 3,000 it costs more.
 _NAMED = 1_000
 
 _ENDS = ("min", "max")
-_LEAST, _GREATEST = -(2**63), 2**63 - 1
+_GREATEST = 2**63 - 1
 
 Bounds = Mapping[str, tuple[int, int]]
 """The least and the greatest of the keys, for columns of the key by their names in the lake."""
@@ -56,12 +58,15 @@ def bounds_of(lake: LakeTable) -> list[Column]:
 
 
 def bounds_from(lake: LakeTable, values: Sequence[int | None]) -> Bounds:
-    """What the aggregates of :func:`bounds_of` say; nothing if there is no key."""
+    """What the aggregates of :func:`bounds_of` say; nothing of a column that had better have none.
+
+    Nor if there is no key.
+    """
     pairs = zip(_counted(lake), values[::2], values[1::2], strict=True)
     return {
         column.name: (low, high)
         for column, low, high in pairs
-        if low is not None and high is not None
+        if low is not None and high is not None and low >= _NUMBERS[column.mapping.lake]
     }
 
 
@@ -100,4 +105,4 @@ def _rounded(low: int, high: int) -> tuple[int, int]:
     earlier merges, the JVM has optimized it by now.
     """
     step = 1 << max(0, (high - low).bit_length() - 3)
-    return max(low // step * step, _LEAST), min((high // step + 1) * step - 1, _GREATEST)
+    return low // step * step, min((high // step + 1) * step - 1, _GREATEST)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.lake.spark import sending
-from cdc_assets.lake.spark.sending import sent
+from cdc_assets.lake.spark.sending import repeated, sent
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets_tests.conftest import NewDatabase
@@ -58,3 +60,24 @@ def test_few_rows_of_the_plan_hold_many(
     monkeypatch.setattr(session, "createDataFrame", counting)
     assert sent(session, table).count() == len(table)
     assert given == [-(-table.nbytes // 2**20)]
+
+
+def test_repeated_rows_are_sent_once_where_they_are_many(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = StructType([StructField("n", LongType()), StructField("text", StringType())])
+    rows = [(n, "x" * 100) for n in range(2_000)]
+
+    def statement(limit: int) -> int:
+        """How long the statement is that joins such a frame with itself."""
+        monkeypatch.setattr(sending, "_REPEATED_BYTES", limit)
+        frame = repeated(session, rows, schema)
+        joined = frame.alias("a").join(frame.alias("b"), "n")
+        assert joined.count() == len(rows)
+        query: Any = joined
+        return len(query._plan.to_proto(query.sparkSession.client).SerializeToString())
+
+    before = session.conf.get("spark.sql.session.localRelationCacheThreshold")
+    assert statement(10**9) > 2 * 200_000
+    assert statement(100_000) < 10_000
+    assert session.conf.get("spark.sql.session.localRelationCacheThreshold") == before

@@ -90,3 +90,26 @@ def test_only_the_rows_of_the_batchs_keys_are_replaced(
             assert source.equal(table), (table, statements)
     # Nor has a local file a checksum beside it.
     assert list(tmp_home.rglob("*.parquet")) and not list(tmp_home.rglob("*.crc"))
+
+
+CUT, CUT_8 = TableId("public", "cut"), TableId("public", "cut8")
+TRUNCATED = f"""
+create table cut (id int primary key, v text);
+create table cut8 (id bigint primary key, v text);
+insert into cut select unnest(array[{-(2**31)}, -2000000000, -1700000000, -5, 7, 2000000000]), '';
+insert into cut8 select unnest(array[{LEAST}, -8500000000000000000, -7, 5, {GREATEST}]), '';
+"""
+
+
+@pytest.mark.parametrize("folded", ["here", "by Spark"], indirect=True)
+@pytest.mark.usefixtures("folded")
+def test_keys_near_the_least_of_their_type_are_found_in_truncated_partitions(
+    copied_lake: NewLake,
+) -> None:
+    parts = {"partition_by": ["truncate(1000, id)"]}
+    with copied_lake(TRUNCATED, {"name": "cut", **parts}, {"name": "cut8", **parts}) as source:
+        for value in "ab":
+            source.execute(f"update cut set v = '{value}'; update cut8 set v = '{value}'")
+            source.catch_up()
+            assert source.equal(CUT)
+            assert source.equal(CUT_8)

@@ -95,6 +95,21 @@ def test_spark_folds_what_is_large() -> None:
     assert winners(never_read, facts(1), KEY, KEY) is None
 
 
+def test_spark_folds_what_a_statement_couldnt_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_changes = held([("U", str(n), "1", "x" * 100) for n in range(100)])
+    whole, partial = facts(100), replace(facts(100), unchanged=frozenset({"w"}))
+    left_out = pa.array(['["w"]'] * 100, pa.string())
+    place = held_changes.table.column_names.index("unchanged")
+    lacking = Held(
+        (), Window(0, Lsn.ZERO), LOCAL, held_changes.table.set_column(place, "unchanged", left_out)
+    )
+    monkeypatch.setattr(module, "_STATEMENT_BYTES", 20_000)
+    assert winners(held_changes, whole, KEY, [*KEY, "v"]) is not None
+    assert winners(lacking, partial, KEY, [*KEY, "v", "w"]) is None  # these are carried twice
+    monkeypatch.setattr(module, "_STATEMENT_BYTES", 10_000)
+    assert winners(held_changes, whole, KEY, [*KEY, "v"]) is None
+
+
 def test_spark_folds_many_changes_that_left_columns_out(monkeypatch: pytest.MonkeyPatch) -> None:
     two = held([("U", "1", "1", "x"), ("U", "1", "1", "y")]).table
     two = two.set_column(2, "unchanged", pa.array(['["doc"]', None], pa.string()))
