@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from threading import Event
 from typing import Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.flusher.reach import LogBehind
 from cdc_assets.lake.publish import patiently
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import write_lock
@@ -112,14 +114,10 @@ def verify(
 ) -> list[Comparison]:
     """Compare ``tables``, small ones together; ``show_keys`` shows keys, too (``key_names``).
 
-    A table that
-    can't be compared (its copy isn't complete, it is parked) is reported with its problem. One that
-    is truncated or rewritten while it is read is compared again, at a later LSN.
+    A table that can't be compared (its copy isn't complete, it is parked) is reported with its
+    problem. One that is truncated or rewritten while it is read is compared again, at a later LSN.
     """
-    if pipeline.config.streams:
-        with pipeline.connect_source("verify") as source:
-            now = current_lsn(source)
-        flush_to(now)  # so that no table waits for what is older than its own comparison
+    _await_log(pipeline, flush_to)  # so that no table waits for what is older than its comparison
     comparing = _Comparing(pipeline, session, flush_to, on_progress, show_keys)
     found = dict[TableId, Comparison]()
     for group in groups(pipeline, tables):
@@ -138,6 +136,14 @@ def verify(
     return [found[table] for table in tables]
 
 
+def _await_log(pipeline: Pipeline, flush_to: FlushTo) -> None:
+    """Wait, with no table locked and no snapshot held, until the log has what committed by now."""
+    if pipeline.config.streams:
+        with pipeline.connect_source("verify") as source:
+            now = current_lsn(source)
+        flush_to(now)
+
+
 class _Again(TableProblem):
     """The rows that were read aren't of one moment: they are read anew."""
 
@@ -151,9 +157,12 @@ class _Comparing:
     flush_to: FlushTo
     on_progress: Callable[[str], None]
     show_keys: bool
+    late: Event = field(default_factory=Event)
+    """Set once a table was locked, and the log didn't come in time."""
 
     def compare_together(self, tables: Sequence[TableId]) -> dict[TableId, Comparison] | None:
         """Without those that couldn't be; None if they have to be compared one by one."""
+        self._await_flusher()
         began = time.monotonic()
         try:
             found = compare_together(
@@ -161,10 +170,12 @@ class _Comparing:
             )
         except Exception as problem:  # noqa: BLE001 - some table's: it is told when that is alone
             self.on_progress(f"they are compared one by one: {first_line(problem)}")
+            self._note(problem)
             return None
         return {table: self._over(_compared(table, seen), began) for table, seen in found.items()}
 
     def compare(self, table: TableId) -> Comparison:
+        self._await_flusher()
         began, rounds = time.monotonic(), ROUNDS
         while True:
             rounds -= 1
@@ -177,8 +188,20 @@ class _Comparing:
             except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
                 said = first_line(explained(problem, self.pipeline.config))
                 done = Comparison(table, None, problem=said)
+                self._note(problem)
             break
         return self._over(done, began)
+
+    def _note(self, problem: Exception) -> None:
+        if isinstance(problem, LogBehind):
+            self.late.set()
+
+    def _await_flusher(self) -> None:
+        """No other table is locked for a flusher that has just kept one waiting in vain."""
+        if self.late.is_set():
+            self.on_progress("waiting for the flusher")
+            _await_log(self.pipeline, self.flush_to)
+            self.late.clear()
 
     def _over(self, done: Comparison, began: float) -> Comparison:
         """Record and report the comparison."""
@@ -232,7 +255,7 @@ class _Comparing:
             self.flush_to(point, seconds=LOCKED_SECONDS)
             drain(self.pipeline, self.session, table, below=point, look=Look(before.told, point))
             lake = comparable(self.pipeline, table)
-            if not whole_at(self.pipeline.store, table, point):
+            if not whole_at(self.pipeline.store, lake, point):
                 raise _Again(table, READ_AGAIN)
             return lake, lake.state().snapshot_id
 

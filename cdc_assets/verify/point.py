@@ -113,13 +113,16 @@ def await_lake(
         time.sleep(_LOOK_SECONDS)
 
 
-def whole_at(store: LogStore, table: TableId, point: Lsn) -> bool:
-    """Whether the lake, in a state read before this call, has no rows of after ``point``.
+def whole_at(store: LogStore, lake: LakeTable, point: Lsn) -> bool:
+    """Whether ``lake``, in a state read before this call, has no rows of after ``point``.
 
-    Where only the source has a value, a merge reads its rows as of now (``materializer.reread``).
+    False, too, if it is copied anew by now: nothing is known of its earlier copy then. Where only
+    the source has a value, a merge reads its rows as of now (``materializer.reread``).
     """
-    row = store.table(table)
-    return row is not None and (row.complete_lsn or Lsn.ZERO) <= point
+    row = store.table(lake.row.table)
+    if row is None or row.epoch != lake.row.epoch:
+        return False
+    return (row.complete_lsn or Lsn.ZERO) <= point
 
 
 def offset_of(state: LakeState) -> int:

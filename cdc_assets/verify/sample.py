@@ -162,7 +162,7 @@ def _compare(
         )
         await_log(store, table, point, PATIENCE_SECONDS)
         lake, state = await_lake(pipeline, session, table, point, PATIENCE_SECONDS)
-        if not whole_at(store, table, point):
+        if not whole_at(store, lake, point):
             raise TableProblem(table, READ_AGAIN, "It is compared the next time.")
         beside = as_of(session, lake, state.snapshot_id)
         gone = moved(store, beside, point, offset, state)

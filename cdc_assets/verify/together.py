@@ -246,7 +246,7 @@ class _Hand:
             with suppress(Exception):  # told when the table is compared alone
                 drain(self.pipeline, self.session, table, below=seen.lsn, look=seen)
                 lake = comparable(self.pipeline, table)
-                if whole_at(store, table, seen.lsn):
+                if whole_at(store, lake, seen.lsn):
                     return lake, lake.state().snapshot_id
             return None
         finally:

@@ -60,7 +60,6 @@ GRACE_SECONDS = 60.0
 LINGER_SECONDS = 300.0
 # The same of such runs.
 SHORT_LINGER_SECONDS = 10.0
-# How soon a registered change is seen; the look costs some milliseconds.
 _LOOK_SECONDS = 0.5
 # An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
 REPORT_SECONDS = 60.0

@@ -105,7 +105,7 @@ class TlsWire:
 
     def peek(self, size: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)
-        self._library.clear()
+        self._forget_errors()
         got = self._library.peek(self._opened(), ctypes.addressof(buffer), size)
         return buffer.raw[: got if got > 0 else self._end(got)]
 
@@ -122,7 +122,7 @@ class TlsWire:
             raise self._lost
         self._opened()
         start, size = ctypes.addressof(ctypes.c_char.from_buffer(room)), len(room[:limit_bytes])
-        self._library.clear()
+        self._forget_errors()
         got: int = self._library.read_many(self._buffered, start, size)
         self.has_more = got == size
         if got <= 0:
@@ -132,7 +132,7 @@ class TlsWire:
         return got
 
     def send(self, data: bytes) -> int:
-        self._library.clear()
+        self._forget_errors()
         sent: int = self._library.write(self._opened(), data, len(data))
         if sent > 0:
             return sent
@@ -149,6 +149,11 @@ class TlsWire:
             self._lost = error
         self.has_more = True
 
+    def _forget_errors(self) -> None:
+        """So that the next one is of the next call: some releases of OpenSSL leave earlier ones."""
+        self._library.clear()
+        ctypes.set_errno(0)
+
     def _end(self, returned: int) -> int:
         """0 at an orderly end, which is what ``returned`` means; else raises."""
         number = ctypes.get_errno()
@@ -158,7 +163,8 @@ class TlsWire:
         if why in (_WANT_READ, _WANT_WRITE):
             raise BlockingIOError
         if why == _SYSCALL:
-            raise OSError(number, os.strerror(number))
+            # Not as an OSError of EAGAIN, which would mean that there is more to come.
+            raise ConnectionError(number, os.strerror(number))
         raise ConnectionError(f"TLS ended with an error: {self._library.reason()}")
 
     def close(self) -> None:

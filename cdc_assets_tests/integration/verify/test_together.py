@@ -260,15 +260,22 @@ def test_a_log_that_stands_still_keeps_no_table_locked(
     for module in (compare, together):
         monkeypatch.setattr(module, "LOCKED_SECONDS", 0.5)
 
+    locked_while_waiting = list[bool]()
+
     def flush_to(lsn: Lsn, *, seconds: float | None = None) -> None:
         if seconds is not None:  # tables are locked
             reach(source.pipeline, lsn, seconds=seconds)
+        else:  # for however long it takes
+            locks = map(write_lock, (T, H, U))
+            locked_while_waiting.append(any(map(source.pipeline.store.is_locked, locks)))
 
     with Pipeline.open(source.config) as other:
         other.store.lock(flusher_lock(source.config.name))
         found = compare.verify(source.pipeline, source.session, source.tables, flush_to)
     assert {c.outcome for c in found} == {"not compared"}
     assert all("the log hasn't come to" in str(c.problem) for c in found)
+    # At the beginning, and before each table that follows one that was locked in vain.
+    assert locked_while_waiting == [False] * 4
     assert not any(source.pipeline.store.is_locked(write_lock(table)) for table in (T, H, U))
 
 
