@@ -38,7 +38,7 @@ from typing import Any
 import psutil
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
 from cdc_assets.config.source import parse_config
@@ -57,6 +57,7 @@ from cdc_assets_tests.benchmarks.calibration import (
     calibrate,
     server_cpu_seconds,
 )
+from cdc_assets_tests.benchmarks.recvlogical import recvlogical
 from cdc_assets_tests.support.peak_memory import PeakMemory
 from cdc_assets_tests.support.tls import Authority
 
@@ -154,33 +155,6 @@ def _flush_here(settings: dict[str, object], until: Lsn) -> None:
     print(json.dumps(asdict(reading)))  # noqa: T201
 
 
-def recvlogical(
-    program: str, dsn: str, slot: str, until: Lsn, file: Path, publication: str = "cdc_bench"
-) -> Reading:
-    """``pg_recvlogical`` from the slot's position to ``until``, into ``file``, which is removed."""
-    given = {k: str(v) for k, v in conninfo_to_dict(dsn).items()}
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(
-        [
-            program, "--start", "--slot", slot, "--file", str(file), "--endpos", str(until),
-            "--option", "proto_version=1", "--option", f"publication_names={publication}",
-            "--no-loop", "--host", given["host"], "--port", given["port"],
-            "--username", given["user"], "--dbname", given["dbname"],
-        ],
-        check=True,
-        env={
-            **os.environ,
-            "PGPASSWORD": given.get("password", ""),
-            "PGSSLMODE": given.get("sslmode", PLAIN),
-        },
-    )  # fmt: skip
-    seconds = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    file.unlink()
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Reading(seconds, receiver_cpu_seconds=cpu)
-
-
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """Changes that wait in the slot ``cdc_bench`` of a database of their own."""
@@ -239,7 +213,8 @@ class Backlog:
                 server = server_cpu_seconds()
                 if slot.startswith("theirs"):
                     file = self.folder / "received"
-                    reading = recvlogical(str(program), dsn, slot, self.end, file)
+                    seconds, cpu = recvlogical(str(program), dsn, slot, self.end, file)
+                    reading = Reading(seconds, receiver_cpu_seconds=cpu)
                 else:
                     self.connection.execute(
                         "update _pg2iceberg.flushed_lsn set lsn = %s", (str(self.start),)

@@ -28,9 +28,9 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.process.home import home
-from cdc_assets_tests.benchmarks.bench_flusher import recvlogical
 from cdc_assets_tests.benchmarks.calibration import calibrate, platform_cpu_seconds
 from cdc_assets_tests.benchmarks.items import ROW, forget, prepare
+from cdc_assets_tests.benchmarks.recvlogical import recvlogical
 from cdc_assets_tests.benchmarks.workplace import workplace
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -91,11 +91,11 @@ def main() -> None:
                         "select pg_copy_logical_replication_slot(%s, %s)", (config.slot, "theirs")
                     )
                     program = str(postgres.program("pg_recvlogical"))
-                    read = recvlogical(
+                    read, _ = recvlogical(
                         program, dsn, "theirs", until, home() / "received", config.publication
                     )
                     source.execute("select pg_drop_replication_slot('theirs')")
-                    theirs.append(read.seconds)
+                    theirs.append(read)
                     cpu, began, applied = platform_cpu_seconds(), time.perf_counter(), 0
                     with flushing(config):
                         while applied < options.rows:
