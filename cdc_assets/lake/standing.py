@@ -49,11 +49,7 @@ def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
     copies = lake.config.snapshot.mode != "never"
     if (copies and chunks(store, row.table, row.epoch)) or _was_applied(store, row):
         if loaded is None:
-            raise TableProblem(
-                row.table,
-                f"its lake table {lake.sql_name} is gone from the catalog",
-                "Restore it in the catalog, or have the table copied again.",
-            )
+            raise lake.gone()
         return True
     if loaded is None:
         return False
@@ -88,7 +84,7 @@ def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> Table:
     """
     loaded, begun = lake.load(), str(lake.row.epoch)
     marked = loaded is not None and loaded.properties.get(BEGUN) == begun + _BEGINNING
-    if is_new := not _is_begun(store, lake, loaded):
+    if not _is_begun(store, lake, loaded):
         lake.create(session)
         if not marked:
             _mark(session, lake, begun + _BEGINNING)
@@ -101,7 +97,9 @@ def begin(store: LogStore, session: SparkSession, lake: LakeTable) -> Table:
     if marked:
         # From here on a missing cursor was lost: it isn't named a second time.
         _mark(session, lake, begun)
-    return lake.loaded() if loaded is None or is_new or marked else loaded
+        return lake.loaded()
+    assert loaded is not None  # it is begun
+    return loaded
 
 
 def _mark(session: SparkSession, lake: LakeTable, begun: str) -> None:

@@ -285,12 +285,16 @@ class LakeTable:
     def loaded(self) -> Table:
         """:meth:`load` of a table that must exist; raises TableProblem if it doesn't."""
         if (loaded := self.load()) is None:
-            raise TableProblem(
-                self.row.table,
-                f"its lake table {self.sql_name} is gone from the catalog",
-                "Restore it in the catalog, or have the table copied again.",
-            )
+            raise self.gone()
         return loaded
+
+    def gone(self) -> TableProblem:
+        """The problem of a table that was there, and isn't in the catalog."""
+        return TableProblem(
+            self.row.table,
+            f"its lake table {self.sql_name} is gone from the catalog",
+            "Restore it in the catalog, or have the table copied again.",
+        )
 
     def state(self) -> LakeState:
         """Read copy, landed chunks and cursor from the ancestors of the current snapshot."""

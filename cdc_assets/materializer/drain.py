@@ -159,10 +159,11 @@ class _Drain:
         self._cursor = standing(
             self._store, self._lake, self._state, whatever_others_wrote=limits.below is not None
         )
-        self._lake, self._altering, loaded = current(
+        self._lake, self._altering, self._loaded = current(
             pipeline, session, self._lake, self._state, loaded
         )
-        self._now(loaded, self._state)
+        if self._loaded is not loaded:
+            self._now(self._loaded, self._state)
         if self._store.cursor(row.table) is None:
             self._annotate()
         self._whole_from = _whole_from(row)

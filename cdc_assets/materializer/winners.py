@@ -81,9 +81,9 @@ def winners(
         folded = _folded(events.filter(pa.array(among)), key)
     rows = found.select(list(columns)).take(whole)
     rows = rows.filter(pc.not_equal(events["op"].take(whole), "D"))
-    stay = [one for one in folded if one.op != "D"]
-    known = [_row(one, key) for one in stay if _unknown(one, key, columns) is None]
-    lacking = [one for one in stay if _unknown(one, key, columns) is not None]
+    stay = [(one, _unknown(one, key, columns)) for one in folded if one.op != "D"]
+    known = [_row(one, key) for one, unknown in stay if unknown is None]
+    lacking = [(one, unknown) for one, unknown in stay if unknown is not None]
     won = Winners(
         pa.concat_tables([_structs(rows, "row"), _made(known, "row", columns)]),
         _structs(named.take(last), "key"),
@@ -138,14 +138,17 @@ def _unknown(one: Folded, key: Sequence[str], columns: Sequence[str]) -> list[st
     return [name for name in columns if name not in one.values and name not in key] or None
 
 
-def _partial(some: Sequence[Folded], key: Sequence[str], columns: Sequence[str]) -> pa.Table:
+def _partial(
+    lacking: Sequence[tuple[Folded, list[str]]], key: Sequence[str], columns: Sequence[str]
+) -> pa.Table:
     def keys(name: str, of: Sequence[Sequence[str | None] | None]) -> pa.Table:
         return _made([dict(zip(key, one or (), strict=True)) for one in of], name, key)
 
+    some = [one for one, _ in lacking]
     table = _made([_row(one, key) for one in some], "row", columns)
     table = table.append_column("key", keys("key", [one.key for one in some])["key"])
     table = table.append_column("source", keys("source", [one.source for one in some])["source"])
-    unknown = [_unknown(one, key, columns) for one in some]
+    unknown = [names for _, names in lacking]
     return table.append_column("unknown", pa.array(unknown, pa.list_(pa.string())))
 
 

@@ -24,12 +24,11 @@ from rich.console import Console
 
 from cdc_assets.config.source import SourceConfig, load_config
 from cdc_assets.errors import CdcError
-from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.state import lake_state
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.benchmarks.calibration import calibrate
-from cdc_assets_tests.benchmarks.pipeline_meters import Processors
+from cdc_assets_tests.benchmarks.pipeline_meters import Processors, lake_table
 from cdc_assets_tests.e2e.dev_server import ROOT, dev_server
 from cdc_assets_tests.support.threads import beside
 
@@ -53,8 +52,7 @@ class _Watch:
     def run(self, over: threading.Event) -> None:
         while not over.wait(_LOOK_SECONDS):
             for table, steps in self.steps.items():
-                identifier = (self._config.namespace, self._config.lake_name(table))
-                cursor = lake_state(open_catalog(self._config).load_table(identifier)).cursor
+                cursor = lake_state(lake_table(self._config, table)).cursor
                 if cursor is not None and (not steps or cursor.offset > steps[-1][1]):
                     steps.append((time.time(), cursor.offset))
 

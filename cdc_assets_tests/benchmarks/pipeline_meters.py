@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import psutil
+from pyiceberg.table import Table
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.lake.catalog.catalog import open_catalog
@@ -20,6 +21,11 @@ TABLE = TableId("public", "events")
 
 # How often a reader looks; what is committed between two looks is seen at the second.
 _LOOK_SECONDS = 0.2
+
+
+def lake_table(config: SourceConfig, table: TableId) -> Table:
+    """The lake table as it is now, to any reader."""
+    return open_catalog(config).load_table((config.namespace, config.lake_name(table)))
 
 
 @dataclass(slots=True)
@@ -34,8 +40,7 @@ class Reader:
     _snapshots: set[int] = field(default_factory=set)
 
     def look(self) -> None:
-        identifier = (self.config.namespace, self.config.lake_name(self.table))
-        loaded = open_catalog(self.config).load_table(identifier)
+        loaded = lake_table(self.config, self.table)
         now, state = time.time(), lake_state(loaded)
         for snapshot in loaded.metadata.snapshots:
             if snapshot.snapshot_id not in self._snapshots and snapshot.summary is not None:
