@@ -222,7 +222,7 @@ def databases(server: EmbeddedPostgres) -> Iterator[NewDatabase]:
 
 
 def with_database(dsn: str, name: str) -> str:
-    """The same server, another database; as a URI, which ADBC needs."""
+    """The same server, another database; as a URI."""
     parts = conninfo_to_dict(dsn)
     return (
         f"postgresql://{parts['user']}:{parts['password']}@{parts['host']}:{parts['port']}/{name}"

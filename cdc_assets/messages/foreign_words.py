@@ -46,8 +46,6 @@ _NAMING = re.compile("(?!42601)(?:0[8A]|2[3568BD]|3[4BDF]|4[02]|5[34578]|F0)")
 # if it raises one of these.
 _SERVERS = re.compile("0[1-389ABFLPZ]|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|XX")
 _IN_FUNCTION = re.compile(r"\nCONTEXT: .*function")
-# ADBC's message before there is a session: no row has been asked for.
-_CONNECTING = re.compile(r"[A-Z]+: \[libpq\] Failed to connect: ")
 
 # Parameters of Spark's messages, with their conditions, that are types, names or places. Any other
 # may be a value, also an ``url``: CANNOT_DECODE_URL quotes a row's.
@@ -92,8 +90,6 @@ def said(error: BaseException) -> str:
         return said(orig)  # SQLAlchemy's text has the statement and its parameters
     if "psycopg" in packages:
         told = _of_postgres(error, text)
-    elif "adbc_driver_manager" in packages:
-        told = of_server(text, getattr(error, "sqlstate", None))
     elif "grpc" in packages or _unavailable(error):
         told = details[1] if (details := _GRPC_DETAILS.search(text)) else text
     elif "pyspark" in packages:
@@ -121,7 +117,7 @@ def of_server(text: str, state: str | None, context: str = "") -> str:
     ``state``: its SQL state, if known; ``context``: where it was raised, if that isn't in the text.
     """
     if state is None:
-        return text if _CONNECTING.match(text) else masked(text, numbers=False)
+        return masked(text, numbers=False)
     raised = "function" in context or _IN_FUNCTION.search(text) is not None
     if not _SERVERS.match(state) or (raised and state[:2] != "57"):
         return f"a function raised an error of its own (SQL state {state})"
@@ -139,7 +135,7 @@ def _of_postgres(error: BaseException, text: str) -> str:
         names = {cls.__name__ for cls in type(error).__mro__}
         if state is None and not names & {"OperationalError", "InterfaceError"}:
             return masked(text)
-        return text if state is None else of_server(text.split("\n", 1)[0], state)
+        return text if state is None else of_server(text, state)
     return of_server(primary, state, getattr(diag, "context", None) or "")
 
 

@@ -1,86 +1,73 @@
-"""Reading ranges of pages under an exported snapshot, by ADBC, as Arrow.
+"""Reading ranges of pages under an exported snapshot, as Arrow.
 
-ADBC fetches with COPY in binary, which is 0.5 to 1 µs of CPU a row. A transaction lasts for a few
-chunks only: the table's lock is released in between, so that an ALTER TABLE needn't wait for the
-end of a large table's copy.
+A transaction lasts for a few chunks only: the table's lock is released in between, so that an ALTER
+TABLE needn't wait for the end of a large table's copy.
 
 This module runs inside Spark's Python workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc_assets.postgres.copy_out.session import Session, open_session
+from cdc_assets.postgres.copy_out.values import TEXT, Kind
 from cdc_assets.postgres.session.connect import NO_NEW_TIMEOUTS
 
-Read = Callable[[str], Iterator[pa.RecordBatch]]
-"""Runs a query in the open transaction and yields its batches."""
-
-
-class ReadFailed(Exception):
-    """The server ended a query half-way; the message is the server's, without its SQL state."""
+Read = Callable[[str, Sequence[Kind]], Iterator[pa.RecordBatch]]
+"""Runs a SELECT, whose columns are of these kinds, in the open transaction; yields its batches."""
 
 
 @contextmanager
 def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
-    """Yields a function that opens a transaction under a snapshot; its first call connects."""
-    import adbc_driver_postgresql.dbapi as adbc
+    """Yields a function that opens a transaction under a snapshot; it connects if it has to."""
+    opened: list[Session] = []
 
-    with ExitStack() as stack:
-        connected: list[object] = []
+    def open_transaction(snapshot_name: str) -> _Transaction:
+        if not opened or opened[-1].closed:
+            opened.append(open_session(uri))
+            opened[-1].execute(NO_NEW_TIMEOUTS)
+        return _Transaction(opened[-1], snapshot_name)
 
-        def open_transaction(snapshot_name: str) -> _Transaction:
-            if not connected:
-                source = stack.enter_context(adbc.connect(uri, autocommit=True))
-                cursor = stack.enter_context(source.cursor())
-                cursor.execute(NO_NEW_TIMEOUTS)
-                connected.append(cursor)
-            return _Transaction(connected[0], snapshot_name)
-
+    try:
         yield open_transaction
+    finally:
+        for session in opened:
+            session.close()
 
 
 class _Transaction:
     """A read-only transaction under the snapshot."""
 
-    def __init__(self, cursor: object, snapshot_name: str) -> None:
-        self._cursor = cursor
+    def __init__(self, session: Session, snapshot_name: str) -> None:
+        self._session = session
         self._name = snapshot_name
 
     def __enter__(self) -> Read:
-        self._run("begin isolation level repeatable read read only")
+        self._session.execute("begin isolation level repeatable read read only")
         try:
             name = sql.Literal(self._name).as_string(None)
-            self._run(f"set transaction snapshot {name}")
+            self._session.execute(f"set transaction snapshot {name}")
         except BaseException:
-            self._run("rollback")
+            self._roll_back()
             raise
-        return self._read
+        return self._session.read
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._run("commit" if kind is None else "rollback")
+        if kind is None:
+            self._session.execute("commit")
+        else:
+            self._roll_back()
 
-    def _run(self, statement: str) -> None:
-        self._cursor.execute(statement)  # type: ignore[attr-defined]
-
-    def _read(self, query: str) -> Iterator[pa.RecordBatch]:
-        self._run(query)
-        batches = iter(self._cursor.fetch_record_batch())  # type: ignore[attr-defined]
-        while True:
-            try:
-                batch = next(batches, None)
-            except (OSError, pa.ArrowException) as error:
-                raise ReadFailed(str(error)) from error
-            if batch is None:
-                return
-            yield batch
-            del batch  # not kept while the next one, which may be one large value, is received
+    def _roll_back(self) -> None:
+        if not self._session.closed:  # else the server does
+            self._session.execute("rollback")
 
 
 OpenTransaction = Callable[[str], _Transaction]
@@ -108,7 +95,7 @@ def read_texts(session: SparkSession, plan: TextPlan) -> DataFrame:
                 for query in plan.tasks[number]:
                     # A transaction each: in between the table's lock is released.
                     with open_transaction(plan.snapshot_name) as run:
-                        for batch in run(query):
+                        for batch in run(query, [TEXT] * len(schema)):
                             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
     tasks = len(plan.tasks)

@@ -1,9 +1,9 @@
 """The one table of types: each Postgres type's form in the lake, and how both paths get there.
 
 A value reaches the lake on two paths, and must be the same on both: the snapshot (a SELECT whose
-result ADBC hands over as Arrow, ``select_expression`` and then ``snapshot.convert``) and the log
-(Postgres's text form inside staged JSON, then ``TypeMapping.cast``). The SELECT sends a value as it
-is where Arrow has a type for it, decimals as text, and everything else in its text form.
+rows COPY sends in binary: ``select_expression``, ``copy_out.values`` and then ``snapshot.convert``)
+and the log (Postgres's text form inside staged JSON, then ``TypeMapping.cast``). The SELECT sends a
+value as it is where Arrow has a type for it, and everything else in its text form.
 
 A value that a lake type can't hold (infinity, years outside 1 to 9999, NaN in a decimal, a
 multi-dimensional array) follows the column's policy; a row is never dropped. Key columns have to be
@@ -23,6 +23,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc_assets.postgres.catalog import Column
+from cdc_assets.postgres.copy_out.values import MAX_DIGITS
 
 Policy = Literal["null", "clamp", "fail"]
 
@@ -54,13 +55,15 @@ _REFUSED_ARRAY = re.compile(r'"column (.*): no list is like it"', re.DOTALL)
 class TypeMapping:
     """How a column of one Postgres type is carried.
 
-    ``lake`` is the Spark SQL type. ``native``: ADBC's Arrow value, or its elements, are the lake's.
-    ``cast`` turns a Spark SQL expression of the text form into one of the lake type; under policy
-    ``fail`` it gives NULL for a value that doesn't fit, which ``fits`` finds first. ``fits`` is the
+    ``lake`` is the Spark SQL type. ``native``: the snapshot's SELECT sends the value as it is, and
+    otherwise its text form; ``sent`` is what COPY sends then (``copy_out.values.Kind``). ``cast``
+    turns a Spark SQL expression of the text form into one of the lake type; under policy ``fail``
+    it gives NULL for a value that doesn't fit, which ``fits`` finds first. ``fits`` is the
     condition that the lake's value is exactly the text's; None where every value fits.
     """
 
     lake: str
+    sent: str
     native: bool
     cast: Callable[[str, Policy], str]
     fits: Callable[[str], str] | None = None
@@ -99,7 +102,8 @@ def _calendar(lake: str, low: str, high: str) -> TypeMapping:
             other = f"if({early}, {lake} '{low}', {lake} '{high}')"
         return f"case when {text} is null then null when {fits(text)} then {value} else {other} end"
 
-    return TypeMapping(lake, native=True, cast=cast, fits=fits)
+    sent = "date" if lake == "date" else "timestamp"
+    return TypeMapping(lake, sent, native=True, cast=cast, fits=fits)
 
 
 def _decimal(precision: int, scale: int) -> TypeMapping:
@@ -118,7 +122,8 @@ def _decimal(precision: int, scale: int) -> TypeMapping:
             f" when {fits(text)} then cast({text} as {lake}) else {other} end"
         )
 
-    return TypeMapping(lake, native=False, cast=cast, fits=fits)
+    native = precision <= MAX_DIGITS
+    return TypeMapping(lake, "numeric" if native else "text", native, cast=cast, fits=fits)
 
 
 # Possessive: Java's matcher recurses for each character that it may have to give back, until the
@@ -164,21 +169,21 @@ def _array(element: TypeMapping) -> TypeMapping:
             f" then cast(null as {lake}) else {values} end"
         )
 
-    return TypeMapping(lake, element.native, cast=cast, fits=fits)
+    return TypeMapping(lake, f"{element.sent}[]", element.native, cast=cast, fits=fits)
 
 
-_TEXT = TypeMapping("string", native=False, cast=_identity)
+_TEXT = TypeMapping("string", "text", native=False, cast=_identity)
 _NATIVE: dict[str, TypeMapping] = {
-    "boolean": TypeMapping("boolean", native=True, cast=_boolean),
-    "smallint": TypeMapping("int", native=True, cast=_plain("int")),
-    "integer": TypeMapping("int", native=True, cast=_plain("int")),
-    "bigint": TypeMapping("bigint", native=True, cast=_plain("bigint")),
-    "real": TypeMapping("float", native=True, cast=_plain("float")),
-    "double precision": TypeMapping("double", native=True, cast=_plain("double")),
-    "text": TypeMapping("string", native=True, cast=_identity),
-    "character varying": TypeMapping("string", native=True, cast=_identity),
-    "character": TypeMapping("string", native=True, cast=_identity),
-    "bytea": TypeMapping("binary", native=True, cast=_bytes),
+    "boolean": TypeMapping("boolean", "bool", native=True, cast=_boolean),
+    "smallint": TypeMapping("int", "int2", native=True, cast=_plain("int")),
+    "integer": TypeMapping("int", "int4", native=True, cast=_plain("int")),
+    "bigint": TypeMapping("bigint", "int8", native=True, cast=_plain("bigint")),
+    "real": TypeMapping("float", "float4", native=True, cast=_plain("float")),
+    "double precision": TypeMapping("double", "float8", native=True, cast=_plain("double")),
+    "text": TypeMapping("string", "text", native=True, cast=_identity),
+    "character varying": TypeMapping("string", "text", native=True, cast=_identity),
+    "character": TypeMapping("string", "text", native=True, cast=_identity),
+    "bytea": TypeMapping("binary", "bytea", native=True, cast=_bytes),
     "date": _calendar("date", "0001-01-01", "9999-12-31"),
     "timestamp without time zone": _calendar(
         "timestamp_ntz", "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
@@ -238,7 +243,7 @@ def select_expression(
     sent = name if found.native else text_form(name)
     if found.lake.startswith("array<"):
         sent = _list(column, found, refuse=policy == "fail", shift=not is_key)
-    elif column.type.partition("(")[0] in _CASTS_PRINT:
+    elif not found.native and column.type.partition("(")[0] in _CASTS_PRINT:
         sent = sql.SQL("{}::text").format(name)
     return sql.SQL("{} as {}").format(sent, name)
 

@@ -1,4 +1,4 @@
-"""From ADBC's Arrow values to the lake's: the snapshot's half of ``postgres.types``.
+"""From COPY's values in Arrow to the lake's: the snapshot's half of ``postgres.types``.
 
 This module runs inside Spark's Python workers.
 """
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_assets.postgres.copy_out.values import Kind
 from cdc_assets.postgres.types import arrow_type
 
 # Values that :func:`repeats` looks at, and the most of them that may differ.
-_SAMPLE, _FEW = 10_000, 0.1
+SAMPLE, _FEW = 10_000, 0.1
 # Postgres's numeric values that no decimal holds.
 _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 
@@ -21,8 +22,8 @@ _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _DAY_US = 86_400_000_000
 _FIRST_US, _LAST_US = _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1
-# Infinity is the largest integer, counted from 2000; ADBC counts from 1970, 10,957 days earlier,
-# and wraps around. No date in Postgres is as early as the result.
+# Infinity is the largest integer, counted from 2000; from 1970, 10,957 days earlier, it wraps
+# around. No date in Postgres is as early as the result.
 _INFINITE_DAY = 2**31 - 1 + 10_957 - 2**32
 _INFINITE_US = 2**63 - 1 + 10_957 * _DAY_US - 2**64
 
@@ -33,13 +34,21 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LakeField:
-    """A column of the lake: its name, Spark SQL type, Iceberg field ids, and the policy."""
+    """A column of the lake: its name, Spark SQL type, Iceberg field ids, and the policy.
+
+    ``sent``: what COPY sends of it (``Kind``).
+    """
 
     name: str
+    sent: str
     lake: str
     field_id: int
     element_id: int | None
     policy: str
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.sent, arrow_type(self.lake))
 
     @property
     def arrow(self) -> pa.Field:
@@ -61,7 +70,7 @@ def repeats(values: pa.Array) -> bool:
     Each of them is then cheaper to convert and to write once, in a dictionary; where most values
     differ, a dictionary is built in vain.
     """
-    sample = values[:_SAMPLE]
+    sample = values[:SAMPLE]
     if pa.types.is_list(sample.type):
         sample = sample.flatten()
     return bool(pc.count_distinct(sample).as_py() <= _FEW * len(sample))
@@ -83,13 +92,11 @@ def _fit(values: pa.Array, lake: str, field: LakeField) -> pa.Array:
         inner = _fit(values.values, lake.removeprefix("array<").removesuffix(">"), field)
         return pa.ListArray.from_arrays(values.offsets, inner, mask=values.is_null())
     kind = arrow_type(lake)
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind) and values.type != kind:
         if repeats(values):
             encoded = values.dictionary_encode()
             return _fit_decimal(encoded.dictionary, kind, field).take(encoded.indices)
         return _fit_decimal(values, kind, field)
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
     if lake in ("date", "timestamp_ntz", "timestamp"):
         return _fit_calendar(values, kind, field)
     return values if values.type == kind else values.cast(kind)

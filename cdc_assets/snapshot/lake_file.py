@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_assets.snapshot.convert import LakeField, convert, repeats
+from cdc_assets.snapshot.convert import SAMPLE, LakeField, convert, repeats
 
 # Arrow bytes that become one row group: what a task keeps in memory, times two.
 ROW_GROUP_BYTES = 64 * 2**20
@@ -51,16 +51,16 @@ class LakeFile:
             self._write_group()
 
     def _write_group(self) -> None:
-        if self._writer is None:
-            self._writer = self._open(self._waiting[0])
         group = pa.Table.from_batches(self._waiting, self._schema)
         self._waiting, self._waiting_bytes = [], 0
+        if self._writer is None:
+            self._writer = self._open(group)
         self._writer.write_table(group, row_group_size=max(1, group.num_rows))
 
-    def _open(self, first: pa.RecordBatch) -> pq.ParquetWriter:
+    def _open(self, first: pa.Table) -> pq.ParquetWriter:
         """A writer for values like those of ``first``."""
-        leaves = zip(_leaves(self._schema), first.columns, strict=True)
-        few = [leaf for leaf, values in leaves if repeats(values)]
+        leaves = zip(_leaves(self._schema), first[:SAMPLE].columns, strict=True)
+        few = [leaf for leaf, values in leaves if repeats(values.combine_chunks())]
         self.path = self._name
         self._stream = self._create()
         return pq.ParquetWriter(

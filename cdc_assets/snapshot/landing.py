@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 # The columns of mode append that the copy fills: each row is an insert at the snapshot's LSN. The
 # row's true time and transaction aren't known.
-COPIED = ("_op", "_lsn")
+COPIED = {"_op": "text", "_lsn": "int8"}
 # Properties of a catalog that concern files; others may be its password.
 _OF_FILES = ("s3.", "gcs.", "adls.", "hdfs.", "client.", PY_IO_IMPL, PLACES)
 # A power cut leaves some broken files; more than these have another cause.
@@ -107,12 +107,19 @@ class Landing:
             kind = field.field_type
             element = kind.element_id if isinstance(kind, ListType) else None
             found.append(
-                LakeField(column.name, column.mapping.lake, field.field_id, element, column.policy)
+                LakeField(
+                    column.name,
+                    column.mapping.sent,
+                    column.mapping.lake,
+                    field.field_id,
+                    element,
+                    column.policy,
+                )
             )
         if self.lake.row.mode == "append":
-            for name in COPIED:
+            for name, sent in COPIED.items():
                 field_id = schema.find_field(name).field_id
-                found.append(LakeField(name, self.lake.extra[name], field_id, None, "null"))
+                found.append(LakeField(name, sent, self.lake.extra[name], field_id, None, "null"))
         return tuple(found)
 
     def place(self) -> tuple[str, Mapping[str, str]]:

@@ -1,8 +1,8 @@
 """The process that the Python workers of our Spark server are forked from.
 
-A worker that imports pyarrow, ADBC and the copy by itself takes most of a second of CPU for it, and
-each session (every Dagster run has one) gets workers of its own. Workers forked from a process that
-has imported them already start at once. Spark starts this as
+A worker that imports pyarrow, psycopg and the copy by itself takes most of a second of CPU for it,
+and each session (every Dagster run has one) gets workers of its own. Workers forked from a process
+that has imported them already start at once. Spark starts this as
 ``python -m cdc_assets.snapshot.python_daemon pyspark.worker`` (``spark.python.daemon.module``) and
 reads a port from its standard output, so nothing here may print.
 
@@ -22,7 +22,6 @@ for _entry in [entry for entry in sys.path_importer_cache if entry.endswith(_ARC
     del sys.path_importer_cache[_entry]
 
 if __name__ == "__main__":
-    import adbc_driver_postgresql.dbapi  # noqa: F401
     import pyarrow.compute
     import pyarrow.parquet  # noqa: F401
     from pyspark import daemon

@@ -15,13 +15,16 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from cdc_assets.errors import first_line
 from cdc_assets.log.copies.claims import Claimed, Claims, ClaimScope, Written
-from cdc_assets.pins.reader import OpenTransaction, Read, ReadFailed, snapshot_reader
+from cdc_assets.pins.reader import OpenTransaction, Read, snapshot_reader
+from cdc_assets.postgres.copy_out.values import INT8, TEXT, Kind
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.types import refused_array
@@ -109,8 +112,6 @@ def copy_worker(
 
 
 def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) -> tuple[str, str]:
-    import adbc_driver_manager as adbc
-
     try:
         while chunks := claims.take():
             with (
@@ -126,10 +127,9 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
         return "rewritten", str(error)
     except DoesNotFit as error:
         return "unfit", str(error)
-    except ReadFailed as error:
-        column = refused_array(str(error))
-        return ("unfit", column) if column is not None else ("failed", first_line(error))
-    except adbc.Error as error:
+    except psycopg.Error as error:
+        if (column := refused_array(str(error))) is not None:
+            return "unfit", column
         text = first_line(error)
         if error.sqlstate in _SNAPSHOT_GONE and "snapshot" in text:
             return "lost", text
@@ -155,11 +155,16 @@ def _heaps(run: Read, table: TableId, chunks: Sequence[Claimed]) -> dict[int, Ta
         name=sql.Literal(table.name),
         oids=sql.SQL(", ").join(map(sql.Literal, sorted(oids))),
     )
-    rows = [row for batch in run(query.as_string(None)) for row in batch.to_pylist()]
-    found = {int(row["oid"]): TableId(row["nspname"], row["relname"]) for row in rows}
+    rows = _rows(run, query, (INT8, TEXT, TEXT))
+    found = {int(oid): TableId(schema, name) for oid, schema, name in rows}
     if strange := oids - found.keys():
         raise _Rewritten(f"what has the oid {min(strange)} isn't the table, nor a part of it")
     return found
+
+
+def _rows(run: Read, query: sql.Composed, kinds: Sequence[Kind]) -> list[tuple[Any, ...]]:
+    batches = run(query.as_string(None), kinds)
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
 def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: LakeFile) -> Written:
@@ -167,7 +172,7 @@ def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: LakeFi
     pages = CtidRange(chunk.first_block, chunk.end_block)
     relation = heap.identifier.as_string(None)
     query = f"select {task.columns} from only {relation} where {pages.predicate}"
-    for batch in run(query):
+    for batch in run(query, [field.kind for field in task.fields]):
         rows, size = rows + batch.num_rows, size + batch.nbytes
         file.write(batch)
         del batch  # keep no reference here, either
@@ -186,8 +191,7 @@ def _check(run: Read, heaps: Mapping[int, TableId], chunks: Sequence[Claimed]) -
             "select pg_catalog.to_regclass({})::oid::bigint,"
             " pg_catalog.pg_relation_filenode({})::bigint"
         ).format(name, sql.Literal(oid))
-        rows = [row for batch in run(query.as_string(None)) for row in batch.to_pylist()]
-        if [tuple(row.values()) for row in rows] != [(oid, filenode)]:
+        if _rows(run, query, (INT8, INT8)) != [(oid, filenode)]:
             raise _Rewritten(
                 f"{heaps[oid]} was truncated, rewritten or replaced while it was copied"
             )

@@ -6,10 +6,10 @@ import json
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
 import boto3
 import psycopg
 import pyarrow as pa
@@ -27,6 +27,8 @@ from cdc_assets.errors import CdcError, first_line
 from cdc_assets.flusher.standstill import Stuck
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.messages.foreign_words import masked, of_server
+from cdc_assets.postgres.copy_out.session import DirectSession, open_session
+from cdc_assets.postgres.copy_out.values import TEXT
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.process.traces import trace, traces_path
 from cdc_assets.readiness.foreign_errors import explained
@@ -179,13 +181,13 @@ def test_of_a_connection_host_port_database_and_user_are_told(
     dead_port: int, postgres_dsn: NewDatabase
 ) -> None:
     for dsn, told in _refused(dead_port, postgres_dsn()).items():
-        for connect in (psycopg.connect, adbc.connect):
+        for connect in (psycopg.connect, open_session):
             said = first_line(_error(lambda: connect(dsn)))  # noqa: B023
             assert all(part in said for part in told), (told, said)
             assert not leaks(said)
 
 
-def test_of_a_statement_by_adbc_the_sql_state_is_told_and_no_value(
+def test_of_a_statement_past_libpq_the_sql_state_is_told_and_no_value(
     postgres_dsn: NewDatabase,
 ) -> None:
     with psycopg.connect(dsn := postgres_dsn()) as client:
@@ -195,14 +197,16 @@ def test_of_a_statement_by_adbc_the_sql_state_is_told_and_no_value(
         client.execute(
             shouting[shouting.index("create function") :].replace("shout", "cry").encode()
         )
-    with adbc.connect(dsn, autocommit=True) as client, client.cursor() as cursor:
+    with closing(open_session(dsn)) as session:
+        assert isinstance(session, DirectSession)
         for statement, told in {
             f"select '{WORD}'::int": 'type integer: "…" (SQL state 22P02)',
             f"select cry('{WORD}')": "a function raised an error of its own (SQL state 42501)",
             "select * from no_such": 'relation "no_such" does not exist',
         }.items():
-            said = _said(_error(lambda: (cursor.execute(statement), cursor.fetchall())))  # noqa: B023
-            assert told in said and not leaks(said), said
+            for ask in (session.execute, lambda s: list(session.read(s, [TEXT]))):
+                said = _said(_error(lambda: ask(statement)))  # noqa: B023
+                assert told in said and not leaks(said), said
 
 
 def test_of_a_slot_its_name_is_told(postgres_dsn: NewDatabase) -> None:

@@ -1,6 +1,6 @@
 """Promise 8: transport is what the DSN says on all three drivers, or is refused.
 
-The drivers: libpq (psycopg, ADBC), SQLAlchemy on psycopg (pyiceberg's catalog), JDBC (Spark's).
+The drivers: libpq (psycopg), SQLAlchemy on psycopg (pyiceberg's catalog), JDBC (Spark's).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-import adbc_driver_postgresql.dbapi as adbc
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -20,6 +19,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.lake.catalog.catalog import shown, sql_catalog_uri
 from cdc_assets.lake.spark.jars import JARS, cache_folder, provide
+from cdc_assets.postgres.copy_out.session import open_session
 from cdc_assets.postgres.session.connect import connect, uri
 from cdc_assets.postgres.session.jdbc import HARMLESS, PLACE, REFUSED, SAME, TLS, VALUES, jdbc
 from cdc_assets.postgres.session.parameters import KNOWN, resolved, verified
@@ -165,8 +165,8 @@ def _libpq(dsn: str) -> None:
     connect(dsn).close()
 
 
-def _adbc(dsn: str) -> None:
-    adbc.connect(uri(dsn, "test")).close()
+def _copy(dsn: str) -> None:
+    open_session(uri(dsn, "test")).close()
 
 
 def _sqlalchemy(dsn: str) -> None:
@@ -184,7 +184,7 @@ def refusals(dsn: str) -> list[str]:
     found = []
     drivers: dict[str, Callable[[str], None]] = {
         "libpq": _libpq,
-        "adbc": _adbc,
+        "copy": _copy,
         "sqlalchemy": _sqlalchemy,
     }
     for name, tried in drivers.items():
@@ -230,7 +230,7 @@ def test_all_drivers_connect_or_refuse_alike(
     for dsn in lets_in:
         assert refusals(dsn) == []
     for dsn in keeps_out:
-        assert refusals(dsn) == ["libpq", "adbc", "sqlalchemy"]
+        assert refusals(dsn) == ["libpq", "copy", "sqlalchemy"]
     said = by_jdbc(*lets_in, *keeps_out)
     assert len(said) == len(lets_in) + len(keeps_out)
     assert [line.split(":")[0] for line in said] == ["connected"] * len(lets_in) + [

@@ -21,8 +21,9 @@ from psycopg.pq.abc import PGconn
 
 from cdc_assets.flusher.line.ends import Ended
 from cdc_assets.flusher.line.frames import COPY_DATA, PREFIX_BYTES, Received, frames
-from cdc_assets.flusher.line.wires import Wire, answered, wire_of
 from cdc_assets.postgres.pgoutput import Ints
+from cdc_assets.postgres.session.messages import described, error_fields
+from cdc_assets.postgres.session.wires import Wire, answered, wire_of
 
 # CopyBothResponse: format 0, no columns.
 _COPY_BOTH: Final = b"W\0\0\0\7\0\0\0"
@@ -200,9 +201,6 @@ def _is_aside(kind: int, body: bytes) -> bool:
 def _ended(kind: int, body: bytes) -> Ended:
     if kind != ord("E"):
         return Ended()
-    fields = {field[:1]: field[1:].decode(errors="replace") for field in body.split(b"\0")}
-    message = f"{fields.get(b'S', 'ERROR')}:  {fields.get(b'M', '')}"
-    for key, name in ((b"D", "DETAIL"), (b"H", "HINT"), (b"W", "CONTEXT")):
-        if key in fields:
-            message += f"\n{name}:  {fields[key]}"
-    return Ended(message, fields[b"C"].encode() if b"C" in fields else None)
+    fields = error_fields(body)
+    message = f"{fields.get('S', 'ERROR')}:  {described(fields)}"
+    return Ended(message, fields["C"].encode() if "C" in fields else None)

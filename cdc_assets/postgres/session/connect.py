@@ -82,7 +82,7 @@ def conninfo(
 
 
 def uri(dsn: str, application_name: str) -> str:
-    """The same connection as a libpq URI, for drivers (ADBC) that accept nothing else."""
+    """The same connection as a libpq URI, whole: for another machine."""
     # The machine that it connects from may have other PG… variables.
     params = resolved(conninfo(dsn, application_name))
     given = {key: value for key, value in params.items() if value or key not in ("host", "port")}

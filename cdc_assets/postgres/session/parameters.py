@@ -1,6 +1,6 @@
 """A DSN as libpq reads it: its parameters with those of the environment, and their safety.
 
-libpq itself lists the parameters. psycopg, ADBC and SQLAlchemy hand all of them to it;
+libpq itself lists the parameters. psycopg and SQLAlchemy hand all of them to it;
 ``postgres.session.jdbc`` decides about each for the one driver that isn't libpq.
 """
 

@@ -16,9 +16,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cdc_assets.flusher.line import direct
 from cdc_assets.flusher.line.direct import DirectLine
 from cdc_assets.flusher.line.libpq import LibpqLine
-from cdc_assets.flusher.line.wires import TlsWire
 from cdc_assets.flusher.stream import Stream, StreamLost
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.wires import TlsWire
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.support.waiting import wait_for
 

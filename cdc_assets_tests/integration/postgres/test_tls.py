@@ -43,7 +43,7 @@ def test_everything_goes_by_certificates(
     setup = "create table t (id int primary key, v text); insert into t values (1, 'copied')"
     with lake(as_uri(secured), spark_server.ensure(), setup, "t") as source:
         source.pin()  # a replication connection and two ordinary ones
-        source.copy()  # ADBC in Spark's tasks
+        source.copy()  # in Spark's tasks
         source.execute("insert into t values (2, 'streamed')")
         source.flush()
         source.drain_all()  # JDBC for Spark's catalog, SQLAlchemy for pyiceberg's

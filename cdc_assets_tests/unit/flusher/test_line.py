@@ -18,8 +18,8 @@ from psycopg.pq.abc import PGconn
 from cdc_assets.flusher.line.direct import BUFFER_BYTES, DirectLine
 from cdc_assets.flusher.line.ends import Ended
 from cdc_assets.flusher.line.frames import Received, frames
-from cdc_assets.flusher.line.wires import SocketWire
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.wires import SocketWire
 
 Pair = tuple[DirectLine, socket.socket]
 
