@@ -14,6 +14,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.staged.places import staged_places
 from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
+from cdc_assets.postgres.session.kept import KeptConnection
 
 
 class Pipeline:
@@ -23,6 +24,8 @@ class Pipeline:
         self.config = config
         self.source_dsn = source_dsn
         self.store = store
+        # For what is asked again and again, by ticks.
+        self.looks = KeptConnection(lambda: self.connect_source("status"))
 
     @classmethod
     def open(cls, config: SourceConfig) -> Self:
@@ -58,6 +61,7 @@ class Pipeline:
         return connect(self.replication_dsn, application_name=name, lock_seconds=LOCK_SECONDS)
 
     def close(self) -> None:
+        self.looks.close()
         self.store.close()
 
     def __enter__(self) -> Self:

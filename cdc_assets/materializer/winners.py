@@ -79,8 +79,8 @@ def winners(
             return None
         whole = last[~among[last]]
         folded = _folded(events.filter(pa.array(among)), key)
-    rows = found.select(list(columns)).take(whole)
-    rows = rows.filter(pc.not_equal(events["op"].take(whole), "D"))
+    stays = pc.not_equal(events["op"], "D").to_numpy()
+    rows = found.select(list(columns)).take(whole[stays[whole]])
     stay = [(one, _unknown(one, key, columns)) for one in folded if one.op != "D"]
     known = [_row(one, key) for one, unknown in stay if unknown is None]
     lacking = [(one, unknown) for one, unknown in stay if unknown is not None]

@@ -229,7 +229,7 @@ select t.table_name as name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, t
 def collect(pipeline: Pipeline) -> SourceStatus:
     """Ask both databases. Raises psycopg.OperationalError when one can't be reached."""
     config, store = pipeline.config, pipeline.store
-    with pipeline.connect_source("status") as source:
+    with pipeline.looks.use() as source:
         slot = slot_status(source, config.slot)
         differing = altered(source, store.tables(), config.publication)
         current = current_position(source)

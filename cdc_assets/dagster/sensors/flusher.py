@@ -21,7 +21,7 @@ from cdc_assets.dagster.sensors.services import demo_is_made
 from cdc_assets.dagster.sensors.sessions import (
     EVERY_LOOK_SECONDS,
     NOT_REACHABLE,
-    keep_instance,
+    ResourceSensor,
     session,
     waiting_sentence,
 )
@@ -59,15 +59,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
     resource = f"flusher_{config.name}"
     tables = all_tables(config)
 
-    @dg.sensor(
-        name=f"flusher_{config.name}",
-        minimum_interval_seconds=EVERY_LOOK_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        required_resource_keys={resource},
-        description="Keeps the flusher running: slot → staged Parquet → log.",
-    )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        keep_instance(context)
         if config.postgres.embedded and embedded_postgres(config).dsn() is None:
             return dg.SkipReason(f"Waiting for the embedded Postgres of {config.name} to start.")
         if config.postgres.demo and not demo_is_made(config):
@@ -100,7 +92,14 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
             asset_events=_events(config, tables, found, by_name),
         )
 
-    return tick
+    return ResourceSensor(
+        name=f"flusher_{config.name}",
+        evaluation_fn=tick,
+        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={resource},
+        description="Keeps the flusher running: slot → staged Parquet → log.",
+    )
 
 
 def _dropped_since(config: SourceConfig) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dagster as dg
 import psycopg
@@ -43,6 +44,14 @@ def keep_instance(context: dg.SensorEvaluationContext) -> None:
             _instances.append(kept)
     # No public way in; a Dagster that names it otherwise makes its own again.
     context._instance = kept
+
+
+class ResourceSensor(dg.SensorDefinition):
+    """A sensor with resources, which Dagster makes before it calls the sensor's function."""
+
+    def evaluate_tick(self, context: dg.SensorEvaluationContext) -> Any:
+        keep_instance(context)
+        return super().evaluate_tick(context)
 
 
 @contextmanager

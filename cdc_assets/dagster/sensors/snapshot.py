@@ -147,6 +147,8 @@ def _look(
             and row.state in (TableState.COPYING, TableState.STREAMING, TableState.COPIED)
             and (row.state == TableState.COPYING or not _is_settled(names, row.snapshot_lsn))
         ]
+    if not plans:
+        return [], len(runs)
     claimed = {
         names.snapshot
         for names, _, plan in plans

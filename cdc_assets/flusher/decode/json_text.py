@@ -38,19 +38,6 @@ def binary_array(offsets: Ints, data: pa.Buffer | Bytes) -> pa.LargeBinaryArray:
     )
 
 
-def ranges(data: Bytes, first: Ints, stop: Ints) -> pa.LargeBinaryArray:
-    """Copies of the ranges ``data[first[i]:stop[i]]``, which don't overlap and are in order.
-
-    The trick: over offsets that alternate between beginnings and ends, every even element is a
-    range and every odd one a gap; taking the even ones copies the ranges in C.
-    """
-    if len(first) == 0:
-        return pa.array([], pa.large_binary())
-    offsets = np.empty(2 * len(first), np.int64)
-    offsets[0::2], offsets[1::2] = first, stop
-    return binary_array(offsets, data).take(pa.array(np.arange(0, len(offsets), 2)))
-
-
 def parts_of(array: pa.LargeBinaryArray) -> tuple[Ints, Bytes]:
     """Offsets and bytes of an array without nulls."""
     _, offsets, data = array.buffers()

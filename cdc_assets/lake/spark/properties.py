@@ -82,8 +82,8 @@ def spark_properties(
         "spark.scheduler.allocation.file": turns.as_uri(),
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.maxInboundMessageSize": str(_MESSAGE_BYTES),
-        # Nothing here goes over a network: only what may be too large is compressed.
-        "spark.connect.session.planCompression.threshold": str(64 * 2**20),
+        # Nothing here goes over a network; and to see how long a plan is, it is written twice.
+        "spark.connect.session.planCompression.threshold": "-1",
         "spark.sql.extensions": (
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_assets.postgres.copy_out.ranges import ranges
 from cdc_assets.postgres.copy_out.tuples import (
     FIXED,
     Fields,
@@ -92,7 +93,10 @@ def array_of(fields: Fields, kind: Kind) -> pa.Array:
         return _fixed(fields, kind.sent)
     if kind.sent == "numeric":
         return _decimals(fields, kind.arrow)
-    return _bytes(fields, pa.binary() if kind.sent == "bytea" else pa.string())
+    assert fields.size is not None
+    sent = pa.binary() if kind.sent == "bytea" else pa.string()
+    end = fields.at + np.maximum(fields.size, 0)
+    return ranges(fields.buffer, fields.at, end, sent, fields.null)
 
 
 def _buffer(values: npt.NDArray[Any]) -> pa.Buffer:
@@ -119,21 +123,6 @@ def _fixed(fields: Fields, sent: str) -> pa.Array:
     kind = {"date": pa.date32(), "timestamp": pa.timestamp("us")}.get(sent)
     kind = kind or pa.from_numpy_dtype(native.dtype)
     return pa.Array.from_buffers(kind, len(native), [_validity(null), _buffer(native)])
-
-
-def _bytes(fields: Fields, kind: pa.DataType) -> pa.Array:
-    """Text or bytes: every second one of the ranges that begin and end where values do."""
-    assert fields.size is not None
-    count, null = len(fields), fields.null
-    bounds = np.empty(2 * count, np.int32)
-    bounds[0::2] = fields.at
-    bounds[1::2] = fields.at + np.maximum(fields.size, 0)
-    source = [None, _buffer(bounds), pa.py_buffer(fields.buffer)]
-    if count == 0:
-        return pa.array([], kind)
-    ranges = pa.Array.from_buffers(kind, len(bounds) - 1, source)
-    wanted = np.arange(0, 2 * count, 2, dtype=np.int32)
-    return ranges.take(pa.array(wanted, mask=null))
 
 
 def _decimals(fields: Fields, kind: pa.Decimal128Type) -> pa.Array:
