@@ -35,15 +35,15 @@ class Winners:
     """A batch's last change of each key.
 
     ``rows``: those that stay, as a struct ``row`` of texts. ``keys``: all of them, as a struct
-    ``key``. ``partial``: rows that stay and lack columns, with ``key`` and ``row``; ``unknown``
-    names the columns, whose values the table's row ``source`` has. ``inserts``: no change but
-    inserts.
+    ``key``; ``earlier``: those that had a row at the source before the batch, since their first
+    change is no insert. ``partial``: rows that stay and lack columns, with ``key`` and ``row``;
+    ``unknown`` names the columns, whose values the table's row ``source`` has.
     """
 
     rows: pa.Table
     keys: pa.Table
+    earlier: pa.Table
     partial: pa.Table
-    inserts: bool
 
     @property
     def upserted(self) -> int:
@@ -79,6 +79,8 @@ def winners(
             return None
         whole = last[~among[last]]
         folded = _folded(events.filter(pa.array(among)), key)
+    first = np.sort(_first(codes))
+    inserts = pc.equal(events["op"], "I").to_numpy()
     stays = pc.not_equal(events["op"], "D").to_numpy()
     rows = found.select(list(columns)).take(whole[stays[whole]])
     stay = [(one, _unknown(one, key, columns)) for one in folded if one.op != "D"]
@@ -87,8 +89,8 @@ def winners(
     won = Winners(
         pa.concat_tables([_structs(rows, "row"), _made(known, "row", columns)]),
         _structs(named.take(last), "key"),
+        _structs(named.take(first[~inserts[first]]), "key"),
         _partial(lacking, key, columns),
-        bool(pc.all(pc.equal(events["op"], "I")).as_py()),
     )
     return won if won.rows.nbytes + 2 * won.partial.nbytes <= _STATEMENT_BYTES else None
 
@@ -110,6 +112,13 @@ def _last(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     np.maximum.at(last, codes, np.arange(len(codes)))
     return last
+
+
+def _first(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The positions of each key's first change."""
+    first = np.full(int(codes.max(initial=-1)) + 1, len(codes))
+    np.minimum.at(first, codes, np.arange(len(codes)))
+    return first
 
 
 def _odd(events: pa.Table, named: pa.Table, facts: Facts) -> npt.NDArray[np.bool_]:

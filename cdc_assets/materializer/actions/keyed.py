@@ -68,8 +68,11 @@ def merge_keyed(change: Change) -> Merged:
 def _merge_winners(change: Change, won: Winners) -> Merged:
     session, lake, state = change.session, change.lake, change.state
     delete, new, repaired = change.emptying, None, 0
-    if delete is None and not (won.inserts and change.inserts_add()) and lake.has_rows(state):
-        delete = of_keys(lake, won.keys, lambda: sent(session, won.keys))
+    if delete is None and lake.has_rows(state):
+        fewer = len(won.earlier) < len(won.keys) and change.inserts_add()
+        keys = won.earlier if fewer else won.keys
+        if len(keys):
+            delete = of_keys(lake, keys, lambda: sent(session, keys))
     if len(won.rows):
         new = as_lake(sent(session, won.rows), lake.columns, "row")
     if len(won.partial):

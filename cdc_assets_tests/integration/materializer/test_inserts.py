@@ -44,7 +44,10 @@ def test_inserts_delete_nothing_but_where_rows_may_be_that_the_log_knows_nothing
     source: Lake,
 ) -> None:
     assert commits(source, T, "insert into t values (2, 'new'), (3, 'new')") == 1
-    assert commits(source, T, "insert into t values (4, 'a'); delete from t where id = 4") == 2
+    assert commits(source, T, "insert into t values (4, 'a'); delete from t where id = 4") == 1
+    mixed = "insert into t values (5, 'a'); update t set v = v || '!' where id in (2, 5)"
+    assert commits(source, T, f"{mixed}; update t set id = 6 where id = 5") == 2
+    assert commits(source, T, "delete from t where id = 6; insert into t values (6, 'b')") == 2
     # A partition may be emptied without a word in the log, and its keys inserted again.
     assert commits(source, P, "insert into p values (2, 'new')") == 2
 

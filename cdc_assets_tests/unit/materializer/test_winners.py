@@ -71,19 +71,24 @@ def test_invariant_8_the_last_change_of_a_key_wins(
 ) -> None:
     counted = changes if truncate is None else changes[truncate + 1 :]
     last = {(a, b): (op, v) for op, a, b, v in counted}
-    rows, keys = found(winners(held(changes), facts(len(changes), truncate), KEY, ["a", "v", "b"]))
+    won = winners(held(changes), facts(len(changes), truncate), KEY, ["a", "v", "b"])
+    rows, keys = found(won)
     assert sorted(map(repr, keys)) == sorted(repr({"b": b, "a": a}) for a, b in last)
     assert sorted(map(repr, rows)) == sorted(
         repr({"a": a, "v": v, "b": b}) for (a, b), (op, v) in last.items() if op != "D"
     )
 
 
-def test_only_inserts_are_told() -> None:
-    for ops, inserts in (("II", True), ("IU", False), ("ID", False)):
-        won = winners(held([(op, str(i), "", "") for i, op in enumerate(ops)]), facts(2), KEY, KEY)
-        assert won is not None
-        assert won.inserts == inserts
-        assert won.deleted == ("D" in ops)
+@given(CHANGES, st.none() | st.integers(0, 40))
+def test_a_key_whose_first_change_is_an_insert_had_no_row(
+    changes: list[tuple[str, str, str, str | None]], truncate: int | None
+) -> None:
+    counted = changes if truncate is None else changes[truncate + 1 :]
+    first = {(a, b): op for op, a, b, _ in reversed(counted)}
+    won = winners(held(changes), facts(len(changes), truncate), KEY, ["a", "v", "b"])
+    assert won is not None
+    earlier = [(row["key"]["a"], row["key"]["b"]) for row in won.earlier.to_pylist()]
+    assert sorted(earlier) == sorted(key for key, op in first.items() if op != "I")
 
 
 def test_spark_folds_what_is_large() -> None:
