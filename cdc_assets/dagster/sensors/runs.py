@@ -26,8 +26,8 @@ ACTIVE = (
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
-# Back-off after failures in a row: 10 s, 20 s, … 10 minutes. A run costs 5 s of CPU to launch.
-FIRST_DELAY_SECONDS = 10.0
+# Back-off after failures in a row: 3 s, 6 s, … 10 minutes. A run costs 5 s of CPU to launch.
+FIRST_DELAY_SECONDS = 3.0
 LONGEST_DELAY_SECONDS = 600.0
 # A run has no lock while it imports its code and opens its session, some seconds on a busy machine,
 # nor in the moment between its last step and its end.
