@@ -16,6 +16,9 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
 from cdc_assets.postgres.session.kept import KeptConnection
 
+# An outage that only new sessions meet is noticed by then.
+_LOOKS_SECONDS = 300.0
+
 
 class Pipeline:
     """A source with its log open; a context manager, for one thread."""
@@ -25,7 +28,7 @@ class Pipeline:
         self.source_dsn = source_dsn
         self.store = store
         # For what is asked again and again, by ticks.
-        self.looks = KeptConnection(lambda: self.connect_source("status"))
+        self.looks = KeptConnection(lambda: self.connect_source("status"), _LOOKS_SECONDS)
 
     @classmethod
     def open(cls, config: SourceConfig) -> Self:

@@ -65,7 +65,7 @@ def may_hold_others(store: LogStore, lake: LakeTable, state: LakeState, loaded: 
     """
     if state.foreign is not None or lake.config.snapshot.mode == "never":
         return True
-    return BEGUN in loaded.properties or not has_one_heap(store, lake.row.table)
+    return BEGUN in loaded.properties or not has_one_heap(store, lake.row)
 
 
 def _was_applied(store: LogStore, row: TableRow) -> bool:

@@ -40,13 +40,16 @@ def known_heaps(store: LogSession) -> dict[TableId, tuple[int, KnownHeaps]]:
     }
 
 
-def has_one_heap(store: LogSession, table: TableId) -> bool:
-    """Whether the table is recorded as one that has no partitions and no children."""
+def has_one_heap(store: LogSession, row: TableRow) -> bool:
+    """Whether the table is recorded as one that has rows in itself alone: no partition, no child.
+
+    A partitioned table has no heap itself, but may have a single partition.
+    """
     found = store.connection.execute(
-        "select files from heap_files where source = %s and table_name = %s",
-        (store.source, str(table)),
+        "select files from heap_files where source = %s and table_name = %s and epoch = %s",
+        (store.source, str(row.table), row.epoch),
     ).fetchone()
-    return found is not None and len(found[0]) == 1
+    return found is not None and set(found[0]) == {str(row.oid)}
 
 
 def _heap_file(said: int | list[Any]) -> HeapFile:

@@ -46,6 +46,14 @@ class Told:
             self.key(row.key_columns)
         ) == set(row.key_columns)
 
+    @property
+    def keys_are_unique(self) -> bool:
+        """Whether the stream itself says that a key is one row's at each moment.
+
+        Under f(ull) it doesn't tell the key: that may be dropped, or deferred, and be there again.
+        """
+        return self.identity in ("d", "i")
+
     def key(self, known: Sequence[str]) -> tuple[str, ...]:
         """The names of the key's columns; ``known`` where the stream doesn't report them."""
         if self.identity in ("f", "n"):

@@ -236,7 +236,9 @@ class _Drain:
             reread,
             mixed=mixed,
             inserts_add=lambda: (
-                not (mixed or may_hold_others(self._store, lake, self._state, self._loaded))
+                found.relation.keys_are_unique
+                and not mixed
+                and not may_hold_others(self._store, lake, self._state, self._loaded)
             ),
         )
         with merging(self._store, session, lake, self._cursor.offset):

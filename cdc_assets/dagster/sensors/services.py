@@ -78,10 +78,10 @@ def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
             postgres = embedded_postgres(config)
             up = postgres.start(wait=False) is not None
             said.append("Postgres is up" if up else "Postgres is starting")
-            if up and config.postgres.demo:
+            if config.postgres.demo:
                 from cdc_assets.demo.workload import supervise_workload
 
-                running = supervise_workload(postgres).running
+                running = supervise_workload(postgres).running  # it waits for the server
                 said.append("demo traffic runs" if running else "demo traffic starts again soon")
         if config.spark.remote is None:
             said.append(_spark(config))

@@ -19,14 +19,28 @@ create table p (id int primary key, v text) partition by range (id);
 create table p1 partition of p for values from (0) to (100);
 create table p2 partition of p for values from (100) to (200);
 insert into p values (1, 'copied'), (101, 'copied');
+create table o (id int primary key, v text) partition by range (id);
+create table o1 partition of o for values from (0) to (100);
+insert into o values (1, 'copied');
+create table f (id int primary key, v text);
+alter table f replica identity full;
+insert into f values (1, 'old'), (2, 'copied');
 """
-T, P = TableId("public", "t"), TableId("public", "p")
+T, P, ONE, F = (TableId("public", name) for name in "tpof")
+# Without its key for a moment: two rows have key 1 at once.
+TWICE = """
+alter table {0} drop constraint {0}_pkey;
+insert into {0} values (1, 'new'); delete from {0} where v = 'old';
+update {0} set v = 'newer' where id = 1;
+alter table {0} add primary key (id);
+"""
 
 
 @pytest.fixture
 def source(copied_lake: NewLake) -> Iterator[Lake]:
-    with copied_lake(SETUP, "t", "p") as opened:
+    with copied_lake(SETUP, "t", "p", "o", "f") as opened:
         opened.execute("update t set v = 'changed'; update p set v = 'changed' where id = 1")
+        opened.execute("update o set v = 'changed'; update f set v = 'changed' where id = 2")
         opened.catch_up()  # the first merge upgrades the table
         yield opened
 
@@ -57,6 +71,20 @@ def test_where_somebody_else_wrote_rows_inserts_replace_them(source: Lake) -> No
         lake = source.lake_table(table)
         return may_hold_others(source.pipeline.store, lake, lake.state(), lake.loaded())
 
-    assert (others(T), others(P)) == (False, True)
+    assert [others(table) for table in (T, F, P, ONE)] == [False, False, True, True]
     source.session.sql("insert into lake.src.t values (9, 'foreign')")
     assert others(T)
+
+
+def test_where_the_stream_does_not_tell_the_key_inserts_replace_rows(source: Lake) -> None:
+    source.execute(f"begin; {TWICE.format('f')} commit")
+    source.catch_up(F)
+    assert source.equal(F)
+    source.execute("update t set v = 'old' where id = 1")
+    source.catch_up(T)
+    source.execute(
+        f"begin; alter table t replica identity full; {TWICE.format('t')}"
+        " alter table t replica identity default; commit"
+    )
+    source.catch_up(T)
+    assert source.equal(T)
