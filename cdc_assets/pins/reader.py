@@ -9,9 +9,10 @@ This module runs inside Spark's Python workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
@@ -66,8 +67,10 @@ class _Transaction:
             self._roll_back()
 
     def _roll_back(self) -> None:
-        if not self._session.closed:  # else the server does
-            self._session.execute("rollback")
+        """Whatever comes of it, what went wrong before is what is told."""
+        with suppress(psycopg.Error):
+            if not self._session.closed:  # else the server does
+                self._session.execute("rollback")
 
 
 OpenTransaction = Callable[[str], _Transaction]

@@ -132,7 +132,8 @@ def _fit_calendar(values: pa.Array, kind: pa.DataType, field: LakeField) -> pa.A
     if field.policy == "clamp":
         bounds = [pa.scalar(bound, raw.type) for bound in (low, high)]
         infinite = pa.scalar(_INFINITE_DAY if days else _INFINITE_US, raw.type)
-        raw = pc.if_else(pc.equal(raw, infinite), bounds[1], raw)
+        # What is later than the wrap-around became as early; no value before it is.
+        raw = pc.if_else(pc.less_equal(raw, infinite), bounds[1], raw)
         clamped = pc.max_element_wise(raw, bounds[0], skip_nulls=False)
         return pc.min_element_wise(clamped, bounds[1], skip_nulls=False).view(values.type)
     return pc.if_else(inside, raw, pa.scalar(None, raw.type)).view(values.type)

@@ -94,13 +94,17 @@ class LakeFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._waiting:
-            self._write_group()
-        if self._writer is not None:
-            self._writer.close()
-            self._stream.close()
-            if kind is not None:
-                self.delete()
+        complete = False
+        try:
+            if kind is None and self._waiting:
+                self._write_group()
+            complete = kind is None
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._stream.close()
+                if not complete:
+                    self.delete()
 
 
 def _local(uri: str) -> Path | None:

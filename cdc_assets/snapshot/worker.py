@@ -24,7 +24,7 @@ from psycopg import sql
 from cdc_assets.errors import first_line
 from cdc_assets.log.copies.claims import Claimed, Claims, ClaimScope, Written
 from cdc_assets.pins.reader import OpenTransaction, Read, snapshot_reader
-from cdc_assets.postgres.copy_out.values import INT8, TEXT, Kind
+from cdc_assets.postgres.copy_out.values import INT8, SQL_TYPES, TEXT, Kind
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.types import refused_array
@@ -50,6 +50,15 @@ select c.oid::bigint as oid, n.nspname::text as nspname, c.relname::text as reln
   from tree join pg_catalog.pg_class c on c.oid = tree.oid and c.relkind = 'r'
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.oid in ({oids})
+""")
+
+_BASE_TYPE = sql.SQL("""
+with recursive base as (
+    select oid, typbasetype from pg_catalog.pg_type where oid = {}::regtype
+    union all
+    select t.oid, t.typbasetype from base join pg_catalog.pg_type t on t.oid = base.typbasetype
+)
+select pg_catalog.format_type(oid, null) from base where typbasetype = 0
 """)
 
 OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
@@ -119,6 +128,8 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
                 open_transaction(task.snapshot_name) as run,
             ):
                 heaps = _heaps(run, task.table, chunks)
+                for heap in heaps.values():
+                    _check_types(run, task, heap)
                 written = [_copy(task, run, chunk, heaps[chunk.oid], file) for chunk in chunks]
                 _check(run, heaps, chunks)
             if not claims.wrote(written, file.path):
@@ -160,6 +171,36 @@ def _heaps(run: Read, table: TableId, chunks: Sequence[Claimed]) -> dict[int, Ta
     if strange := oids - found.keys():
         raise _Rewritten(f"what has the oid {min(strange)} isn't the table, nor a part of it")
     return found
+
+
+def _check_types(run: Read, task: CopyTask, heap: TableId) -> None:
+    """Raise DatatypeMismatch unless the columns are sent as planned: bytes don't tell their type.
+
+    An ALTER TABLE that keeps the file may have come before our lock, which is taken here.
+    """
+    places = range(len(task.fields))
+    query = sql.SQL(
+        "select {types} from (select 1) one left join"
+        " (select {columns} from only {heap} where false) q({names}) on true"
+    ).format(
+        types=sql.SQL(", ").join(
+            sql.SQL("pg_catalog.pg_typeof(q.c{})::text").format(sql.Literal(n)) for n in places
+        ),
+        columns=sql.SQL(task.columns),
+        heap=heap.identifier,
+        names=sql.SQL(", ").join(sql.SQL("c{}").format(sql.Literal(n)) for n in places),
+    )
+    (found,) = _rows(run, query, [TEXT] * len(task.fields))
+    for field, kind in zip(task.fields, found, strict=True):
+        element, several = field.sent.removesuffix("[]"), field.sent.endswith("[]")
+        planned = {name + "[]" * several for name in SQL_TYPES[element]}
+        if kind not in planned and _base_type(run, kind) not in planned:
+            raise psycopg.errors.DatatypeMismatch(f"column {field.name} is of type {kind} now")
+
+
+def _base_type(run: Read, kind: str) -> str:
+    """What a domain is in the end; any other type is itself."""
+    return str(_rows(run, _BASE_TYPE.format(sql.Literal(kind)), [TEXT])[0][0])
 
 
 def _rows(run: Read, query: sql.Composed, kinds: Sequence[Kind]) -> list[tuple[Any, ...]]:

@@ -10,7 +10,6 @@ Source: https://www.postgresql.org/docs/current/protocol-flow.html, "Simple Quer
 from __future__ import annotations
 
 import select
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol, Self
@@ -19,11 +18,17 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
+from cdc_assets.postgres.copy_out.libpq import LibpqSession
 from cdc_assets.postgres.copy_out.tuples import (
+    BATCH_BYTES,
     COPY_DATA,
+    HEADER,
     PREFIX,
+    SIGNATURE,
     SLACK_BYTES,
+    TRAILER,
     broken,
+    is_servers,
     rows_at,
 )
 from cdc_assets.postgres.copy_out.values import Kind, batch_of
@@ -31,8 +36,6 @@ from cdc_assets.postgres.pgoutput import Ints
 from cdc_assets.postgres.session.messages import server_error
 from cdc_assets.postgres.session.wires import Wire, answered, wire_of
 
-# Bytes that become one batch, unless a row is longer: they fit the CPU's caches.
-BATCH_BYTES: Final = 2**20
 # How long to wait once there is nothing to read: the server then has more than a piece ready, and
 # neither it nor we are woken for each of its 8 kB.
 _NAP_SECONDS: Final = 0.0005
@@ -46,9 +49,6 @@ _READY_BYTES = 6
 _COPY_OUT, _COPY_DONE, _COMPLETE, _READY, _ERROR = b"HcCZE"
 # Notices, parameters, notifications; and a SELECT's rows, which a statement that sets may have.
 _ASIDE: Final = b"NSATDI"
-_SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
-_HEADER: Final = struct.Struct(">11sII")
-_TRAILER: Final = b"\xff\xff"
 
 
 class Session(Protocol):
@@ -99,7 +99,9 @@ class DirectSession:
             return None
         try:
             connection.pgconn.send_query(b"")
-            if answered(wire, len(_EMPTY)) != _EMPTY:
+            while _EMPTY.startswith(said := answered(wire, len(_EMPTY))) and said != _EMPTY:
+                time.sleep(_NAP_SECONDS)  # the rest of it is under way
+            if said != _EMPTY:
                 wire.close()
                 while connection.pgconn.get_result() is not None:
                     pass
@@ -114,28 +116,32 @@ class DirectSession:
         return cls(connection, wire)
 
     def execute(self, statement: str) -> None:
-        self._send(statement)
         failed: psycopg.Error | None = None
-        while True:
-            kind, body = self._message(failed)
-            if kind == _READY:
-                break
-            if kind == _ERROR:
-                failed = server_error(body)
-            elif kind != _COMPLETE and kind not in _ASIDE:
-                raise self._astray(kind)
+        try:
+            self._send(statement)
+            while True:
+                kind, body = self._message(failed)
+                if kind == _READY:
+                    break
+                if kind == _ERROR:
+                    failed = server_error(body)
+                elif kind != _COMPLETE and kind not in _ASIDE:
+                    raise self._astray(kind)
+        except BaseException:  # an answer that isn't read would be taken for the next one's
+            self.close()
+            raise
         if failed is not None:
             raise failed
 
     def read(self, query: str, kinds: Sequence[Kind]) -> Iterator[pa.RecordBatch]:
-        self._send(f"copy ({query}) to stdout (format binary)")
         ended = False
         try:
+            self._send(f"copy ({query}) to stdout (format binary)")
             for begin, end in self._rows(len(kinds)):
                 yield batch_of(self._buffer, begin, end, kinds)
             ended = True
         except psycopg.Error as error:
-            ended = _is_servers(error)
+            ended = is_servers(error)
             raise
         finally:
             if not ended:
@@ -144,23 +150,22 @@ class DirectSession:
     def _rows(self, fields: int) -> Iterator[tuple[Ints, Ints]]:
         """Where the fields of rows in the buffer begin and end, batch by batch, to the end."""
         failed: psycopg.Error | None = None
-        over = False
+        over, at_end = False, False
         while not over:
             found = list[tuple[Ints, Ints]]()
-            while True:
+            while (message := self._whole()) is not None:
                 begin, end = rows_at(self._buffer, self._at, self._filled, fields)
-                if len(begin):
+                if len(begin) and not at_end:
                     found.append((begin, end))
                     self._at = int(end[-1])
                     continue
-                if (message := self._whole()) is None:
-                    break
                 kind, first, self._at = message
-                if kind == COPY_DATA:
-                    found += self._odd_row(first, self._at, fields)
+                if kind == COPY_DATA and not at_end:
+                    at_end = self._is_trailer(first, self._at)
+                    found += [] if at_end else self._odd_row(first, self._at, fields)
                 elif kind == _ERROR:
                     failed = server_error(self._bytes(first, self._at))
-                elif kind == _READY:
+                elif kind == _READY and (at_end or failed is not None):
                     over = True
                     break
                 elif kind not in (_COPY_OUT, _COPY_DONE, _COMPLETE) and kind not in _ASIDE:
@@ -176,17 +181,25 @@ class DirectSession:
             raise failed
 
     def _odd_row(self, first: int, end: int, fields: int) -> list[tuple[Ints, Ints]]:
-        """The row in a message that :func:`rows_at` doesn't find; none in header and trailer."""
-        body = self._bytes(first, min(end, first + _HEADER.size))
-        if body.startswith(_SIGNATURE):
-            if len(body) < _HEADER.size:
-                raise broken("its header is torn")
-            first += _HEADER.size + _HEADER.unpack(body)[2]
-        if first == end or self._bytes(first, end) == _TRAILER:
+        """The row in a message that :func:`rows_at` doesn't find; the first has the header."""
+        first = self._behind_header(first, end)
+        if first == end:
             return []
         if self._bytes(first, min(end, first + 2)) != fields.to_bytes(2):
             raise broken(f"a row has another number of fields than {fields}")
         return [(np.array([first + 2], np.int64), np.array([end], np.int64))]
+
+    def _behind_header(self, first: int, end: int) -> int:
+        body = self._bytes(first, min(end, first + HEADER.size))
+        if not body.startswith(SIGNATURE):
+            return first
+        if len(body) < HEADER.size:
+            raise broken("its header is torn")
+        return first + HEADER.size + int(HEADER.unpack(body)[2])
+
+    def _is_trailer(self, first: int, end: int) -> bool:
+        first = self._behind_header(first, end)
+        return end - first == len(TRAILER) and self._bytes(first, end) == TRAILER
 
     def _send(self, statement: str) -> None:
         if self.closed:
@@ -198,7 +211,9 @@ class DirectSession:
                 try:
                     rest = rest[self._wire.send(rest) :]
                 except BlockingIOError:
-                    select.select([], [self._wire], [])
+                    self._poll.modify(self._wire.fileno(), select.POLLOUT)
+                    self._poll.poll()
+                    self._poll.modify(self._wire.fileno(), select.POLLIN)
         except OSError as error:
             raise self._lost(error) from error
 
@@ -260,6 +275,8 @@ class DirectSession:
     def _make_room(self) -> None:
         """Move what isn't read yet to the front, of a buffer that grows with what has arrived."""
         rest = self._buffer[self._at : self._filled]
+        if self._at == 0 and self._filled < len(self._buffer) - SLACK_BYTES:
+            return
         size = BATCH_BYTES
         while size <= 2 * len(rest):
             size *= 2
@@ -283,60 +300,3 @@ class DirectSession:
         self.closed = True
         self._wire.close()
         self._connection.close()
-
-
-def _is_servers(error: psycopg.Error) -> bool:
-    """Whether the server said so, which then waits for a statement; not that its words are odd."""
-    return error.sqlstate not in (None, psycopg.errors.ProtocolViolation.sqlstate)
-
-
-class LibpqSession:
-    """A session whose bytes only libpq can read: an object for each row."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-
-    @property
-    def closed(self) -> bool:
-        return self._connection.closed
-
-    def execute(self, statement: str) -> None:
-        self._connection.execute(statement.encode())
-
-    def read(self, query: str, kinds: Sequence[Kind]) -> Iterator[pa.RecordBatch]:
-        ended = False
-        copy_out = f"copy ({query}) to stdout (format binary)"
-        try:
-            with self._connection.cursor() as cursor, cursor.copy(copy_out.encode()) as copy:
-                rows, size, header = list[bytes](), 0, True
-                while row := copy.read():
-                    row = bytes(row)
-                    if header:
-                        row, header = row[_HEADER.size + _HEADER.unpack_from(row)[2] :], False
-                    if row and row != _TRAILER:
-                        if not row.startswith(len(kinds).to_bytes(2)):
-                            raise broken(f"a row has another number of fields than {len(kinds)}")
-                        rows.append(row)
-                        size += len(row)
-                    if size >= BATCH_BYTES:
-                        yield _joined(rows, kinds)
-                        rows, size = [], 0
-                if rows:
-                    yield _joined(rows, kinds)
-            ended = True
-        except psycopg.Error as error:
-            ended = _is_servers(error)
-            raise
-        finally:
-            if not ended:
-                self.close()
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def _joined(rows: Sequence[bytes], kinds: Sequence[Kind]) -> pa.RecordBatch:
-    end = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-    begin = np.concatenate([np.zeros(1, np.int64), end[:-1]]) + 2
-    buffer = np.frombuffer(b"".join([*rows, bytes(SLACK_BYTES)]), np.uint8)
-    return batch_of(buffer, begin, end, kinds)

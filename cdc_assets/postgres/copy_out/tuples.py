@@ -22,6 +22,12 @@ from cdc_assets.postgres.pgoutput import Bytes, Ints, be32
 
 COPY_DATA: Final = ord("d")
 PREFIX: Final = struct.Struct(">BI")
+SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
+# Signature, flags and the length of what extends it; it is before the first row.
+HEADER: Final = struct.Struct(">11sII")
+TRAILER: Final = b"\xff\xff"
+# Bytes that become one batch, unless a row is longer: they fit the CPU's caches.
+BATCH_BYTES: Final = 2**20
 # Kind, length and the number of fields; the length of a field.
 _HEAD_BYTES, _LENGTH_BYTES = 7, 4
 # Bytes searched at a time: the masks of a piece fit the CPU's caches.
@@ -58,12 +64,24 @@ def broken(what: str) -> psycopg.Error:
     return psycopg.errors.ProtocolViolation(f"the server's answer to COPY is broken: {what}")
 
 
+def mismatch(what: str) -> psycopg.Error:
+    """The error for values of another type than was asked for: the table has been altered."""
+    return psycopg.errors.DatatypeMismatch(what)
+
+
+def is_servers(error: psycopg.Error) -> bool:
+    """Whether the server said so, which then waits for a statement; not that its words are odd."""
+    return error.sqlstate not in (None, psycopg.errors.ProtocolViolation.sqlstate)
+
+
 def rows_at(buffer: Bytes, begin: int, end: int, fields: int) -> tuple[Ints, Ints]:
     """Where the fields of each whole row begin and end, of rows that lie back to back.
 
     ``begin``: where the first message begins; ``end``: how far the buffer is filled. Stops at what
     isn't a row's message, and at one of 16 MB or more.
     """
+    if end <= begin or buffer[begin] != COPY_DATA:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     at = _candidates(buffer, begin, end, fields)
     if len(at) == 0 or at[0] != begin:
         return at[:0], at[:0]
@@ -180,10 +198,9 @@ def _block(buffer: Bytes, place: Ints, run: Sequence[str]) -> list[Fields] | Non
 def _one(buffer: Bytes, place: Ints, kind: str) -> tuple[Fields, Ints]:
     """A column by its fields' lengths, and where the next column's fields begin."""
     size = be32(buffer)[place].astype(np.int32)
-    wrong = size < -1
-    if kind in FIXED:
-        wrong |= (size >= 0) & (size != FIXED[kind].itemsize)
-    if bool(wrong.any()):
-        raise broken(f"a field of type {kind} has {size[wrong][0]} bytes")
+    if bool((size < -1).any()):
+        raise broken("a field has less than no bytes")
+    if kind in FIXED and bool((wrong := (size >= 0) & (size != FIXED[kind].itemsize)).any()):
+        raise mismatch(f"a field of type {kind} has {size[wrong][0]} bytes")
     at = place + _LENGTH_BYTES
     return Fields(buffer, at, size), at + np.maximum(size, 0)

@@ -27,6 +27,7 @@ from cdc_assets.postgres.copy_out.tuples import (
     broken,
     columns_of,
     gathered,
+    mismatch,
 )
 from cdc_assets.postgres.pgoutput import POSTGRES_EPOCH_MICROSECONDS, Bytes, Ints, Mask, be32
 
@@ -67,6 +68,21 @@ class Kind:
     sent: str
     arrow: pa.DataType
 
+
+SQL_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "bool": ("boolean",),
+    "int2": ("smallint",),
+    "int4": ("integer",),
+    "int8": ("bigint",),
+    "float4": ("real",),
+    "float8": ("double precision",),
+    "date": ("date",),
+    "timestamp": ("timestamp without time zone", "timestamp with time zone"),
+    "numeric": ("numeric",),
+    "bytea": ("bytea",),
+    "text": ("text", "character varying", "character"),
+}
+"""The types, as Postgres calls them, whose values are sent so."""
 
 TEXT: Final = Kind("text", pa.string())
 INT8: Final = Kind("int8", pa.int64())
@@ -134,19 +150,21 @@ def _decimals(fields: Fields, kind: pa.Decimal128Type) -> pa.Array:
         groups[null] = 0
     there = slice(None) if null is None else ~null
     if not np.array_equal(fields.size[there], (_NUMERIC_HEAD_BYTES + 2 * groups)[there]):
-        raise broken("a numeric's groups don't fill it")
+        raise mismatch("a numeric's groups don't fill it")
     scale = kind.scale
     most = int(groups.max(initial=0))
     power = raw["weight"].astype(np.int64) * 4 + scale
     used = groups > 0
     if most > _MAX_GROUPS or bool((raw["scale"][there] > scale).any()):
-        raise broken(f"a numeric has more digits than {kind}")
+        raise mismatch(f"a numeric has more digits than {kind}")
     if bool(((power > MAX_DIGITS) | (power < -MAX_DIGITS))[used].any()):
-        raise broken(f"a numeric has more digits than {kind}")
+        raise mismatch(f"a numeric has more digits than {kind}")
     units = np.zeros(len(fields), np.int64)
     for number in range(most):
         value = np.where(groups > number, raw[f"group{number}"].astype(np.int64), 0)
         units += _shifted(value, power - 4 * number)
+    if bool(((units < 0) | (units >= _POWERS[kind.precision])).any()):
+        raise mismatch(f"a numeric has more digits than {kind}")
     sign = raw["sign"]
     units = np.where(sign == _NEGATIVE, -units, units)
     found = _decimal_array(units, kind, null)
@@ -208,6 +226,8 @@ def _elements(fields: Fields, filled: Mask, count: Ints, sent: str) -> Fields:
     total = int(count.sum())
     at, size = np.empty(total, np.int64), np.empty(total, np.int32)
     lengths = be32(fields.buffer)
+    if sent in FIXED and (found := _even(fields, count, FIXED[sent].itemsize)) is not None:
+        return found
     rows = np.flatnonzero(filled & (count > 0))
     place, stop = fields.at[rows] + _ARRAY_BYTES, (fields.at + fields.size)[rows]
     number = 0
@@ -232,6 +252,19 @@ def _elements(fields: Fields, filled: Mask, count: Ints, sent: str) -> Fields:
     if sent in FIXED and bool(((size >= 0) & (size != FIXED[sent].itemsize)).any()):
         raise broken(f"an element of type {sent} has another size")
     return Fields(fields.buffer, at, size)
+
+
+def _even(fields: Fields, count: Ints, itemsize: int) -> Fields | None:
+    """The elements of all arrays if none is NULL, and each has ``itemsize`` bytes."""
+    step = 4 + itemsize
+    assert fields.size is not None
+    some = count > 0
+    if not np.array_equal(fields.size[some], (_ARRAY_BYTES + step * count)[some]):
+        return None
+    number = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    place = np.repeat(fields.at + _ARRAY_BYTES, count) + step * number
+    size = be32(fields.buffer)[place].astype(np.int32)
+    return Fields(fields.buffer, place + 4, size) if bool((size == itemsize).all()) else None
 
 
 def _walked(buffer: Bytes, count: int, place: int, stop: int) -> tuple[list[int], list[int]]:

@@ -191,10 +191,12 @@ def wire_of(connection: PGconn) -> Wire | None:
 
 def answered(wire: Wire, size: int) -> bytes:
     """Wait for an answer; returns its first bytes, which stay. Raises OSError."""
+    poll = select.poll()
+    poll.register(wire.fileno(), select.POLLIN)
     while True:
         with suppress(BlockingIOError):
             return wire.peek(size)
-        select.select([wire], [], [])
+        poll.poll()
 
 
 class _OpenSsl:

@@ -54,6 +54,8 @@ def large(new_lake: NewLake) -> Iterator[Lake]:
             "insert into t select '2024-01-01', i from generate_series(1, 500) i",
         ],
         ["alter table t drop column pad"],
+        # The file stays, and so does the column's name.
+        ["alter table t drop column pad, add column pad int not null default 5"],
         ["alter table t alter v type varchar(50), alter id type bigint"],
     ],
     ids=[
@@ -63,6 +65,7 @@ def large(new_lake: NewLake) -> Iterator[Lake]:
         "recreated",
         "replaced by another",
         "column dropped",
+        "column replaced by one of another type",
         "types changed",
     ],
 )

@@ -211,10 +211,10 @@ def test_decimals_that_are_none_come_as_text() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [Decimal("1.234"), Decimal(10) ** 20])
+@pytest.mark.parametrize("value", [Decimal("1.234"), Decimal(10) ** 20, Decimal(10) ** 7])
 def test_a_decimal_with_more_digits_than_its_column_is_no_other_number(value: Decimal) -> None:
     kinds = [Kind("numeric", pa.decimal128(9, 2))]
-    with pytest.raises(psycopg.Error, match="more digits"):
+    with pytest.raises(psycopg.errors.DatatypeMismatch, match="more digits"):
         _read(_stream(kinds, [(value,)]), kinds)
 
 
@@ -257,3 +257,39 @@ def test_a_session_that_was_not_read_to_its_end_is_closed() -> None:
         assert session.closed
         with pytest.raises(psycopg.OperationalError, match="the connection is closed"):
             session.execute("rollback")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(_DONE[-6:], id="only ready"),
+        pytest.param(_rows_of([Kind("int4", pa.int32())], [(1,)]) + _DONE[-6:], id="no trailer"),
+        pytest.param(
+            _stream([Kind("int4", pa.int32())], [(1,)])[: -len(_DONE)]
+            + _message(b"d", b"\0\1" + _field("int4", 2))
+            + _DONE,
+            id="a row behind the trailer",
+        ),
+    ],
+)
+def test_rows_without_their_end_are_none(answer: bytes) -> None:
+    with _reading(answer, []) as session:
+        with pytest.raises(psycopg.errors.ProtocolViolation):
+            list(session.read("select", [Kind("int4", pa.int32())]))
+        assert session.closed
+
+
+def test_notices_between_all_rows_are_none_of_them() -> None:
+    kinds = [Kind("int4", pa.int32())]
+    notice = _message(b"N", b"SNOTICE\0Mwell\0\0")
+    row = _message(b"d", b"\0\1" + _field("int4", 7))
+    head, stream = len(_rows_of(kinds, [(7,)])), _stream(kinds, [(7,)])
+    answer = stream[:head] + (notice + row) * 3_000 + stream[head:]
+    assert _read(answer, kinds) == [(7,)] * 3_001
+
+
+def test_a_statement_that_is_interrupted_leaves_no_answer_to_the_next() -> None:
+    with _reading(b"C\0\0\0\x0bSELECT\0", []) as session:
+        with pytest.raises(psycopg.OperationalError):
+            session.execute("select 1")
+        assert session.closed

@@ -146,3 +146,20 @@ def test_values_of_every_type_can_repeat(lake: str) -> None:
 )
 def test_repeats(values: list[object], few: bool) -> None:
     assert repeats(pa.array(values)) is few
+
+
+def test_a_file_whose_last_rows_fail_is_deleted(
+    file: LakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(lake_file, "ROW_GROUP_BYTES", 1)
+    file.write(_batch(0))
+    monkeypatch.setattr(lake_file, "ROW_GROUP_BYTES", 2**40)
+    file.write(_batch(ROWS))
+    monkeypatch.setattr(file, "_write_group", fails)
+    with pytest.raises(MemoryError):
+        file.__exit__(None)
+    assert file.path is not None
+    assert not Path(file.path.removeprefix("file://")).exists()
