@@ -15,7 +15,6 @@ from cdc_assets.postgres.copy_out.tuples import (
     SLACK_BYTES,
     TRAILER,
     broken,
-    is_servers,
 )
 from cdc_assets.postgres.copy_out.values import Kind, batch_of
 
@@ -55,7 +54,7 @@ class LibpqSession:
                     yield _joined(rows, kinds)
             ended = True
         except psycopg.Error as error:
-            ended = is_servers(error)
+            ended = error.diag.sqlstate is not None  # the server's own, which ends its answer
             raise
         finally:
             if not ended:

@@ -28,7 +28,6 @@ from cdc_assets.postgres.copy_out.tuples import (
     SLACK_BYTES,
     TRAILER,
     broken,
-    is_servers,
     rows_at,
 )
 from cdc_assets.postgres.copy_out.values import Kind, batch_of
@@ -89,7 +88,7 @@ class DirectSession:
         self._at = self._filled = 0
         self._poll = select.poll()
         self._poll.register(wire.fileno(), select.POLLIN)
-        self.closed = False
+        self._answered, self.closed = True, False
 
     @classmethod
     def take_over(cls, connection: psycopg.Connection[Any]) -> Self | None:
@@ -119,39 +118,32 @@ class DirectSession:
         failed: psycopg.Error | None = None
         try:
             self._send(statement)
-            while True:
+            while not self._answered:
                 kind, body = self._message(failed)
                 if kind == _READY:
-                    break
-                if kind == _ERROR:
+                    self._answered = True
+                elif kind == _ERROR:
                     failed = server_error(body)
                 elif kind != _COMPLETE and kind not in _ASIDE:
                     raise self._astray(kind)
-        except BaseException:  # an answer that isn't read would be taken for the next one's
-            self.close()
-            raise
+        finally:
+            self._close_unless_answered()
         if failed is not None:
             raise failed
 
     def read(self, query: str, kinds: Sequence[Kind]) -> Iterator[pa.RecordBatch]:
-        ended = False
         try:
             self._send(f"copy ({query}) to stdout (format binary)")
             for begin, end in self._rows(len(kinds)):
                 yield batch_of(self._buffer, begin, end, kinds)
-            ended = True
-        except psycopg.Error as error:
-            ended = is_servers(error)
-            raise
         finally:
-            if not ended:
-                self.close()
+            self._close_unless_answered()
 
     def _rows(self, fields: int) -> Iterator[tuple[Ints, Ints]]:
         """Where the fields of rows in the buffer begin and end, batch by batch, to the end."""
         failed: psycopg.Error | None = None
-        over, at_end = False, False
-        while not over:
+        at_end = False
+        while not self._answered:
             found = list[tuple[Ints, Ints]]()
             while (message := self._whole()) is not None:
                 begin, end = rows_at(self._buffer, self._at, self._filled, fields)
@@ -166,7 +158,7 @@ class DirectSession:
                 elif kind == _ERROR:
                     failed = server_error(self._bytes(first, self._at))
                 elif kind == _READY and (at_end or failed is not None):
-                    over = True
+                    self._answered = True
                     break
                 elif kind not in (_COPY_OUT, _COPY_DONE, _COMPLETE) and kind not in _ASIDE:
                     raise self._astray(kind)
@@ -175,7 +167,7 @@ class DirectSession:
                     np.concatenate([begin for begin, _ in found]),
                     np.concatenate([end for _, end in found]),
                 )
-            if not over:
+            if not self._answered:
                 self._fill(failed)
         if failed is not None:
             raise failed
@@ -204,6 +196,7 @@ class DirectSession:
     def _send(self, statement: str) -> None:
         if self.closed:
             raise psycopg.OperationalError("the connection is closed")
+        self._answered = False
         body = statement.encode() + b"\0"
         rest = PREFIX.pack(ord("Q"), 4 + len(body)) + body
         try:
@@ -295,6 +288,11 @@ class DirectSession:
     def _astray(self, kind: int) -> psycopg.Error:
         self.close()
         return broken(f"a message of kind {chr(kind)!r} is out of place")
+
+    def _close_unless_answered(self) -> None:
+        """What isn't read of an answer would be taken for the next one's."""
+        if not self._answered:
+            self.close()
 
     def close(self) -> None:
         self.closed = True

@@ -69,11 +69,6 @@ def mismatch(what: str) -> psycopg.Error:
     return psycopg.errors.DatatypeMismatch(what)
 
 
-def is_servers(error: psycopg.Error) -> bool:
-    """Whether the server said so, which then waits for a statement; not that its words are odd."""
-    return error.sqlstate not in (None, psycopg.errors.ProtocolViolation.sqlstate)
-
-
 def rows_at(buffer: Bytes, begin: int, end: int, fields: int) -> tuple[Ints, Ints]:
     """Where the fields of each whole row begin and end, of rows that lie back to back.
 

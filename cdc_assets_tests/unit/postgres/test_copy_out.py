@@ -293,3 +293,11 @@ def test_a_statement_that_is_interrupted_leaves_no_answer_to_the_next() -> None:
         with pytest.raises(psycopg.OperationalError):
             session.execute("select 1")
         assert session.closed
+
+
+def test_values_of_another_type_leave_no_rows_to_the_next_statement() -> None:
+    stream = _stream([Kind("int8", pa.int64())], [(1,)] * 1_000)
+    with _reading(stream, []) as session:
+        with pytest.raises(psycopg.errors.DatatypeMismatch):
+            list(session.read("select", [Kind("int4", pa.int32())]))
+        assert session.closed
