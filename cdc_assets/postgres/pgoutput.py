@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ KEEPALIVE_BYTES = 18
 # refused only after its kind and its length, five bytes, were read.
 PADDING = b"\0" * 8
 
+_BE32, _BE64 = np.dtype(">u4"), np.dtype(">i8")
 XLOG_DATA, KEEPALIVE = ord("w"), ord("k")
 BEGIN, COMMIT, RELATION = ord("B"), ord("C"), ord("R")
 INSERT, UPDATE, DELETE, TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
@@ -149,14 +151,19 @@ def broken(what: str, lsn: int | None = None) -> ReplicationProblem:
     )
 
 
+def at_every_byte(buffer: Bytes, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A value of ``kind`` at *every* byte position, as a view: index it to gather some."""
+    return np.ndarray((max(len(buffer) - kind.itemsize + 1, 0),), kind, buffer.data, strides=(1,))
+
+
 def be32(buffer: Bytes) -> npt.NDArray[np.uint32]:
-    """The big-endian uint32 at *every* byte position, as a view: index it to gather some."""
-    return np.ndarray((max(len(buffer) - 3, 0),), ">u4", buffer.data, strides=(1,))
+    """The big-endian uint32 at every byte position."""
+    return at_every_byte(buffer, _BE32)
 
 
 def be64(buffer: Bytes) -> Ints:
-    """The big-endian int64 at every byte position, as a view."""
-    return np.ndarray((max(len(buffer) - 7, 0),), ">i8", buffer.data, strides=(1,))
+    """The big-endian int64 at every byte position."""
+    return at_every_byte(buffer, _BE64)
 
 
 def bytes_of(blob: bytes | bytearray | memoryview) -> Bytes:

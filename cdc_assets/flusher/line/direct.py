@@ -12,7 +12,6 @@ than Postgres can send; the buffer grows with what has arrived, never with what 
 from __future__ import annotations
 
 import select
-import struct
 import time
 from typing import Final, Self
 
@@ -20,22 +19,25 @@ import numpy as np
 from psycopg.pq.abc import PGconn
 
 from cdc_assets.flusher.line.ends import Ended
-from cdc_assets.flusher.line.frames import COPY_DATA, PREFIX_BYTES, Received, frames
+from cdc_assets.flusher.line.frames import PREFIX_BYTES, Received, frames
 from cdc_assets.postgres.pgoutput import Ints
-from cdc_assets.postgres.session.messages import described, error_fields
+from cdc_assets.postgres.session.messages import (
+    COPY_DATA,
+    LONGEST_BYTES,
+    PREFIX,
+    described,
+    error_fields,
+)
 from cdc_assets.postgres.session.wires import Wire, answered, wire_of
 
 # CopyBothResponse: format 0, no columns.
 _COPY_BOTH: Final = b"W\0\0\0\7\0\0\0"
 _COPY_DONE: Final = b"c\0\0\0\4"
-_PREFIX: Final = struct.Struct(">BI")
 # Notices, parameters, notifications.
 _ASIDE: Final = b"NSA"
 # CopyDone, CommandComplete, ReadyForQuery, ErrorResponse.
 _LAST: Final = b"cCZE"
-# Postgres allocates 1 GB at most for a message; its length counts itself. Those that are never long
-# get as much as libpq gives them.
-_LONGEST_BYTES: Final = 2**30 + 4
+# Messages that are never long get as much as libpq gives them.
 _SHORT, _LONGEST_SHORT_BYTES = b"ScCZ", 30_000
 # What a look brings at most, unless a frame is larger.
 BUFFER_BYTES: Final = 2**20
@@ -114,9 +116,9 @@ class DirectLine:
         ends = frames(np.frombuffer(self._buffer, np.uint8, self._filled))
         end, walked = int(ends[-1]) if len(ends) else 0, list[int]()
         while self._filled - end >= PREFIX_BYTES:
-            kind, length = _PREFIX.unpack_from(self._buffer, end)
+            kind, length = PREFIX.unpack_from(self._buffer, end)
             stop = end + 1 + length
-            longest = _LONGEST_SHORT_BYTES if kind in _SHORT else _LONGEST_BYTES
+            longest = _LONGEST_SHORT_BYTES if kind in _SHORT else LONGEST_BYTES
             if not 4 <= length <= longest or kind not in (COPY_DATA, *_ASIDE, *_LAST):
                 self._over = _astray()
                 break
@@ -151,7 +153,7 @@ class DirectLine:
             self._buffer, self._filled = kept, rest
         self._awaited = PREFIX_BYTES
         if rest >= PREFIX_BYTES:
-            self._awaited = 1 + _PREFIX.unpack_from(self._buffer)[1]
+            self._awaited = 1 + PREFIX.unpack_from(self._buffer)[1]
 
     def send(self, body: bytes) -> None:
         """Send a CopyData message; what doesn't fit goes with the next look."""
@@ -182,7 +184,7 @@ class DirectLine:
 
 
 def _copy_data(body: bytes) -> bytes:
-    return _PREFIX.pack(COPY_DATA, 4 + len(body)) + body
+    return PREFIX.pack(COPY_DATA, 4 + len(body)) + body
 
 
 def _astray() -> ConnectionError:

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import KEEPALIVE, KEEPALIVE_BYTES, XLOG_DATA, Bytes, Ints, be32
+from cdc_assets.postgres.session.messages import COPY_DATA, PREFIX
 
-COPY_DATA: Final = ord("d")
 # Kind and length.
-PREFIX_BYTES: Final = 5
+PREFIX_BYTES: Final = PREFIX.size
 # Bytes searched at a time: the masks of a piece fit the CPU's caches.
 _PIECE_BYTES = 2**16
 

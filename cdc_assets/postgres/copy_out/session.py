@@ -21,9 +21,7 @@ import pyarrow as pa
 from cdc_assets.postgres.copy_out.libpq import LibpqSession
 from cdc_assets.postgres.copy_out.tuples import (
     BATCH_BYTES,
-    COPY_DATA,
     HEADER,
-    PREFIX,
     SIGNATURE,
     SLACK_BYTES,
     TRAILER,
@@ -32,7 +30,7 @@ from cdc_assets.postgres.copy_out.tuples import (
 )
 from cdc_assets.postgres.copy_out.values import Kind, batch_of
 from cdc_assets.postgres.pgoutput import Ints
-from cdc_assets.postgres.session.messages import server_error
+from cdc_assets.postgres.session.messages import COPY_DATA, LONGEST_BYTES, PREFIX, server_error
 from cdc_assets.postgres.session.wires import Wire, answered, wire_of
 
 # How long to wait once there is nothing to read: the server then has more than a piece ready, and
@@ -40,8 +38,6 @@ from cdc_assets.postgres.session.wires import Wire, answered, wire_of
 _NAP_SECONDS: Final = 0.0005
 # After that long with nothing new, what is here is looked at.
 _SILENCE_MILLISECONDS: Final = 50
-# Postgres allocates 1 GB at most for a message; its length counts itself.
-_LONGEST_BYTES: Final = 2**30 + 4
 # The answer to an empty query, to a session that is in no transaction.
 _EMPTY: Final = b"I\0\0\0\4Z\0\0\0\5I"
 _READY_BYTES = 6
@@ -222,7 +218,7 @@ class DirectSession:
         if self._filled - self._at < PREFIX.size:
             return None
         kind, length = PREFIX.unpack_from(self._buffer.data, self._at)
-        if not 4 <= length <= _LONGEST_BYTES:
+        if not 4 <= length <= LONGEST_BYTES:
             raise self._astray(kind)
         end = self._at + 1 + length
         return (kind, self._at + PREFIX.size, end) if end <= self._filled else None

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 
-from cdc_assets.postgres.pgoutput import Bytes, Ints, be32
+from cdc_assets.postgres.pgoutput import Bytes, Ints, at_every_byte, be32
+from cdc_assets.postgres.session.messages import COPY_DATA
 
-COPY_DATA: Final = ord("d")
-PREFIX: Final = struct.Struct(">BI")
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 # Signature, flags and the length of what extends it; it is before the first row.
 HEADER: Final = struct.Struct(">11sII")
@@ -47,11 +46,6 @@ FIXED: Final[dict[str, np.dtype[Any]]] = {
     "date": np.dtype(">i4"),
     "timestamp": np.dtype(">i8"),
 }
-
-
-def at_every_byte(buffer: Bytes, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A value of ``kind`` at *every* byte position, as a view: index it to gather some."""
-    return np.ndarray((max(len(buffer) - kind.itemsize + 1, 0),), kind, buffer.data, strides=(1,))
 
 
 def gathered(buffer: Bytes, at: Ints, layout: np.dtype[Any]) -> npt.NDArray[Any]:

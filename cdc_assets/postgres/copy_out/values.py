@@ -23,13 +23,19 @@ from cdc_assets.postgres.copy_out.ranges import ranges
 from cdc_assets.postgres.copy_out.tuples import (
     FIXED,
     Fields,
-    at_every_byte,
     broken,
     columns_of,
     gathered,
     mismatch,
 )
-from cdc_assets.postgres.pgoutput import POSTGRES_EPOCH_MICROSECONDS, Bytes, Ints, Mask, be32
+from cdc_assets.postgres.pgoutput import (
+    POSTGRES_EPOCH_MICROSECONDS,
+    Bytes,
+    Ints,
+    Mask,
+    at_every_byte,
+    be32,
+)
 
 _POSTGRES_EPOCH_DAYS: Final = 10_957
 

@@ -1,13 +1,22 @@
-"""What a server says in an ErrorResponse, for those who read a session's bytes past libpq.
+"""A server's messages, for those who read a session's bytes past libpq.
 
-Source: https://www.postgresql.org/docs/current/protocol-error-fields.html
+Sources: https://www.postgresql.org/docs/current/protocol-message-formats.html and
+https://www.postgresql.org/docs/current/protocol-error-fields.html
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from typing import Final
 
 import psycopg
+
+COPY_DATA: Final = ord("d")
+# A message's kind, and its length, which counts itself.
+PREFIX: Final = struct.Struct(">BI")
+# Postgres allocates 1 GB at most for a message.
+LONGEST_BYTES: Final = 2**30 + 4
 
 
 def error_fields(body: bytes) -> Mapping[str, str]:
