@@ -18,6 +18,9 @@ from pyspark.sql.types import StructType
 
 # A task's share is a number of these.
 _PACKED_BYTES = 2**20
+# A task's share is this much, if there is as much: each task that appends writes a file of its own,
+# and every later merge opens each file of the table.
+_TASK_BYTES = 16 * 2**20
 # Of rows that a statement has several times.
 _REPEATED_BYTES = 8 * 2**20
 _CACHED_FROM = "spark.sql.session.localRelationCacheThreshold"
@@ -29,8 +32,9 @@ def sent(session: SparkSession, table: pa.Table) -> DataFrame:
     rows = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
     pieces = max(1, min(len(rows), -(-table.nbytes // _PACKED_BYTES)))
     ends = np.linspace(0, len(rows), pieces + 1).astype(np.int32)
-    packed = pa.ListArray.from_arrays(pa.array(ends), rows)
-    return session.createDataFrame(pa.table({"packed": packed})).select(F.inline("packed"))
+    packed = pa.table({"packed": pa.ListArray.from_arrays(pa.array(ends), rows)})
+    tasks = max(1, table.nbytes // _TASK_BYTES)
+    return session.createDataFrame(packed).coalesce(tasks).select(F.inline("packed"))
 
 
 def repeated(

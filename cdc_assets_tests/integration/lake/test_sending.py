@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from cdc_assets.config.source import parse_config
@@ -60,6 +61,21 @@ def test_few_rows_of_the_plan_hold_many(
     monkeypatch.setattr(session, "createDataFrame", counting)
     assert sent(session, table).count() == len(table)
     assert given == [-(-table.nbytes // 2**20)]
+
+
+def test_few_rows_are_one_task_s_and_many_are_shared(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task writes a file of its own, and every later merge opens all files of the table."""
+    table = _table(20_000)
+    monkeypatch.setattr(sending, "_PACKED_BYTES", table.nbytes // 10)
+
+    def tasks() -> int:
+        return sent(session, table).select(F.spark_partition_id()).distinct().count()
+
+    assert tasks() == 1
+    monkeypatch.setattr(sending, "_TASK_BYTES", table.nbytes // 2)
+    assert tasks() == 2
 
 
 def test_repeated_rows_are_sent_once_where_they_are_many(
