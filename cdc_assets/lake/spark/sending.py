@@ -2,7 +2,7 @@
 
 Each rule by which Spark plans a statement goes through the rows in it, and casts of them are
 evaluated one by one while it is planned. So the rows are packed: some thousands of them are one row
-of the plan, and are taken apart by the tasks, side by side, in compiled code.
+of the plan, and are taken apart by the tasks, in compiled code; by several only where it pays.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-# A task's share is a number of these.
+# A task's share is a number of these …
 _PACKED_BYTES = 2**20
-# A task's share is this much, if there is as much: each task that appends writes a file of its own,
-# and every later merge opens each file of the table.
+# … and at least so much: each task that appends writes a file of its own, and every later merge
+# opens all files of the table.
 _TASK_BYTES = 16 * 2**20
 # Of rows that a statement has several times.
 _REPEATED_BYTES = 8 * 2**20
