@@ -45,6 +45,10 @@ ASK_SECONDS = 0.25
 # How often the server gets feedback while we don't read the stream: a quarter of the shortest
 # wal_sender_timeout that anybody sets.
 PAUSED_FEEDBACK_SECONDS = 0.25
+# Feedback stays as frequent for as long again as the pause was, at most for so long: what the
+# server's TCP sent in vain while our socket was full comes again after a wait that doubles each
+# time, up to this, and the server's request for a reply comes behind it.
+LONGEST_RETRANSMISSION_SECONDS = 120.0
 # Staging and registering what is complete may take so much of the 30 seconds of an orderly stop.
 FINISH_SECONDS = 12.0
 
@@ -138,6 +142,8 @@ class Session:
         batch = list[Received]()
         batch_bytes, batch_since = 0, 0.0
         told = Lsn.ZERO
+        paused_since: float | None = None
+        blind_until = 0.0
         while not self._stop.is_set() and not self._reached():
             self._check()
             under_way = self._handed_bytes - self._registrar.consumed_bytes + batch_bytes
@@ -145,7 +151,13 @@ class Session:
             self._progress.in_flight_bytes = under_way
             reply_wanted, arrived = False, 0
             now = time.monotonic()
-            if not paused:
+            if paused:
+                paused_since = now if paused_since is None else paused_since
+                again = min(now - paused_since, LONGEST_RETRANSMISSION_SECONDS)
+                # A shorter pause that follows doesn't end it earlier.
+                blind_until = max(blind_until, now + again + 4 * PAUSED_FEEDBACK_SECONDS)
+            else:
+                paused_since = None
                 received = stream.receive(BATCH_BYTES - batch_bytes)
                 if len(received.lengths):
                     arrived = len(received.blob)
@@ -159,20 +171,21 @@ class Session:
                 self._hand_over(batch)
                 batch, batch_bytes = [], 0
             silent = now - stream.feedback_at
-            # While paused we can't see the server ask, so feedback is frequent.
-            patience = FEEDBACK_SECONDS if not paused else PAUSED_FEEDBACK_SECONDS
+            # While we can't see the server ask, feedback is frequent.
+            blind = now < blind_until
+            patience = FEEDBACK_SECONDS if not blind else PAUSED_FEEDBACK_SECONDS
             ask = self._until is not None and silent >= ASK_SECONDS
             if reply_wanted or ask or told != self._registrar.flushed or silent >= patience:
                 told = self._registrar.flushed
                 # The reply ends a message that only seems to be on its way (``stream``).
-                overdue = not paused and stream.is_quiet and silent >= patience
+                overdue = not blind and stream.is_quiet and silent >= patience
                 self._acknowledge(stream, told, reply=ask or overdue)
             if arrived and not full:
                 time.sleep(stream.gathering.seconds(arrived))
             elif not full:
                 longest = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
-                if paused:
-                    longest = PAUSED_FEEDBACK_SECONDS
+                if blind:
+                    longest = min(longest, PAUSED_FEEDBACK_SECONDS)
                 self._sleep(stream if not paused else None, longest)
         if batch:
             self._hand_over(batch)

@@ -23,6 +23,7 @@ from cdc_assets.errors import NotReady
 from cdc_assets.flusher.flusher import run
 from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.session import IN_FLIGHT_BYTES
+from cdc_assets.flusher.stream import Stream
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.faults.ledger import TABLE, check, writing
@@ -141,8 +142,22 @@ def test_a_disk_that_cannot_be_written_is_waited_for(
     assert not list(small_disk.rglob("*.tmp"))
 
 
-def test_a_disk_quota_is_waited_for_in_bounded_memory(source: Bench) -> None:
-    """Where nothing can be mounted: the decoder may not make a file larger than a page."""
+def test_a_disk_quota_is_waited_for_in_bounded_memory(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be mounted: the decoder may not make a file larger than a page.
+
+    What the server's TCP sent in vain meanwhile may come as long again after it: until then the
+    server isn't seen to ask, and gets feedback unasked.
+    """
+    given = list[float]()
+    acknowledge = Stream.acknowledge
+
+    def counted(stream: Stream, flushed: Lsn, *, reply: bool = False) -> None:
+        given.append(time.monotonic())
+        acknowledge(stream, flushed, reply=reply)
+
+    monkeypatch.setattr(Stream, "acknowledge", counted)
     config = source.config("public.t", **OPTIONS)
     source.flush(config)
     with flushing(config) as progress, one_stream(source, progress):
@@ -162,6 +177,9 @@ def test_a_disk_quota_is_waited_for_in_bounded_memory(source: Bench) -> None:
         assert "File too large" in progress.last_error
         resource.prlimit(progress.decoder_pid, resource.RLIMIT_FSIZE, (hard, hard))
         caught_up(source, progress)
+        before = len(given)
+        time.sleep(SILENCE_SECONDS / 2)
+        assert len(given) - before > SILENCE_SECONDS
     assert check(source) == 100_000
 
 
