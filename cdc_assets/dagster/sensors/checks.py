@@ -15,14 +15,10 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import ready
 from cdc_assets.dagster.checks.tables import check_job_name
 from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import (
-    NOT_REACHABLE,
-    keep_instance,
-    session,
-    waiting_sentence,
-)
+from cdc_assets.dagster.sensors.sessions import keep_instance, session
 from cdc_assets.log.states import TableState
 
 TICK_SECONDS = 15
@@ -59,15 +55,13 @@ def checks_sensor(
         description="Has the checks run: of the source at once, of a table after its copy, then all"
         " of them every ten minutes.",
     )
+    @skipped
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         keep_instance(context)
-        try:
-            with session(config, "checks sensor") as pipeline:
-                active = bool(active_runs(context.instance, pipeline.store, tags))
-                asking = bool(active_runs(context.instance, pipeline.store, first_tags))
-                states = {row.table: row.state for row in pipeline.store.tables()}
-        except NOT_REACHABLE as error:
-            return dg.SkipReason(waiting_sentence(config, error))
+        with reachable(config), session(config, "checks sensor") as pipeline:
+            active = bool(active_runs(context.instance, pipeline.store, tags))
+            asking = bool(active_runs(context.instance, pipeline.store, first_tags))
+            states = {row.table: row.state for row in pipeline.store.tables()}
         if not asking and (asked := _never_asked(context.instance, tables)):
             return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
         streaming = [names for names in tables if states.get(names.table) == TableState.STREAMING]

@@ -17,14 +17,9 @@ from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.names import TableAssets, all_tables
 from cdc_assets.dagster.resources.flusher import FlusherResource
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.services import demo_is_made
-from cdc_assets.dagster.sensors.sessions import (
-    EVERY_LOOK_SECONDS,
-    NOT_REACHABLE,
-    ResourceSensor,
-    session,
-    waiting_sentence,
-)
+from cdc_assets.dagster.sensors.sessions import ResourceSensor, session
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.log.wishes import dropped_since
@@ -59,11 +54,12 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
     resource = f"flusher_{config.name}"
     tables = all_tables(config)
 
+    @patient
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         if config.postgres.embedded and embedded_postgres(config).dsn() is None:
-            return dg.SkipReason(f"Waiting for the embedded Postgres of {config.name} to start.")
+            raise NotYet(f"Waiting for the embedded Postgres of {config.name} to start.")
         if config.postgres.demo and not demo_is_made(config):
-            return dg.SkipReason("Waiting for the demo's tables to be made.")
+            raise NotYet("Waiting for the demo's tables to be made.")
         flusher: FlusherResource = getattr(context.resources, resource)
         since = _dropped_since(config)
         if since is not None:
@@ -80,12 +76,9 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
                 f"It is started again in {status.next_start_in_seconds:.0f} s; its log is"
                 f" {flusher.log_path}.",
             )
-        try:
-            with session(config, "flusher sensor") as pipeline:
-                found = collect(pipeline)
-                ends = {names.table: pipeline.store.log_end(names.table) for names in tables}
-        except NOT_REACHABLE as error:
-            return dg.SkipReason(waiting_sentence(config, error))
+        with reachable(config), session(config, "flusher sensor") as pipeline:
+            found = collect(pipeline)
+            ends = {names.table: pipeline.store.log_end(names.table) for names in tables}
         by_name = {str(table): end for table, end in ends.items()}
         return dg.SensorResult(
             skip_reason=sentence(status, found),
@@ -95,7 +88,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
     return ResourceSensor(
         name=f"flusher_{config.name}",
         evaluation_fn=tick,
-        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={resource},
         description="Keeps the flusher running: slot → staged Parquet → log.",
@@ -105,9 +98,9 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
 def _dropped_since(config: SourceConfig) -> str | None:
     """When the source was given up, or None; an unreachable database is the flusher's matter."""
     try:
-        with session(config, "flusher sensor") as pipeline:
+        with reachable(config), session(config, "flusher sensor") as pipeline:
             return dropped_since(pipeline.store)
-    except NOT_REACHABLE:
+    except NotYet:
         return None
 
 

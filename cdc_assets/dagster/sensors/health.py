@@ -17,7 +17,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.health import health_key, health_metadata
 from cdc_assets.dagster.metadata import described_metadata
 from cdc_assets.dagster.names import TableAssets, all_tables
-from cdc_assets.dagster.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.dagster.sensors.pace import reachable, skipped
+from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.observe.report import look
 from cdc_assets.observe.samples import EVERY_SECONDS
 from cdc_assets.pipeline import Pipeline
@@ -58,12 +59,10 @@ def health_sensor(config: SourceConfig) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Samples lag, throughput and retained WAL; reports health/… every 10 minutes.",
     )
-    def tick() -> dg.SensorResult | dg.SkipReason:
-        try:
-            with session(config, "health sensor") as pipeline:
-                found, seen = look(pipeline), observations(pipeline, tables)
-        except NOT_REACHABLE as error:
-            return dg.SkipReason(waiting_sentence(config, error))
+    @skipped
+    def tick() -> dg.SensorResult:
+        with reachable(config), session(config, "health sensor") as pipeline:
+            found, seen = look(pipeline), observations(pipeline, tables)
         now, said = time.monotonic(), f"{config.name} is {found.grade}"
         if not due(_reported.get(config.name), found.grade, now):
             return dg.SensorResult(skip_reason=f"{said}.", asset_events=seen)

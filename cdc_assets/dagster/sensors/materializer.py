@@ -21,6 +21,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.lake import heartbeat_seconds, relief_seconds
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
 from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.runs import (
     PastRun,
     active_runs,
@@ -29,13 +30,7 @@ from cdc_assets.dagster.sensors.runs import (
     wait_seconds,
 )
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import (
-    EVERY_LOOK_SECONDS,
-    NOT_REACHABLE,
-    keep_instance,
-    session,
-    waiting_sentence,
-)
+from cdc_assets.dagster.sensors.sessions import keep_instance, session
 from cdc_assets.log.states import TableState
 from cdc_assets.observe.status import SourceStatus, TableStatus, collect
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
@@ -148,18 +143,18 @@ def materializer_sensor(
     @dg.sensor(
         name=f"materializer_{config.name}",
         job=job,
-        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Has the log applied where it is ahead of the lake; vouches for quiet tables.",
     )
-    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    @patient
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         keep_instance(context)
-        try:
-            with session(config, "materializer sensor") as pipeline:
-                runs = active_runs(context.instance, pipeline.store, tags)
-                found = collect(pipeline)
-        except NOT_REACHABLE as error:
-            return dg.SkipReason(waiting_sentence(config, error))
+        with reachable(config), session(config, "materializer sensor") as pipeline:
+            runs = active_runs(context.instance, pipeline.store, tags)
+            found = collect(pipeline)
+        if all(status.state != TableState.STREAMING for status in found.tables):
+            raise NotYet("No table is copied yet; there is nothing to apply the log to.")
         end, since = _ends.get(config.name, (None, 0.0))
         recent = time.monotonic() - since < PROOF_SECONDS
         proven = recent and reaches(found.flusher.flushed_lsn, end)
@@ -179,14 +174,16 @@ def materializer_sensor(
             _heartbeat(names, last[names.lake], by_name[str(names.table)])
             for names in decision.heartbeats
         ]
-        waits = spark_address(config) is None
+        waits = bool(decision.run) and spark_address(config) is None
+        if waits and not events:
+            raise NotYet(_sentence(looks, active, waits, proven))
         requests = []
         if decision.run and not waits:
             keys = [names.lake for names in decision.run]
             requests.append(dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags))
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None if requests else _sentence(looks, decision, active, waits, proven),
+            skip_reason=None if requests else _sentence(looks, active, waits, proven),
             asset_events=events,
         )
 
@@ -239,20 +236,16 @@ def _heartbeat(
     )
 
 
-def _sentence(
-    looks: Sequence[Look], decision: Decision, active: bool, waits: bool, proven: bool
-) -> str:
+def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) -> str:
     pending = [look for look in looks if look.status.pending_rows]
     rows = sum(look.status.pending_rows for look in pending)
     streaming = [look for look in looks if look.status.state == TableState.STREAMING]
     resting = [look for look in looks if look.status.paused_since is not None]
     if resting and len(resting) == len(streaming):
         return f"All {len(resting)} copied tables are paused; {rows:,} changes wait."
-    if not streaming:
-        return "No table is copied yet; there is nothing to apply the log to."
     if active:
         return f"A run is at it; {rows:,} changes of {len(pending)} tables wait."
-    if decision.run and waits:
+    if waits:
         return f"Waiting for Spark to start; {rows:,} changes of {len(pending)} tables wait."
     failing = [look for look in looks if look.wait_seconds > 0]
     if failing:

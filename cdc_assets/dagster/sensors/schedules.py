@@ -12,9 +12,10 @@ import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.names import all_tables, run_tags
+from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import NOT_REACHABLE, session, waiting_sentence
+from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.states import SETTLED, TableState
 
 
@@ -81,13 +82,11 @@ def _schedule(
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description=description,
     )
+    @skipped
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        try:
-            with session(config, f"{name} schedule") as pipeline:
-                active = active_runs(context.instance, pipeline.store, tags)
-                states = {row.state for row in pipeline.store.tables()}
-        except NOT_REACHABLE as error:
-            return dg.SkipReason(waiting_sentence(config, error))
+        with reachable(config), session(config, f"{name} schedule") as pipeline:
+            active = active_runs(context.instance, pipeline.store, tags)
+            states = {row.state for row in pipeline.store.tables()}
         if not states & worth:
             return dg.SkipReason("No table is copied yet.")
         if active:

@@ -10,7 +10,7 @@ import dagster as dg
 
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.sensors.sessions import EVERY_LOOK_SECONDS
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS
 from cdc_assets.errors import SparkProblem, TableProblem
 from cdc_assets.lake.spark.session import server
 from cdc_assets.postgres.catalog import describe
@@ -68,7 +68,7 @@ def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=f"services_{config.name}",
-        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Keeps the embedded Postgres, its demo traffic and the local Spark running.",
     )

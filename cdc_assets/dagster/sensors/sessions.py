@@ -1,8 +1,4 @@
-"""What outlives a tick: a connection to the log, and Dagster's instance.
-
-While a database isn't up yet, ticks are skipped with a sentence; every other error is a sensor's
-error and shows as one.
-"""
+"""What outlives a tick: a connection to the log, and Dagster's instance."""
 
 from __future__ import annotations
 
@@ -12,17 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
-import psycopg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import EnvironmentProblem, first_line
 from cdc_assets.pipeline import Pipeline
-
-# The sensor daemon looks every 5 seconds for sensors that are due; an interval of 5 would miss
-# every second look by some milliseconds.
-EVERY_LOOK_SECONDS = 3
-# Errors that mean "not there yet" rather than "broken".
-NOT_REACHABLE = (EnvironmentProblem, psycopg.OperationalError)
 
 _idle: dict[tuple[str, str, str], Pipeline] = {}
 _instances: list[dg.DagsterInstance] = []
@@ -84,8 +72,3 @@ def close_all() -> None:
         _idle.clear()
     for pipeline in pipelines:
         pipeline.close()
-
-
-def waiting_sentence(config: SourceConfig, error: Exception) -> str:
-    """Why this tick can't do anything yet."""
-    return f"Waiting for the Postgres of {config.name}: {first_line(error)}"

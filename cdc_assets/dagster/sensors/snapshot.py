@@ -19,19 +19,14 @@ import dagster as dg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
 from cdc_assets.dagster.names import SEVERAL, TABLE_TAG, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.runs import (
     active_runs,
     failures_in_a_row,
     past_runs,
     wait_seconds,
 )
-from cdc_assets.dagster.sensors.sessions import (
-    EVERY_LOOK_SECONDS,
-    NOT_REACHABLE,
-    keep_instance,
-    session,
-    waiting_sentence,
-)
+from cdc_assets.dagster.sensors.sessions import keep_instance, session
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
 from cdc_assets.log.states import TableState
 from cdc_assets.postgres.lsn import Lsn
@@ -44,8 +39,8 @@ _RANGE_START, _RANGE_END = (
 )
 # Some 44 ms an event on SQLite: a tick stays below its 2 seconds.
 MARKS_A_TICK = 20
-# Tables that share a run: it copies one after the other.
-TABLES_A_RUN = 16
+# Tables that share a run, which costs 5 s of CPU to launch and some 0.2 s a table.
+TABLES_A_RUN = 128
 # A run of several small tables that lasts for longer is held up, perhaps by a lock on one of them,
 # which has no end. The others are then given to another run; whoever copies a chunk claims it.
 HELD_UP_SECONDS = 180.0
@@ -116,17 +111,15 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
         name=f"snapshot_{config.name}",
         # Not a job: one job can't hold assets that are partitioned in different ways.
         asset_selection=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
-        minimum_interval_seconds=EVERY_LOOK_SECONDS,
+        minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Has every chunk copied that hasn't landed yet: a run for each large table, and"
         " one for several small ones.",
     )
-    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    @patient
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         keep_instance(context)
-        try:
-            copies, at_work = _look(context.instance, config, tables)
-        except NOT_REACHABLE as error:
-            return dg.SkipReason(waiting_sentence(config, error))
+        copies, at_work = _look(context.instance, config, tables)
         return _result(config, copies, at_work)
 
     return tick
@@ -137,7 +130,7 @@ def _look(
 ) -> tuple[list[Copy], int]:
     """What there is to copy, and how many runs are at it."""
     now = datetime.now(UTC)
-    with session(config, "snapshot sensor") as pipeline:
+    with reachable(config), session(config, "snapshot sensor") as pipeline:
         runs = active_runs(instance, pipeline.store, run_tags(config, "snapshot"))
         rows = {row.table: row for row in pipeline.store.tables()}
         plans = [
@@ -203,13 +196,11 @@ def _is_settled(names: TableAssets, snapshot_lsn: Lsn | None) -> bool:
     return key in _settled and _settled[key] == snapshot_lsn
 
 
-def _result(
-    config: SourceConfig, copies: Sequence[Copy], at_work: int
-) -> dg.SensorResult | dg.SkipReason:
+def _result(config: SourceConfig, copies: Sequence[Copy], at_work: int) -> dg.SensorResult:
     pinned = {copy.names.table for copy in copies}
     pinned |= {table for source, table in _settled if source == config.name}
     if not pinned:
-        return dg.SkipReason(
+        raise NotYet(
             "Waiting for the flusher to pin the tables: nothing can be copied before that."
         )
     places = config.snapshot.max_parallel_tables - at_work

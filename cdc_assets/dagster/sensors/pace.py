@@ -1,0 +1,88 @@
+"""How often a sensor looks, and what its tick does while something else is still starting up.
+
+A tick costs some 50 ms of CPU whatever it finds, most of it Dagster's, so ticks are rare; that
+alone would make a first start slow, where each sensor waits for what another one starts. So a tick
+that finds what it needs missing looks again each second, itself, until its next one is due. Every
+error but that is a sensor's error and shows as one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import dagster as dg
+import psycopg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import EnvironmentProblem, first_line
+
+# The sensor daemon looks every 5 seconds for sensors that are due: each second look finds these.
+PACE_SECONDS = 8
+# How long a tick looks again for what is missing: the daemon's next look should find it over.
+WAIT_SECONDS = 7.0
+AGAIN_SECONDS = 1.0
+# A dear look is repeated more rarely: what is missing may be missing for ever.
+_PAUSE_PER_LOOK = 30
+# Ticks that wait, of all sources: the daemon's threads (8 in dagster.yaml) are for others, too.
+PLACES = 4
+# Errors that mean "not there yet" rather than "broken".
+_NOT_REACHABLE = (EnvironmentProblem, psycopg.OperationalError)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_places = threading.BoundedSemaphore(PLACES)
+
+
+class NotYet(Exception):
+    """What a tick needs isn't there yet; the message says what, and the tick is skipped with it."""
+
+
+@contextmanager
+def reachable(config: SourceConfig) -> Iterator[None]:
+    """Raise :class:`NotYet` where a database of the source can't be reached."""
+    try:
+        yield
+    except _NOT_REACHABLE as error:
+        raise NotYet(f"Waiting for the Postgres of {config.name}: {first_line(error)}") from error
+
+
+def skipped(evaluate: Callable[P, R]) -> Callable[P, R | dg.SkipReason]:
+    """``evaluate``, skipped with a sentence where it raises :class:`NotYet`."""
+    return _tick(evaluate, 0.0)
+
+
+def patient(evaluate: Callable[P, R]) -> Callable[P, R | dg.SkipReason]:
+    """As :func:`skipped`, but ``evaluate`` is called again each second until the next tick is due.
+
+    It is called only once while as many ticks as there are places wait already.
+    """
+    return _tick(evaluate, WAIT_SECONDS)
+
+
+def _tick(evaluate: Callable[P, R], wait_seconds: float) -> Callable[P, R | dg.SkipReason]:
+    @functools.wraps(evaluate)
+    def tick(*args: P.args, **kwargs: P.kwargs) -> R | dg.SkipReason:
+        ends = time.monotonic() + wait_seconds
+        has_place = wait_seconds > 0 and _places.acquire(blocking=False)
+        try:
+            while True:
+                looked = time.monotonic()
+                try:
+                    return evaluate(*args, **kwargs)
+                except NotYet as missing:
+                    now = time.monotonic()
+                    pause = max(AGAIN_SECONDS, _PAUSE_PER_LOOK * (now - looked))
+                    if not has_place or now + pause > ends:
+                        return dg.SkipReason(str(missing))
+                time.sleep(pause)
+        finally:
+            if has_place:
+                _places.release()
+
+    return tick
