@@ -1,25 +1,34 @@
 """The copy of a table as a Dagster asset: one partition a chunk.
 
-A run copies chunks of one table, or several tables whole; such a run has no partitions itself.
-Partitions are marked as they land, so that the UI shows the copy while it runs; the asset is
-skippable, or Dagster would mark every partition once more at the end. Reading, writing and what a
-restart may trust are in ``snapshot.coordinator``.
+A run copies chunks of one table, or several tables whole. Such a run has no partitions itself, and
+its first step copies all of them in one Spark job; the others find theirs copied, or what is wrong
+with it. Partitions are marked as they land, so that the UI shows the copy while it runs; the asset
+is skippable, or Dagster would mark every partition once more at the end. Reading, writing and what
+a restart may trust are in ``snapshot.coordinator``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
+import time
 from collections.abc import Iterable, Iterator
 
 import dagster as dg
+from pyspark.sql import SparkSession
 
 from cdc_assets.dagster.metadata import chunk_metadata
-from cdc_assets.dagster.names import TableAssets, run_lock
+from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
-from cdc_assets.errors import CopyRestarted, Fenced
+from cdc_assets.errors import CopyRestarted, Fenced, first_line
 from cdc_assets.log.copies.chunks import ChunkProgress
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.postgres.names import TableId
+from cdc_assets.snapshot.coordinator import copy_table, copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
+
+# Of several tables at once, a line in the run's log.
+_SAY_SECONDS = 5.0
+# The runs, of which a process has one, whose tables were copied together.
+_together = set[str]()
 
 
 def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
@@ -68,6 +77,8 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
+            if selected is None:
+                _copy_together(context, pipeline, session)
             try:
                 plan = copy_table(
                     pipeline, session, names.table, only=selected, on_progress=on_progress
@@ -81,3 +92,37 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
         yield from ()
 
     return copy
+
+
+def _copy_together(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, session: SparkSession
+) -> None:
+    """Copy every table of the run, unless a step before did; each step reports on its own one.
+
+    Not where each step has a process of its own, which would do so again.
+    """
+    alone = context.job_def.executor_def.name != dg.in_process_executor.name
+    if alone or context.run.run_id in _together:
+        return
+    _together.add(context.run.run_id)
+    asked = context.run.asset_selection or ()
+    tables = [names.table for names in all_tables(pipeline.config) if names.snapshot in asked]
+    began, said, landed = time.monotonic(), time.monotonic(), set[TableId]()
+
+    def on_progress(progress: CopyProgress) -> None:
+        nonlocal said
+        landed.add(progress.table)
+        now = time.monotonic()
+        if now - said >= _SAY_SECONDS or len(landed) == len(tables):
+            said = now
+            context.log.info(
+                "%s of the %s tables of this run have landed, %.0f s",
+                len(landed),
+                len(tables),
+                now - began,
+            )
+
+    try:
+        copy_tables(pipeline, session, tables, on_progress=on_progress)
+    except Exception as error:  # noqa: BLE001 - the step of the table that is to blame shows it
+        context.log.warning("Each table is now copied by itself: %s", first_line(error))

@@ -8,17 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent, DagsterEventType
 
-from cdc_assets.dagster.assets import lake, snapshot
-from cdc_assets.dagster.names import FAILED_TAG, TABLE_TAG, TableAssets, all_tables, run_lock
+from cdc_assets.dagster.assets import lake
+from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.dagster.sensors import materializer, runs
-from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log.locks import write_lock
@@ -26,7 +24,6 @@ from cdc_assets.log.sessions.workers import workers
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.integration.dagster.world import World, copy_by_command, materialized
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -105,20 +102,6 @@ def test_from_the_first_tick_to_level_tables(world: World, monkeypatch: pytest.M
     assert "no key" in str(evaluations["nokey", "primary_key_unique"].description)
 
 
-def test_what_the_command_line_copied_is_marked_without_a_run(world: World) -> None:
-    copy_by_command(world)
-    world.until("marks", lambda: world.said("snapshot") == "All 3 pinned tables are copied.")
-    world.tick("snapshot")
-    for names in all_tables(world.config):
-        keys = world.instance.get_dynamic_partitions(names.partitions_name)
-        assert keys
-        assert world.instance.get_materialized_partitions(names.snapshot) == set(keys)
-    assert not world.instance.get_runs()
-    before = len(world.materializations(world.names("big").snapshot))
-    world.tick("snapshot")
-    assert len(world.materializations(world.names("big").snapshot)) == before
-
-
 @pytest.mark.parametrize("lost", ["the table", "its metadata"])
 def test_one_bad_table_fails_by_name_and_the_others_flow_on(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_home: Path, lost: str
@@ -188,65 +171,6 @@ def test_a_quiet_table_gets_heartbeats_with_what_still_stands(
     for _ in range(3):
         assert not world.tick("materializer").asset_events
     assert len(world.materializations(big.lake)) <= stopped + 1
-
-
-def test_a_run_whose_process_is_gone_is_ended_and_the_next_one_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [request] = world.until("a copy", lambda: world.runs("snapshot"))
-    # What is left in Dagster of a run that was killed together with its code server.
-    dead = world.created(request, dg.DagsterRunStatus.STARTED)
-    assert not world.runs("snapshot")
-    assert "a run is at it" in world.said("snapshot")
-    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 0.0)
-    world.tick("snapshot")
-    found = world.instance.get_run_by_id(dead.run_id)
-    assert found is not None
-    assert found.status == dg.DagsterRunStatus.FAILURE
-    monkeypatch.setattr(runs, "FIRST_DELAY_SECONDS", 0.0)
-    [request] = world.until("the copy again", lambda: world.runs("snapshot"))
-    # A run that works is left alone, however little patience there is.
-    seen: list[dg.DagsterRunStatus] = []
-    original = copy_table
-
-    def watched(*given: Any, **named: Any) -> Any:
-        world.tick("snapshot")
-        [run] = world.instance.get_runs(limit=1)
-        seen.append(run.status)
-        return original(*given, **named)
-
-    monkeypatch.setattr(snapshot, "copy_table", watched)
-    assert world.execute(request).success
-    assert seen == [dg.DagsterRunStatus.STARTED]
-
-
-def test_a_small_table_that_fails_holds_up_no_other_and_goes_on_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mixed, nokey = (world.names(n) for n in ("Mixed Case.Table", "nokey"))
-    assert world.execute(world.until("a copy", lambda: world.runs("snapshot"))[0]).success
-    original = copy_table
-
-    def faulty(pipeline: Any, session: Any, table: Any, **named: Any) -> Any:
-        if table == mixed.table:
-            raise TableProblem(table, "it can't be read")
-        return original(pipeline, session, table, **named)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(snapshot, "copy_table", faulty)
-        [request] = world.until("a copy", lambda: world.runs("snapshot"))
-        assert request.asset_selection == [mixed.snapshot, nokey.snapshot]
-        assert not world.execute(request).success
-    assert len(world.materializations(nokey.snapshot)) == 1
-    assert "it failed and is tried again in" in world.said("snapshot")
-    monkeypatch.setattr(runs, "FIRST_DELAY_SECONDS", 0.0)
-    [request] = world.runs("snapshot")
-    assert (request.asset_selection, request.tags[TABLE_TAG]) == (
-        [mixed.snapshot],
-        str(mixed.table),
-    )
-    assert world.execute(request).success
-    assert world.said("snapshot") == "All 3 pinned tables are copied."
 
 
 @contextmanager
