@@ -32,6 +32,7 @@ from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.process.memory import keep_freed
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ TURN_SECONDS = 20.0
 BUSY_SECONDS = 5.0
 # A table whose turn is as near as this isn't waited for.
 _AT_ONCE_SECONDS = 0.05
+# What the batches of a merge take of this process.
+_KEPT_BYTES = 256 * 2**20
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -80,6 +83,7 @@ class Turns:
         self._cadence = Cadence(pipeline.config)
         self._next_due = math.inf  # monotonic; of the tables whose turn wasn't due
         self._cleanup = ExitStack()
+        keep_freed(_KEPT_BYTES)
         self._free = self._hands(session)
         self._pool = ThreadPoolExecutor(len(self._free), "hand")
         self.mine: frozenset[TableId] = frozenset()
