@@ -1,18 +1,21 @@
 """The sensor that has the checks run: soon after a table begins to stream, then now and then.
 
 With many tables a run takes long, so none begins while tables are copied, and the longer the last
-one took, the longer is the pause.
+one took, the longer is the pause. What each check reads and writes down costs the same whether its
+table changed or not, so a run checks those that did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import dagster as dg
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.checks import ready
+from cdc_assets.dagster.checks import lag, ready, unique_key, values
 from cdc_assets.dagster.checks.tables import check_job_name
 from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.pace import reachable, skipped
@@ -20,9 +23,12 @@ from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import keep_instance, session
 from cdc_assets.log.states import TableState
+from cdc_assets.observe.status import TableStatus, collect
 
 TICK_SECONDS = 15
 EVERY_SECONDS = 600.0
+# Of a table that nothing changes.
+AGAIN_SECONDS = 12 * 3_600.0
 # So that checking takes 5 % of the time at most.
 PAUSE_FACTOR = 20.0
 
@@ -40,6 +46,74 @@ def wait_seconds(
     return max(0.0, due - now)
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a table's checks depend on: while it stays, they would find the same again."""
+
+    state: str
+    epoch: int
+    applied_offset: int
+    waits: bool
+    """Changes of it wait."""
+    late: bool
+
+    @classmethod
+    def of(cls, status: TableStatus, names: TableAssets) -> Look:
+        warn = names.config.table(names.table).freshness.warn.total_seconds()
+        return cls(
+            status.state,
+            status.epoch,
+            status.applied_offset,
+            status.pending_rows > 0,
+            (status.lag_seconds or 0.0) > warn,
+        )
+
+
+class Memory:
+    """What this code server has had checked of one source. A new one has all checked once."""
+
+    def __init__(self) -> None:
+        self._asked = dict[dg.AssetKey, Look]()
+        self._asked_at = 0.0
+        self._done = dict[dg.AssetKey, tuple[Look, float]]()
+        self._failed = frozenset[dg.AssetKey]()
+
+    def ask(self, looks: Mapping[dg.AssetKey, Look], now: float) -> None:
+        """A run is asked for that checks these; ``now`` in epoch seconds."""
+        self._asked, self._asked_at = dict(looks), now
+
+    @property
+    def asks(self) -> bool:
+        """Whether the outcome of a run that was asked for isn't known yet."""
+        return bool(self._asked)
+
+    def settle(
+        self, last: dg.RunRecord | None, failed: Callable[[Iterable[dg.AssetKey]], set[dg.AssetKey]]
+    ) -> None:
+        """Remember what the run that was asked for checked, if ``last`` is it and succeeded."""
+        ended = last is not None and last.create_timestamp.timestamp() >= self._asked_at
+        if last is not None and ended and last.dagster_run.is_success:
+            self._done |= {key: (look, self._asked_at) for key, look in self._asked.items()}
+            self._failed = self._failed - set(self._asked) | failed(self._asked)
+        self._asked = {}
+
+    def knows(self, key: dg.AssetKey) -> bool:
+        return key in self._done
+
+    def is_due(self, key: dg.AssetKey, look: Look, now: float, again_seconds: float) -> bool:
+        """Whether a table changed since it was checked, or failed, or wasn't checked for long."""
+        before, at = self._done.get(key, (None, 0.0))
+        return before != look or look.waits or key in self._failed or now - at >= again_seconds
+
+
+_memories: dict[str, Memory] = {}
+
+
+def again_seconds(config: SourceConfig) -> float:
+    """How old the checks of a table become that nothing changes; before alerts tell of them."""
+    return min(AGAIN_SECONDS, 0.75 * config.verify.fail_after.total_seconds())
+
+
 def checks_sensor(
     config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
 ) -> dg.SensorDefinition:
@@ -52,43 +126,78 @@ def checks_sensor(
         job=job,
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Has the checks run: of the source at once, of a table after its copy, then all"
-        " of them every ten minutes.",
+        description="Has the checks run: of the source at once, of a table after its copy, then of"
+        " those that changed every ten minutes, and of the others twice a day.",
     )
     @skipped
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         keep_instance(context)
+        instance, memory = context.instance, _memories.setdefault(config.name, Memory())
         with reachable(config), session(config, "checks sensor") as pipeline:
-            active = bool(active_runs(context.instance, pipeline.store, tags))
-            asking = bool(active_runs(context.instance, pipeline.store, first_tags))
+            active = bool(active_runs(instance, pipeline.store, tags))
+            asking = bool(active_runs(instance, pipeline.store, first_tags))
+            if not asking and (asked := _never_asked(instance, tables)):
+                return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
             states = {row.table: row.state for row in pipeline.store.tables()}
-        if not asking and (asked := _never_asked(context.instance, tables)):
-            return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
-        streaming = [names for names in tables if states.get(names.table) == TableState.STREAMING]
-        if not streaming:
-            return dg.SkipReason("No table is copied yet.")
-        if TableState.COPYING in states.values():
-            return dg.SkipReason("Tables are being copied; checks come after that.")
-        instance = context.instance
-        if active:
-            return dg.SkipReason("A run is at it.")
-        if spark_address(config) is None:
-            return dg.SkipReason("Waiting for Spark to start.")
-        past = instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
-        last = (past[0].start_time, past[0].end_time) if past else None
-        keys = [dg.AssetCheckKey(names.lake, "primary_key_unique") for names in streaming]
-        known = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
-        unchecked = [key.asset_key.to_user_string() for key in keys if key not in known]
+            if TableState.STREAMING not in states.values():
+                return dg.SkipReason("No table is copied yet.")
+            if TableState.COPYING in states.values():
+                return dg.SkipReason("Tables are being copied; checks come after that.")
+            if active:
+                return dg.SkipReason("A run is at it.")
+            if spark_address(config) is None:
+                return dg.SkipReason("Waiting for Spark to start.")
+            past = instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
+            last = past[0] if past else None
+            now = time.time()
+            if memory.asks:
+                memory.settle(last, lambda keys: _failed(instance, keys))
+            statuses = {status.name: status for status in collect(pipeline).tables}
+        looks = {names: Look.of(statuses[str(names.table)], names) for names in tables}
+        due = {
+            names: look
+            for names, look in looks.items()
+            if look.state == TableState.STREAMING
+            and memory.is_due(names.lake, look, now, again_seconds(config))
+        }
+        if not due:
+            return dg.SkipReason("Nothing has changed since the last checks.")
         left = wait_seconds(
-            (last[0] or 0.0, last[1] or 0.0) if last else None,
-            datetime.now(UTC).timestamp(),
-            unchecked=unchecked,
+            (last.start_time or 0.0, last.end_time or 0.0) if last else None,
+            now,
+            unchecked=_unchecked(instance, [n for n in due if not memory.knows(n.lake)]),
         )
         if left > 0:
-            return dg.SkipReason(f"The next checks are due in {left:.0f} s.")
-        return dg.RunRequest(tags=tags)
+            return dg.SkipReason(f"The next checks, of {len(due)} tables, are due in {left:.0f} s.")
+        memory.ask({names.lake: look for names, look in due.items()}, now)
+        keys = [key for names in due for key in _checks_of(names)]
+        return dg.RunRequest(asset_selection=[], asset_check_keys=keys, tags=tags)
 
     return tick
+
+
+def _checks_of(names: TableAssets) -> list[dg.AssetCheckKey]:
+    mine = [dg.AssetCheckKey(names.lake, name) for name in (lag.NAME, unique_key.NAME, values.NAME)]
+    return [*mine, dg.AssetCheckKey(names.source, ready.NAME)]
+
+
+def _unchecked(instance: dg.DagsterInstance, tables: Sequence[TableAssets]) -> list[str]:
+    """Those of ``tables`` that were never checked."""
+    keys = [dg.AssetCheckKey(names.lake, unique_key.NAME) for names in tables]
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys) if keys else ()
+    return [key.asset_key.to_user_string() for key in keys if key not in known]
+
+
+def _failed(instance: dg.DagsterInstance, lake: Iterable[dg.AssetKey]) -> set[dg.AssetKey]:
+    """The lake tables with a check that didn't pass at last."""
+    names = (lag.NAME, unique_key.NAME, values.NAME)
+    keys = [dg.AssetCheckKey(key, name) for key in lake for name in names]
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    return {
+        key.asset_key
+        for key, record in known.items()
+        if record.status != AssetCheckExecutionRecordStatus.SUCCEEDED
+    }
 
 
 def _never_asked(
