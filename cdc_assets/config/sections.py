@@ -247,6 +247,8 @@ class MaintenanceConfig(Section):
     """How long a staged file stays after every consumer group is past it."""
     orphan_grace: Duration = timedelta(days=3)
     """How old a file that nothing refers to has to be before it is removed."""
+    keep_history: Annotated[Duration, Field(ge=timedelta(hours=1))] | None = timedelta(days=7)
+    """How long Dagster remembers the runs and the checks of this source; null: for ever."""
 
     @field_validator("target_file_size")
     @classmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
@@ -100,6 +101,14 @@ class Events(SqliteEventLogStorage):
                 self._initialized_dbs.add(shard)
             with engine.begin() as connection:
                 yield connection
+
+    def delete_events(self, run_id: str) -> None:
+        """Delete the run's file, too, which Dagster leaves behind, empty and as large as it was."""
+        super().delete_events(run_id)
+        with self._db_lock:
+            self._initialized_dbs.discard(run_id)
+            for ending in ("", "-wal", "-shm"):
+                Path(self.path_for_shard(run_id) + ending).unlink(missing_ok=True)
 
     def dispose(self) -> None:
         super().dispose()

@@ -109,6 +109,16 @@ def keys_seen(store: LogStore, table: TableId) -> KeysSeen | None:
     return KeysSeen(lake_table, snapshot, (sequence, path), behind, at, ended)
 
 
+def keys_unfinished(store: LogStore) -> frozenset[TableId]:
+    """The tables of which files wait to be looked at: new ones, or of a round under way."""
+    rows = store.connection.execute(
+        "select table_name from checked_keys"
+        " where source = %s and (behind > 0 or round_sequence is not null)",
+        (store.source,),
+    ).fetchall()
+    return frozenset(TableId.parse(name) for (name,) in rows)
+
+
 def remember_keys(store: LogStore, table: TableId, seen: KeysSeen) -> None:
     store.connection.execute(
         "insert into checked_keys (source, table_name, lake_table, snapshot_id, new_sequence,"

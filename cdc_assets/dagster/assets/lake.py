@@ -63,6 +63,8 @@ SHORT_LINGER_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 # An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
 REPORT_SECONDS = 60.0
+# Until an idle table is proven to be level, and the tick that says so.
+_PROOF_SECONDS = 30.0
 
 
 def relief_seconds(*, soon: bool) -> float:
@@ -71,11 +73,9 @@ def relief_seconds(*, soon: bool) -> float:
 
 
 def heartbeat_seconds(table: TableConfig) -> float:
-    """How often an idle table is reported as fresh: three times in its warning window.
-
-    Nobody reads these events, and each stays in Dagster's storage for ever.
-    """
-    return table.freshness.warn.total_seconds() / 3
+    """How often an idle table is reported as fresh: twice in its warning window, and a bit."""
+    warn = table.freshness.warn.total_seconds()
+    return max(warn / 2 - _PROOF_SECONDS, warn / 3)
 
 
 def report_seconds(table: TableConfig) -> float:

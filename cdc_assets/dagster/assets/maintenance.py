@@ -7,15 +7,19 @@ materialization shows what was removed and the table's state, as a history that 
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
+from sqlalchemy.exc import SQLAlchemyError
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.assets.health import health_key
+from cdc_assets.dagster.history import Pruned, prune
 from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
-from cdc_assets.errors import TablesFailed
+from cdc_assets.errors import TablesFailed, first_line
 from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.run import Maintained, maintain
@@ -74,10 +78,25 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
                 if found.problem is not None:
                     context.log.error(str(found.problem))
                     problems.append(found.problem)
+        _prune(context, config)
         if problems:
             raise TablesFailed(problems)
 
     return maintain_tables
+
+
+def _prune(context: dg.AssetExecutionContext, config: SourceConfig) -> None:
+    """Keep Dagster's history of the source bounded; tables are looked after in any case."""
+    assets = [health_key(config)]
+    for names in all_tables(config):
+        assets += [names.source, names.snapshot, names.staged_log, names.lake, names.maintenance]
+    try:
+        pruned = prune(context.instance, config, assets, datetime.now(UTC))
+    except SQLAlchemyError as error:
+        context.log.warning("Dagster's history isn't pruned now: %s", first_line(error))
+    else:
+        if pruned != Pruned():
+            context.log.info(pruned.sentence)
 
 
 def _metadata(found: Maintained) -> dict[str, Any]:

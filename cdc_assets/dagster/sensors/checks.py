@@ -23,6 +23,7 @@ from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import keep_instance, session
 from cdc_assets.log.states import TableState
+from cdc_assets.log.verified import keys_unfinished
 from cdc_assets.observe.status import TableStatus, collect
 
 TICK_SECONDS = 15
@@ -54,17 +55,17 @@ class Look:
     epoch: int
     applied_offset: int
     waits: bool
-    """Changes of it wait."""
+    """Changes of it wait, or files whose keys weren't looked at."""
     late: bool
 
     @classmethod
-    def of(cls, status: TableStatus, names: TableAssets) -> Look:
+    def of(cls, status: TableStatus, names: TableAssets, *, unfinished: bool) -> Look:
         warn = names.config.table(names.table).freshness.warn.total_seconds()
         return cls(
             status.state,
             status.epoch,
             status.applied_offset,
-            status.pending_rows > 0,
+            unfinished or status.pending_rows > 0,
             (status.lag_seconds or 0.0) > warn,
         )
 
@@ -106,6 +107,7 @@ class Memory:
         return before != look or look.waits or key in self._failed or now - at >= again_seconds
 
 
+# By configuration: under another one all is checked once more.
 _memories: dict[str, Memory] = {}
 
 
@@ -132,7 +134,7 @@ def checks_sensor(
     @skipped
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         keep_instance(context)
-        instance, memory = context.instance, _memories.setdefault(config.name, Memory())
+        instance, memory = context.instance, _memories.setdefault(config.dump(), Memory())
         with reachable(config), session(config, "checks sensor") as pipeline:
             active = bool(active_runs(instance, pipeline.store, tags))
             asking = bool(active_runs(instance, pipeline.store, first_tags))
@@ -153,7 +155,11 @@ def checks_sensor(
             if memory.asks:
                 memory.settle(last, lambda keys: _failed(instance, keys))
             statuses = {status.name: status for status in collect(pipeline).tables}
-        looks = {names: Look.of(statuses[str(names.table)], names) for names in tables}
+            unfinished = keys_unfinished(pipeline.store)
+        looks = {
+            names: Look.of(statuses[str(names.table)], names, unfinished=names.table in unfinished)
+            for names in tables
+        }
         due = {
             names: look
             for names, look in looks.items()

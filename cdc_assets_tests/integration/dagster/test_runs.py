@@ -101,6 +101,11 @@ def test_from_the_first_tick_to_level_tables(world: World, monkeypatch: pytest.M
     assert all(e.passed for e in evaluations.values()), evaluations
     assert "no key" in str(evaluations["nokey", "primary_key_unique"].description)
 
+    # They are run again for what changes.
+    assert world.said("checks") == "Nothing has changed since the last checks."
+    world.client.execute("insert into public.nokey values ('other')")
+    world.until("the row", lambda: "of 1 tables" in world.said("checks"))
+
 
 @pytest.mark.parametrize("lost", ["the table", "its metadata"])
 def test_one_bad_table_fails_by_name_and_the_others_flow_on(

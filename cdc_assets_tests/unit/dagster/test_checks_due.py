@@ -95,10 +95,17 @@ def test_a_run_that_failed_or_never_came_checked_nothing() -> None:
 
 
 def test_late_is_what_the_lag_check_warns_of() -> None:
-    status = TableStatus("public.t", "src.t", "streaming", lag_seconds=299.0)
-    assert not Look.of(status, NAMES).late
-    assert Look.of(replace(status, lag_seconds=301.0), NAMES).late
-    assert not Look.of(replace(status, lag_seconds=None), NAMES).late
+    status = TableStatus("public.t", "src.t", "streaming")
+    for seconds, late in ((299.0, False), (301.0, True), (None, False)):
+        seen = Look.of(replace(status, lag_seconds=seconds), NAMES, unfinished=False)
+        assert seen.late is late
+
+
+def test_a_table_waits_while_changes_or_files_of_it_do() -> None:
+    status = TableStatus("public.t", "src.t", "streaming")
+    assert not Look.of(status, NAMES, unfinished=False).waits
+    assert Look.of(status, NAMES, unfinished=True).waits
+    assert Look.of(replace(status, pending_rows=1), NAMES, unfinished=False).waits
 
 
 def test_quiet_tables_are_checked_before_an_alert_tells_of_them() -> None:

@@ -274,7 +274,7 @@ def test_only_a_table_proven_level_gets_a_heartbeat(
 
 def test_a_table_that_may_be_old_gets_fewer_heartbeats() -> None:
     names = _names(warn="1h", fail="2h")
-    for seconds, expected in ((1199.0, ()), (1200.0, (names,))):
+    for seconds, expected in ((1769.0, ()), (1770.0, (names,))):
         look = replace(_look(reported=seconds), names=names)
         assert materializer.decide([look], active=False, proven=True).heartbeats == expected
 

@@ -1,0 +1,193 @@
+"""What Dagster remembers of a source is bounded: old runs, heartbeats and checks are removed.
+
+Dagster keeps each run and each event for ever: hundreds of tables are a gigabyte a day. What it
+shows of the present stays however old it is: the newest event of each asset and partition, the
+newest evaluation of each check, and each run that has one of these. Only what this platform's own
+sensors and schedules made is removed; what a person launched stays, and so does everything of
+assets that aren't ours.
+
+Dagster has an interface to delete a run, and none for events without a run or for evaluations;
+those are deleted by statements on its tables, which are the same on SQLite, Postgres and MySQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as db
+from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.storage.event_log.schema import (
+    AssetCheckExecutionsTable,
+    AssetEventTagsTable,
+    SqlEventLogStorageTable,
+)
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.names import SOURCE_TAG
+
+# A heartbeat is worth nothing once another one followed; an hour of them shows that they come.
+HEARTBEATS = timedelta(hours=1)
+# Runs that are removed at once; the next maintenance goes on.
+RUNS_AT_ONCE = 500
+# Keys, and rows, in one statement; and how often rows are deleted, of as many keys, at once.
+_KEYS, _ROWS, _TRANSACTIONS = 200, 500, 200
+_FINISHED = [
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+]
+_OF_ASSETS = [
+    dg.DagsterEventType.ASSET_MATERIALIZATION.value,
+    dg.DagsterEventType.ASSET_OBSERVATION.value,
+    dg.DagsterEventType.FRESHNESS_STATE_CHANGE.value,
+]
+_EVENT, _LATER = SqlEventLogStorageTable.alias("e"), SqlEventLogStorageTable.alias("l")
+_EVENT_FOLLOWED = db.exists().where(
+    _LATER.c.asset_key == _EVENT.c.asset_key,
+    _LATER.c.dagster_event_type == _EVENT.c.dagster_event_type,
+    _LATER.c.partition.is_not_distinct_from(_EVENT.c.partition),
+    _LATER.c.id > _EVENT.c.id,
+)
+_CHECK, _AFTER = AssetCheckExecutionsTable.alias("c"), AssetCheckExecutionsTable.alias("a")
+_CHECK_FOLLOWED = db.exists().where(
+    _AFTER.c.asset_key == _CHECK.c.asset_key,
+    _AFTER.c.check_name == _CHECK.c.check_name,
+    _AFTER.c.id > _CHECK.c.id,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many were removed: runs, events that belong to no run, evaluations of checks."""
+
+    runs: int = 0
+    events: int = 0
+    evaluations: int = 0
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"removed from Dagster's history: {self.runs:,} runs, {self.events:,} heartbeats and"
+            f" other events without a run, {self.evaluations:,} evaluations of checks"
+        )
+
+
+def prune(
+    instance: dg.DagsterInstance,
+    config: SourceConfig,
+    assets: Sequence[dg.AssetKey],
+    now: datetime,
+) -> Pruned:
+    """Remove what is older than ``maintenance.keep_history``; ``assets``: all of the source's."""
+    keep = config.maintenance.keep_history
+    storage = instance.event_log_storage
+    if keep is None or not isinstance(storage, SqlEventLogStorage):
+        return Pruned()
+    runs = _prune_runs(instance, storage, config, now - keep)
+    events = evaluations = 0
+    for some in _parts([key.to_string() for key in assets]):
+        events += _prune_events(storage, some, _stored(now - min(keep, HEARTBEATS)))
+        evaluations += _prune_evaluations(storage, some, _stored(now - keep))
+    return Pruned(runs, events, evaluations)
+
+
+def _stored(at: datetime) -> datetime:
+    """A time as Dagster's tables have it: UTC without saying so."""
+    return at.astimezone(UTC).replace(tzinfo=None)
+
+
+def _prune_runs(
+    instance: dg.DagsterInstance,
+    storage: SqlEventLogStorage,
+    config: SourceConfig,
+    before: datetime,
+) -> int:
+    old = instance.get_run_records(
+        dg.RunsFilter(tags={SOURCE_TAG: config.name}, statuses=_FINISHED, updated_before=before),
+        limit=RUNS_AT_ONCE,
+        ascending=True,
+    )
+    runs = [record.dagster_run.run_id for record in old]
+    present = _of_the_present(storage, runs)
+    gone = [run for run in runs if run not in present]
+    for run in gone:
+        instance.delete_run(run)
+        instance.compute_log_manager.delete_logs(prefix=[run])
+    return len(gone)
+
+
+def _of_the_present(storage: SqlEventLogStorage, runs: Sequence[str]) -> set[str]:
+    """Those of ``runs`` that have the newest event of an asset's partition, or of a check."""
+    events = db.select(_EVENT.c.run_id).where(_EVENT.c.dagster_event_type.in_(_OF_ASSETS))
+    checks = db.select(_CHECK.c.run_id)
+    found = set[str]()
+    with storage.index_connection() as connection:
+        for some in _parts(runs):
+            for query, run, followed in (
+                (events, _EVENT.c.run_id, _EVENT_FOLLOWED),
+                (checks, _CHECK.c.run_id, _CHECK_FOLLOWED),
+            ):
+                newest = query.where(run.in_(some)).where(~followed).distinct()
+                found |= {row[0] for row in connection.execute(newest)}
+    return found
+
+
+def _prune_events(storage: SqlEventLogStorage, assets: Sequence[str], before: datetime) -> int:
+    """Remove events of ``assets`` without a run, each of which a later one followed."""
+    old = (
+        db.select(_EVENT.c.id)
+        .where(_EVENT.c.asset_key.in_(assets))
+        .where(_EVENT.c.run_id == RUNLESS_RUN_ID)
+        .where(_EVENT.c.dagster_event_type.in_(_OF_ASSETS))
+        .where(_EVENT.c.timestamp < before)
+        .where(_EVENT_FOLLOWED)
+    )
+    tables = (
+        (AssetEventTagsTable, AssetEventTagsTable.c.event_id),
+        (SqlEventLogStorageTable, SqlEventLogStorageTable.c.id),
+    )
+    removed = _delete(storage.index_connection, old, tables)
+    # On SQLite the events of each run, and those without one, are in a file beside the index, too.
+    _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), old, tables)
+    return removed
+
+
+def _prune_evaluations(storage: SqlEventLogStorage, assets: Sequence[str], before: datetime) -> int:
+    old = (
+        db.select(_CHECK.c.id)
+        .where(_CHECK.c.asset_key.in_(assets))
+        .where(_CHECK.c.create_timestamp < before)
+        .where(_CHECK_FOLLOWED)
+    )
+    table = AssetCheckExecutionsTable
+    return _delete(storage.index_connection, old, [(table, table.c.id)])
+
+
+def _delete(
+    connect: Callable[[], AbstractContextManager[db.Connection]],
+    old: db.Select[tuple[int]],
+    tables: Iterable[tuple[db.Table, db.Column[Any]]],
+) -> int:
+    """Delete from ``tables`` what ``old`` finds; in short transactions, since others write, too."""
+    removed = 0
+    for _ in range(_TRANSACTIONS):
+        with connect() as connection:
+            ids = [row[0] for row in connection.execute(old.limit(_ROWS))]
+            for table, column in tables:
+                if ids:
+                    connection.execute(table.delete().where(column.in_(ids)))
+        removed += len(ids)
+        if len(ids) < _ROWS:
+            break
+    return removed
+
+
+def _parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(items), _KEYS):
+        yield items[first : first + _KEYS]

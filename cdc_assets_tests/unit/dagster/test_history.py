@@ -1,0 +1,167 @@
+"""Dagster's history is bounded, and what it shows of the present stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import sqlalchemy as db
+from dagster._core.storage.event_log.schema import (
+    AssetCheckExecutionsTable,
+    SqlEventLogStorageTable,
+)
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.runs.schema import RunsTable
+from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
+
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster import history
+from cdc_assets.dagster.history import Pruned, prune
+from cdc_assets.dagster.names import TableAssets, run_tags
+from cdc_assets.postgres.names import TableId
+
+CONFIG = parse_config(
+    {
+        "name": "src",
+        "postgres": {"dsn": "postgresql://nowhere/db"},
+        "tables": [{"name": "public.t"}],
+    },
+    "test",
+)
+NAMES = TableAssets(CONFIG, TableId("public", "t"))
+ASSETS = [NAMES.lake, NAMES.snapshot, NAMES.source]
+OURS = "instance_class: {module: cdc_assets.dagster.instance, class: Instance}\n"
+EVENTS, CHECKS = SqlEventLogStorageTable, AssetCheckExecutionsTable
+
+
+@pytest.fixture(params=["", OURS], ids=["Dagster's own", "ours"])
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    (tmp_path / "dagster.yaml").write_text(request.param + "telemetry: {enabled: false}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as made:
+        yield made
+
+
+def _events(instance: dg.DagsterInstance) -> SqlEventLogStorage:
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqlEventLogStorage)
+    return storage
+
+
+def _age(instance: dg.DagsterInstance, by: timedelta) -> None:
+    """Make all that there is older."""
+    storage, runs = _events(instance), instance.run_storage
+    assert isinstance(runs, SqlRunStorage)
+    at = (datetime.now(UTC) - by).replace(tzinfo=None)
+    with storage.index_connection() as connection:
+        connection.execute(EVENTS.update().values(timestamp=at))
+        connection.execute(CHECKS.update().values(create_timestamp=at))
+    with storage.run_connection("") as connection:
+        connection.execute(EVENTS.update().values(timestamp=at))
+    with runs.connect() as connection:
+        connection.execute(RunsTable.update().values(update_timestamp=at))
+
+
+def _count(instance: dg.DagsterInstance, *, apart: bool = False) -> int:
+    """Events of assets, in the index or in the file of those without a run."""
+    storage = _events(instance)
+    with storage.run_connection("") if apart else storage.index_connection() as connection:
+        of_assets = EVENTS.c.asset_key.is_not(None)
+        found = connection.execute(db.select(db.func.count()).where(of_assets)).scalar_one()
+    return int(found)
+
+
+def _prune(instance: dg.DagsterInstance) -> Pruned:
+    return prune(instance, CONFIG, ASSETS, datetime.now(UTC))
+
+
+def _beat(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None = None) -> None:
+    event = dg.AssetMaterialization(key, partition=partition, tags={"a": "tag"})
+    instance.report_runless_asset_event(event)
+
+
+def test_heartbeats_are_kept_for_an_hour_and_the_last_one_for_ever(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "_ROWS", 2)  # several transactions
+    theirs = dg.AssetKey("theirs")
+    for key in (NAMES.lake, theirs) * 5:
+        _beat(instance, key)
+    for chunk in ("a", "b"):
+        _beat(instance, NAMES.snapshot, chunk)
+    instance.report_runless_asset_event(dg.AssetObservation(NAMES.lake))
+    assert _prune(instance) == Pruned()  # all are young
+    _age(instance, timedelta(minutes=61))
+    assert _prune(instance) == Pruned(events=4)
+    assert _count(instance) == _count(instance, apart=True) == 5 + 1 + 2 + 1
+    assert _prune(instance) == Pruned()
+    assert instance.get_latest_materialization_event(NAMES.lake) is not None
+    assert instance.get_materialized_partitions(NAMES.snapshot) == {"a", "b"}
+    assert len(instance.fetch_materializations(NAMES.lake, limit=9).records) == 1
+    assert len(instance.fetch_materializations(theirs, limit=9).records) == 5
+    _beat(instance, NAMES.lake)
+    _prune(instance)
+    assert len(instance.fetch_materializations(NAMES.lake, limit=9).records) == 1
+
+
+def _run(instance: dg.DagsterInstance, *, ours: bool = True) -> str:
+    """A run that materializes the lake table and checks it."""
+
+    @dg.asset(key=NAMES.lake, check_specs=[dg.AssetCheckSpec("whole", asset=NAMES.lake)])
+    def lake():  # type: ignore[no-untyped-def] # Dagster looks at the annotation
+        return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
+
+    tags = run_tags(CONFIG, "materialize") if ours else {}
+    return dg.materialize([lake], instance=instance, tags=tags).run_id
+
+
+def test_old_runs_go_and_the_one_that_shows_the_present_stays(
+    instance: dg.DagsterInstance,
+) -> None:
+    by_hand = _run(instance, ours=False)
+    old, newest = _run(instance), _run(instance)
+    _age(instance, timedelta(days=6))
+    assert _prune(instance) == Pruned()
+    _age(instance, timedelta(days=8))
+    assert _prune(instance) == Pruned(runs=1, evaluations=2)
+    assert {run.run_id for run in instance.get_runs()} == {by_hand, newest}
+    assert instance.all_logs(old) == []
+    latest = instance.get_latest_materialization_event(NAMES.lake)
+    assert latest is not None
+    assert latest.run_id == newest
+    key = dg.AssetCheckKey(NAMES.lake, "whole")
+    assert _events(instance).get_latest_asset_check_execution_by_key([key])[key].run_id == newest
+    _beat(instance, NAMES.lake)
+    assert _prune(instance) == Pruned()  # the run has the newest evaluation
+    _run(instance, ours=False)
+    assert _prune(instance).runs == 1
+
+
+def test_the_file_of_a_run_that_goes_goes_too(instance: dg.DagsterInstance) -> None:
+    old, newest = _run(instance), _run(instance)
+    _age(instance, timedelta(days=8))
+    _prune(instance)
+    files = {path.name for path in Path(instance.root_directory).rglob("*.db")}
+    assert f"{newest}.db" in files
+    if type(instance) is not dg.DagsterInstance:
+        assert f"{old}.db" not in files
+    assert not list(Path(instance.root_directory).rglob(old))  # what it printed
+
+
+def test_history_is_kept_where_the_configuration_says_so(instance: dg.DagsterInstance) -> None:
+    forever = parse_config(
+        {
+            "name": "src",
+            "postgres": {"dsn": "postgresql://nowhere/db"},
+            "tables": [{"name": "public.t"}],
+            "maintenance": {"keep_history": None},
+        },
+        "test",
+    )
+    _beat(instance, NAMES.lake)
+    _beat(instance, NAMES.lake)
+    _age(instance, timedelta(days=800))
+    assert prune(instance, forever, ASSETS, datetime.now(UTC)) == Pruned()
+    assert _count(instance) == 2
