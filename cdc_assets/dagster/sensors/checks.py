@@ -156,27 +156,32 @@ def checks_sensor(
                 memory.settle(last, lambda keys: _failed(instance, keys))
             statuses = {status.name: status for status in collect(pipeline).tables}
             unfinished = keys_unfinished(pipeline.store)
-        looks = {
-            names: Look.of(statuses[str(names.table)], names, unfinished=names.table in unfinished)
+        looks = [
+            (
+                names,
+                Look.of(statuses[str(names.table)], names, unfinished=names.table in unfinished),
+            )
             for names in tables
-        }
-        due = {
-            names: look
-            for names, look in looks.items()
+        ]
+        due = [
+            (names, look)
+            for names, look in looks
             if look.state == TableState.STREAMING
             and memory.is_due(names.lake, look, now, again_seconds(config))
-        }
+        ]
         if not due:
             return dg.SkipReason("Nothing has changed since the last checks.")
         left = wait_seconds(
             (last.start_time or 0.0, last.end_time or 0.0) if last else None,
             now,
-            unchecked=_unchecked(instance, [n for n in due if not memory.knows(n.lake)]),
+            unchecked=_unchecked(
+                instance, [names for names, _ in due if not memory.knows(names.lake)]
+            ),
         )
         if left > 0:
             return dg.SkipReason(f"The next checks, of {len(due)} tables, are due in {left:.0f} s.")
-        memory.ask({names.lake: look for names, look in due.items()}, now)
-        keys = [key for names in due for key in _checks_of(names)]
+        memory.ask({names.lake: look for names, look in due}, now)
+        keys = [key for names, _ in due for key in _checks_of(names)]
         return dg.RunRequest(asset_selection=[], asset_check_keys=keys, tags=tags)
 
     return tick
