@@ -3,9 +3,10 @@
 ``dagster dev`` with default settings replicates ``--tables`` tables; ``--busy`` of them are changed
 in the last phase, by pgbench, at ``--rate`` changes a second in all. This measures what the
 definitions cost, how long the first start takes until the stream flows and until all tables are
-copied, and then in a quiet phase and in a busy one: the processor time of every part as a share of
-one core, what Dagster's storage grows by (as if for a day), how long the sensors' ticks take, how
-many runs there are, and how old the changes of some of the busy tables are when a reader sees them.
+copied, reported and checked, and then in a quiet phase and in a busy one: the processor time of
+every part as a share of one core, what Dagster's storage grows by (as if for a day, without the
+heartbeats, which stay for an hour), how long the sensors' ticks take, how many runs there are, and
+how old the changes of some of the busy tables are when a reader sees them.
 
 Prints progress on stderr and one JSON line on stdout.
 """
@@ -16,12 +17,13 @@ import argparse
 import json
 import os
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,8 @@ _PATIENCE_SECONDS = 1800.0
 # Busy tables whose freshness is read; each look at one loads its metadata.
 _WATCHED = 3
 _WATCH_SECONDS = 1.0
+# Between two looks at whether the first start is over.
+_SETTLE_SECONDS = 10.0
 # Changes of one transaction, of one table: as many inserts, updates and deletes.
 _CHANGES = 9
 
@@ -83,7 +87,9 @@ print(json.dumps([built - began, run - began, time.process_time() - began]))
 _TICKS = """
 query ($selector: RepositorySelector!) {
   sensorsOrError(repositorySelector: $selector) {
-    ... on Sensors { results { name sensorState { ticks(limit: 200) { timestamp endTimestamp } } } }
+    ... on Sensors { results { name sensorState {
+      ticks(limit: 200) { timestamp endTimestamp skipReason }
+    } } }
   }
 }
 """
@@ -105,12 +111,16 @@ class Options(argparse.Namespace):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """``cores``: what each part took of one core. Bytes of Dagster's storage, and runs, a day."""
+    """``cores``: what each part took of one core. Bytes of Dagster's storage, and runs, a day.
+
+    ``heartbeats_bytes``: of an hour's events without a run, which are not in the day's.
+    """
 
     seconds: float
     cores: dict[str, float]
     all_cores: float
     storage_bytes_a_day: int
+    heartbeats_bytes: int
     runs_a_day: int
     slowest_ticks_seconds: dict[str, float]
     freshness_p50: float | None = None
@@ -185,7 +195,10 @@ def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[
         return done == tables
 
     server.until("the copies", copied, _PATIENCE_SECONDS)
-    return {**found, "copied": round(time.time() - began, 1)}
+    found["copied"] = round(time.time() - began, 1)
+    stderr.print(f"first start: {found}")
+    server.until("reports and checks", lambda: _is_settled(server), _PATIENCE_SECONDS)
+    return {**found, "settled": round(time.time() - began, 1)}
 
 
 def _storage_bytes(server: DevServer) -> int:
@@ -194,23 +207,51 @@ def _storage_bytes(server: DevServer) -> int:
     return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
 
-def _slowest_ticks(server: DevServer, since: float) -> dict[str, float]:
-    nodes = server.ask(_REPOSITORIES)["repositoriesOrError"]["nodes"]
-    found = dict[str, float]()
-    for node in nodes:
+def _runless_bytes(server: DevServer, since: float) -> int:
+    """Of the events without a run: each is in the index, and in a file beside it."""
+    index = server.home / "dagster" / "history" / "runs" / "index.db"
+    with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as connection:
+        [(found,)] = connection.execute(
+            "select coalesce(sum(length(event)), 0) from event_logs"
+            " where run_id = '' and timestamp > datetime(?, 'unixepoch')",
+            (since,),
+        )
+    return 2 * int(found)
+
+
+def _ticks(server: DevServer) -> dict[str, list[dict[str, Any]]]:
+    """The last ticks of each sensor, the newest first."""
+    found = dict[str, list[dict[str, Any]]]()
+    for node in server.ask(_REPOSITORIES)["repositoriesOrError"]["nodes"]:
         selector = {
             "repositoryName": node["name"],
             "repositoryLocationName": node["location"]["name"],
         }
         for sensor in server.ask(_TICKS, selector=selector)["sensorsOrError"]["results"]:
-            took = [
-                tick["endTimestamp"] - tick["timestamp"]
-                for tick in sensor["sensorState"]["ticks"]
-                if tick["endTimestamp"] and tick["timestamp"] >= since
-            ]
-            if took:
-                found[sensor["name"]] = round(max(took), 2)
+            found[sensor["name"]] = sensor["sensorState"]["ticks"]
     return found
+
+
+def _slowest_ticks(server: DevServer, since: float) -> dict[str, float]:
+    found = dict[str, float]()
+    for sensor, ticks in _ticks(server).items():
+        took = [
+            tick["endTimestamp"] - tick["timestamp"]
+            for tick in ticks
+            if tick["endTimestamp"] and tick["timestamp"] >= since
+        ]
+        if took:
+            found[sensor] = round(max(took), 2)
+    return found
+
+
+def _is_settled(server: DevServer) -> bool:
+    """Whether every table was reported and checked: what is left is the quiet."""
+    time.sleep(_SETTLE_SECONDS)
+    ticks = _ticks(server)
+    said = [ticks[sensor][0]["skipReason"] or "" for sensor in ("checks_many", "materializer_many")]
+    stderr.print(f"  {said}")
+    return said[0].startswith("Nothing has changed")
 
 
 def _phase(
@@ -238,11 +279,13 @@ def _phase(
         if reader.steps
         for _, age in reader.freshness(began, min(began + took, reader.steps[-1][1]))
     )
+    runless = _runless_bytes(server, began)
     phase = Phase(
         round(took, 1),
         cores,
         round(sum(ours.values()), 3),
-        round((_storage_bytes(server) - storage) * daily),
+        round((_storage_bytes(server) - storage - runless) * daily),
+        round(runless / took * 3_600),
         round(runs * daily),
         _slowest_ticks(server, began),
         round(statistics.median(ages), 2) if ages else None,
