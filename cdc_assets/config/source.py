@@ -157,6 +157,10 @@ class SourceConfig(Section):
 
     def dump(self) -> str:
         """The configuration as a line of JSON, secrets included: for a child's pipe, not a file."""
+        return self._dumped
+
+    @cached_property
+    def _dumped(self) -> str:
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:

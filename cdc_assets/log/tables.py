@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from cdc_assets.errors import CoordinationError
 from cdc_assets.log.session import LogSession
 from cdc_assets.log.states import LOGGED, TableState
-from cdc_assets.postgres.catalog import Column, SourceTable
+from cdc_assets.postgres.catalog import Column, SourceTable, parse_columns
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
@@ -82,7 +82,7 @@ class TableRegistry(LogSession):
         """Every registered table, by name; with ``only`` just that one, if it is registered."""
         with self.connection.cursor(row_factory=dict_row) as cursor:
             rows = cursor.execute(
-                'select table_name as "table", oid, epoch, state, key_columns, columns,'
+                'select table_name as "table", oid, epoch, state, key_columns, columns::text,'
                 " snapshot_lsn, complete_lsn, pin::text, reason, excluded, followed, published_as,"
                 " mode, excluded_numbers, inserts_only, left_out, text_numbers from tables"
                 " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
@@ -334,14 +334,14 @@ def _table_row(row: dict[str, Any]) -> TableRow:
     return TableRow(**row | parsed)
 
 
-def _columns(table: str, found: Iterable[Any]) -> tuple[Column, ...]:
+def _columns(table: str, found: str) -> tuple[Column, ...]:
     try:
-        return tuple(Column.from_json(column) for column in found)
+        return parse_columns(found)
     except (KeyError, TypeError, ValueError) as error:
         raise CoordinationError(
             f"what the coordination schema says of the columns of {table} can't be read"
             f" ({type(error).__name__}).",
-            f"Somebody wrote into its table tables: set columns to '[]' there, and then:"
+            "Somebody wrote into its table tables: set columns to '[]' there, and then:"
             f" cdc-assets resync '{table}'",
         ) from error
 

@@ -6,8 +6,10 @@ table into chunks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 from cdc_assets.errors import TableProblem
@@ -49,6 +51,12 @@ class Column:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@lru_cache(4096)  # of all tables, again and again, in a process that looks at them
+def parse_columns(text: str) -> tuple[Column, ...]:
+    """The columns of a JSON array. Raises like :meth:`Column.from_json`."""
+    return tuple(Column.from_json(column) for column in json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

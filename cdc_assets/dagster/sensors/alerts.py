@@ -7,6 +7,8 @@ nothing twice, and a database that can't be reached is reported, too.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,6 +34,8 @@ from cdc_assets.observe.outbox import deliver, undelivered
 from cdc_assets.observe.status import SourceStatus
 
 TICK_SECONDS = 15
+# How old what is known of the checks may be.
+EVALUATIONS_SECONDS = 60.0
 # For each kind of work: enough for the last runs of each table that is copied.
 _RUNS = 200
 _EVALUATED = {
@@ -60,7 +64,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
             found = unreachable(config, error)
         keys = _checks(context, tables)
-        known = evaluations(context.instance, keys)
+        known = _recent_evaluations(context.instance, config, keys)
         found = replace(
             found,
             stale=stale(context.instance, tables),
@@ -139,6 +143,21 @@ def failed_runs(instance: dg.DagsterInstance, config: SourceConfig) -> tuple[Fai
             since = datetime.fromtimestamp(began, UTC) if began else None
             found.append(FailedRun(kind, newest.dagster_run.run_id, in_a_row, since))
     return tuple(found)
+
+
+# By configuration: when the evaluations of its checks were read (monotonic), and what they are.
+_evaluations: dict[str, tuple[float, Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord]]] = {}
+
+
+def _recent_evaluations(
+    instance: dg.DagsterInstance, config: SourceConfig, keys: Sequence[dg.AssetCheckKey]
+) -> Mapping[dg.AssetCheckKey, AssetCheckExecutionRecord]:
+    """:func:`evaluations` as of a moment ago: checks come minutes apart, and all are read."""
+    at, known = _evaluations.get(config.dump(), (-math.inf, {}))
+    if time.monotonic() - at >= EVALUATIONS_SECONDS:
+        known = evaluations(instance, keys)
+        _evaluations[config.dump()] = time.monotonic(), known
+    return known
 
 
 def evaluations(

@@ -78,6 +78,8 @@ class Memory:
         self._asked_at = 0.0
         self._done = dict[dg.AssetKey, tuple[Look, float]]()
         self._failed = frozenset[dg.AssetKey]()
+        self.was_ready = False
+        """Whether every source table is known to have been looked at before its copy."""
 
     def ask(self, looks: Mapping[dg.AssetKey, Look], now: float) -> None:
         """A run is asked for that checks these; ``now`` in epoch seconds."""
@@ -138,8 +140,9 @@ def checks_sensor(
         with reachable(config), session(config, "checks sensor") as pipeline:
             active = bool(active_runs(instance, pipeline.store, tags))
             asking = bool(active_runs(instance, pipeline.store, first_tags))
-            if not asking and (asked := _never_asked(instance, tables)):
+            if not asking and not memory.was_ready and (asked := _never_asked(instance, tables)):
                 return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
+            memory.was_ready = not asking
             states = {row.table: row.state for row in pipeline.store.tables()}
             if TableState.STREAMING not in states.values():
                 return dg.SkipReason("No table is copied yet.")

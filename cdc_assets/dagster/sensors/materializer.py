@@ -162,7 +162,7 @@ def materializer_sensor(
         if now is not None and (proven or not recent):
             _ends[config.name] = now, time.monotonic()
         instance = context.instance
-        last = instance.get_latest_materialization_events([names.lake for names in tables])
+        last = _last_events(instance, config, tables)
         looks = _looks(tables, found, last, past_runs(instance, tags))
         wanting = {look.names.lake for look in looks if look.is_able and look.wants(proven=proven)}
         active = not relief_is_due(
@@ -188,6 +188,34 @@ def materializer_sensor(
         )
 
     return tick
+
+
+# By configuration, the newest event of each lake table that this code server knows.
+_known: dict[str, dict[dg.AssetKey, dg.EventLogEntry]] = {}
+
+
+def _last_events(
+    instance: dg.DagsterInstance, config: SourceConfig, tables: Sequence[TableAssets]
+) -> Mapping[dg.AssetKey, dg.EventLogEntry | None]:
+    """An event of each lake table, the newest one wherever a heartbeat may be due.
+
+    Dagster reads an event in half a millisecond, so it isn't asked for those of all tables at each
+    tick: while the event that is known is younger than a heartbeat, a newer one changes nothing.
+    """
+    known, now = _known.setdefault(config.dump(), {}), time.time()
+    due = [
+        names.lake
+        for names in tables
+        if (event := known.get(names.lake)) is None
+        or now - event.timestamp >= heartbeat_seconds(config.table(names.table))
+    ]
+    asked = instance.get_latest_materialization_events(due) if due else {}
+    for key in due:
+        if (event := asked.get(key)) is None:
+            known.pop(key, None)
+        else:
+            known[key] = event
+    return known
 
 
 def _is_awaited(run: dg.DagsterRun, wanting: Collection[dg.AssetKey]) -> bool:
