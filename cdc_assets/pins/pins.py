@@ -141,10 +141,11 @@ class Pins:
 
     def _forget_unfollowed(self, source: Connection) -> None:
         """Restart copies made before there was a log (mode snapshot_only): they have a gap."""
-        for row in self._store.tables():
-            if row.snapshot_lsn is not None:
-                restart_copy(self._store, row)
-        register_tables(source, self._config, self._store)
+        unfollowed = [row for row in self._store.tables() if row.snapshot_lsn is not None]
+        for row in unfollowed:
+            restart_copy(self._store, row)
+        if unfollowed:  # describing a table takes 10 ms
+            register_tables(source, self._config, self._store)
 
     def _pin_waiting(self, source: Connection) -> None:
         """Take one pin for all tables that wait and that the stream follows already."""
