@@ -78,16 +78,16 @@ class TableRegistry(LogSession):
         ).fetchone()
         return int(row[0]) if row else 0
 
-    def tables(self, only: TableId | None = None) -> list[TableRow]:
-        """Every registered table, by name; with ``only`` just that one, if it is registered."""
+    def tables(self, only: TableId | None = None, *states: TableState) -> list[TableRow]:
+        """The registered tables by name: all, or ``only`` that one, or those in ``states``."""
         with self.connection.cursor(row_factory=dict_row) as cursor:
             rows = cursor.execute(
                 'select table_name as "table", oid, epoch, state, key_columns, columns::text,'
                 " snapshot_lsn, complete_lsn, pin::text, reason, excluded, followed, published_as,"
                 " mode, excluded_numbers, inserts_only, left_out, text_numbers from tables"
                 " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
-                " order by table_name",
-                {"source": self.source, "only": None if only is None else str(only)},
+                " and (state = any(%(states)s) or %(states)s = '{}') order by table_name",
+                {"source": self.source, "only": only and str(only), "states": [*states]},
             ).fetchall()
         return [_table_row(row) for row in rows]
 

@@ -119,8 +119,8 @@ class Pins:
             return  # another process is at it; the next tick looks again
         try:
             refuse_if_dropped(self._store)
-            for row in self._store.tables():
-                if row.state == TableState.COPYING and unread(self._store, row):
+            for row in self._store.tables(None, TableState.COPYING):
+                if unread(self._store, row):
                     with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
                         self._keep(row)
             if self._waiting():
@@ -188,8 +188,8 @@ class Pins:
     def _waiting(self) -> list[TableRow]:
         """Without tables that were taken out of the configuration: those wait for ever."""
         configured = {table.id for table in self._config.tables}
-        rows = self._store.tables()
-        return [row for row in rows if row.state == TableState.WAITING and row.table in configured]
+        rows = self._store.tables(None, TableState.WAITING)
+        return [row for row in rows if row.table in configured]
 
     def _pin(
         self, source: Connection, slot: NewSlot, tables: list[TableRow], *, first: bool
@@ -241,7 +241,7 @@ class Pins:
         return {heap.oid: heap.filenode for heap in found} == planned_files(self._store, row)
 
     def _release(self) -> None:
-        needed = {row.pin for row in self._store.tables() if row.state == TableState.COPYING}
+        needed = {row.pin for row in self._store.tables(None, TableState.COPYING)}
         for pin in [pin for pin in self._held if pin not in needed]:
             self._held.pop(pin).close()
             self._store.connection.execute(
