@@ -3,8 +3,9 @@
 Dagster keeps each run and each event for ever: hundreds of tables are a gigabyte a day. What it
 shows of the present stays however old it is: the newest event of each asset and partition, the
 newest evaluation of each check, and each run that has one of these. Only what this platform's own
-sensors and schedules made is removed; what a person launched stays, and so does everything of
-assets that aren't ours.
+sensors and schedules made is removed; runs that a person launched stay, and so does everything of
+assets that aren't ours. Events without a run are of sensors; one that a person reported on such an
+asset goes with them. Dagster's snapshots of jobs stay, one for each set of tables that a run had.
 
 Dagster has an interface to delete a run, and none for events without a run or for evaluations;
 those are deleted by statements on its tables, which are the same on SQLite, Postgres and MySQL.
@@ -21,6 +22,7 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as db
 from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import (
     AssetCheckExecutionsTable,
     AssetEventTagsTable,
@@ -33,7 +35,7 @@ from cdc_assets.dagster.names import SOURCE_TAG
 
 # A heartbeat is worth nothing once another one followed; an hour of them shows that they come.
 HEARTBEATS = timedelta(hours=1)
-# Runs that are removed at once; the next maintenance goes on.
+# Runs that are removed at once, about; the next maintenance goes on.
 RUNS_AT_ONCE = 500
 # Keys, and rows, in one statement; and how often rows are deleted, of as many keys, at once.
 _KEYS, _ROWS, _TRANSACTIONS = 200, 500, 200
@@ -47,6 +49,10 @@ _OF_ASSETS = [
     dg.DagsterEventType.ASSET_OBSERVATION.value,
     dg.DagsterEventType.FRESHNESS_STATE_CHANGE.value,
 ]
+_EVALUATED = [
+    AssetCheckExecutionRecordStatus.SUCCEEDED.value,
+    AssetCheckExecutionRecordStatus.FAILED.value,
+]
 _EVENT, _LATER = SqlEventLogStorageTable.alias("e"), SqlEventLogStorageTable.alias("l")
 _EVENT_FOLLOWED = db.exists().where(
     _LATER.c.asset_key == _EVENT.c.asset_key,
@@ -59,6 +65,8 @@ _CHECK_FOLLOWED = db.exists().where(
     _AFTER.c.asset_key == _CHECK.c.asset_key,
     _AFTER.c.check_name == _CHECK.c.check_name,
     _AFTER.c.id > _CHECK.c.id,
+    # Not one that is only planned, or was when its run died.
+    _AFTER.c.execution_status.in_(_EVALUATED),
 )
 
 
@@ -82,9 +90,13 @@ def prune(
     instance: dg.DagsterInstance,
     config: SourceConfig,
     assets: Sequence[dg.AssetKey],
+    beating: Sequence[dg.AssetKey],
     now: datetime,
 ) -> Pruned:
-    """Remove what is older than ``maintenance.keep_history``; ``assets``: all of the source's."""
+    """Remove what is older than ``maintenance.keep_history``.
+
+    ``assets``: all of the source's, with those that sensors report every other minute, ``beating``.
+    """
     keep = config.maintenance.keep_history
     storage = instance.event_log_storage
     if keep is None or not isinstance(storage, SqlEventLogStorage):
@@ -92,8 +104,10 @@ def prune(
     runs = _prune_runs(instance, storage, config, now - keep)
     events = evaluations = 0
     for some in _parts([key.to_string() for key in assets]):
-        events += _prune_events(storage, some, _stored(now - min(keep, HEARTBEATS)))
+        events += _prune_events(storage, some, _stored(now - keep))
         evaluations += _prune_evaluations(storage, some, _stored(now - keep))
+    for some in _parts([key.to_string() for key in beating]):
+        events += _prune_events(storage, some, _stored(now - min(keep, HEARTBEATS)))
     return Pruned(runs, events, evaluations)
 
 
@@ -108,18 +122,25 @@ def _prune_runs(
     config: SourceConfig,
     before: datetime,
 ) -> int:
-    old = instance.get_run_records(
-        dg.RunsFilter(tags={SOURCE_TAG: config.name}, statuses=_FINISHED, updated_before=before),
-        limit=RUNS_AT_ONCE,
-        ascending=True,
-    )
-    runs = [record.dagster_run.run_id for record in old]
-    present = _of_the_present(storage, runs)
-    gone = [run for run in runs if run not in present]
-    for run in gone:
-        instance.delete_run(run)
-        instance.compute_log_manager.delete_logs(prefix=[run])
-    return len(gone)
+    old = dg.RunsFilter(tags={SOURCE_TAG: config.name}, statuses=_FINISHED, updated_before=before)
+    removed, last = 0, None
+    while removed < RUNS_AT_ONCE:
+        page = instance.get_run_records(old, limit=_KEYS, cursor=last, ascending=True)
+        # One with a parent was executed again by a person, and has its tags.
+        runs = [r.dagster_run.run_id for r in page if r.dagster_run.parent_run_id is None]
+        gone = set(runs) - _of_the_present(storage, runs)
+        for run in gone:
+            # The run itself comes last: what is left if this is interrupted is found again.
+            instance.compute_log_manager.delete_logs(prefix=[run])
+            storage.delete_events(run)
+            instance.run_storage.delete_run(run)
+        removed += len(gone)
+        if len(page) < _KEYS:
+            break
+        # A page begins after a run that is still there.
+        stay = [r.dagster_run.run_id for r in page if r.dagster_run.run_id not in gone]
+        last = stay[-1] if stay else last
+    return removed
 
 
 def _of_the_present(storage: SqlEventLogStorage, runs: Sequence[str]) -> set[str]:

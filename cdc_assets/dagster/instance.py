@@ -96,6 +96,8 @@ class Events(SqliteEventLogStorage):
         with self._db_lock:
             url = self.conn_string_for_shard(shard)
             engine = self._index if shard == INDEX_SHARD_NAME else _of_run(url)
+            if not Path(self.path_for_shard(shard)).exists():  # another process removed the run
+                self._initialized_dbs.discard(shard)
             if shard not in self._initialized_dbs:
                 self._initdb(engine)
                 self._initialized_dbs.add(shard)

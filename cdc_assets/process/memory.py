@@ -8,6 +8,7 @@ glibc's ``mallopt``, and on a Mac, all stays as it is.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 import pyarrow as pa
@@ -19,13 +20,17 @@ _MMAP_BYTES = 32 * 2**20
 
 
 def keep_freed(limit_bytes: int) -> bool:
-    """Keep up to about ``limit_bytes`` of freed memory for what comes; whether it is done."""
+    """Keep freed memory for what comes; whether it is done.
+
+    Up to about ``limit_bytes`` of the main thread's. Another thread's stays as large as its largest
+    batch was, in blocks of up to 64 MB, until the process ends.
+    """
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     done = mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, limit_bytes)
-    if done:
+    if done and "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         pa.set_memory_pool(pa.system_memory_pool())
     return bool(done)

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
-from sqlalchemy.exc import SQLAlchemyError
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.health import health_key
@@ -78,7 +77,7 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
                 if found.problem is not None:
                     context.log.error(str(found.problem))
                     problems.append(found.problem)
-        _prune(context, config)
+            _prune(context, config)
         if problems:
             raise TablesFailed(problems)
 
@@ -87,12 +86,14 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
 
 def _prune(context: dg.AssetExecutionContext, config: SourceConfig) -> None:
     """Keep Dagster's history of the source bounded; tables are looked after in any case."""
-    assets = [health_key(config)]
-    for names in all_tables(config):
-        assets += [names.source, names.snapshot, names.staged_log, names.lake, names.maintenance]
+    tables = all_tables(config)
+    beating = [key for names in tables for key in (names.lake, names.staged_log)]
+    assets = [health_key(config), *beating]
+    for names in tables:
+        assets += [names.source, names.snapshot, names.maintenance]
     try:
-        pruned = prune(context.instance, config, assets, datetime.now(UTC))
-    except SQLAlchemyError as error:
+        pruned = prune(context.instance, config, assets, beating, datetime.now(UTC))
+    except Exception as error:  # noqa: BLE001 - of a database, of a store of logs
         context.log.warning("Dagster's history isn't pruned now: %s", first_line(error))
     else:
         if pruned != Pruned():

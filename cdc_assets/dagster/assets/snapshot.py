@@ -9,7 +9,7 @@ a restart may trust are in ``snapshot.coordinator``.
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import dagster as dg
 from pyspark.sql import SparkSession
@@ -18,17 +18,18 @@ from cdc_assets.dagster.metadata import chunk_metadata
 from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
-from cdc_assets.errors import CopyRestarted, Fenced, first_line
+from cdc_assets.errors import CdcError, CopyRestarted, Fenced, first_line
 from cdc_assets.log.copies.chunks import ChunkProgress
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.waits import locked
 from cdc_assets.snapshot.coordinator import copy_table, copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
 
 # Of several tables at once, a line in the run's log.
 _SAY_SECONDS = 5.0
-# The runs, of which a process has one, whose tables were copied together.
-_together = set[str]()
+# The runs, of which a process has one, whose tables were copied together: which failed, and why.
+_together: dict[str, Mapping[TableId, CdcError]] = {}
 
 
 def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
@@ -77,9 +78,14 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
+            failed: Mapping[TableId, CdcError] = {}
             if selected is None:
-                _copy_together(context, pipeline, session)
+                failed = _copy_together(context, pipeline, session)
+                # The sensor may have marked some of them meanwhile.
+                marked |= context.instance.get_materialized_partitions(names.snapshot)
             try:
+                if names.table in failed:
+                    raise failed[names.table]
                 plan = copy_table(
                     pipeline, session, names.table, only=selected, on_progress=on_progress
                 )
@@ -96,17 +102,22 @@ def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
 
 def _copy_together(
     context: dg.AssetExecutionContext, pipeline: Pipeline, session: SparkSession
-) -> None:
-    """Copy every table of the run, unless a step before did; each step reports on its own one.
+) -> Mapping[TableId, CdcError]:
+    """Copy every table of the run, unless a step before did; returns those that failed, and why.
 
-    Not where each step has a process of its own, which would do so again.
+    Not where each step has a process of its own, which would do so again. Tables that somebody has
+    locked are left to their own steps: each would hold one of Spark's cores until the lock goes.
     """
-    alone = context.job_def.executor_def.name != dg.in_process_executor.name
-    if alone or context.run.run_id in _together:
-        return
-    _together.add(context.run.run_id)
+    if context.job_def.executor_def.name != dg.in_process_executor.name:
+        return {}
+    if (run := context.run.run_id) in _together:
+        return _together[run]
+    _together[run] = {}
     asked = context.run.asset_selection or ()
     tables = [names.table for names in all_tables(pipeline.config) if names.snapshot in asked]
+    with pipeline.connect_source("copy") as source:
+        away = locked(source, tables)
+    tables = [table for table in tables if table not in away]
     began, said, landed = time.monotonic(), time.monotonic(), set[TableId]()
 
     def on_progress(progress: CopyProgress) -> None:
@@ -123,6 +134,7 @@ def _copy_together(
             )
 
     try:
-        copy_tables(pipeline, session, tables, on_progress=on_progress)
+        _together[run] = copy_tables(pipeline, session, tables, on_progress=on_progress)
     except Exception as error:  # noqa: BLE001 - the step of the table that is to blame shows it
         context.log.warning("Each table is now copied by itself: %s", first_line(error))
+    return _together[run]

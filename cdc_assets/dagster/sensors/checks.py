@@ -8,6 +8,7 @@ table changed or not, so a run checks those that did.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,8 +31,13 @@ TICK_SECONDS = 15
 EVERY_SECONDS = 600.0
 # Of a table that nothing changes.
 AGAIN_SECONDS = 12 * 3_600.0
+# Tables with checks.
+CHECKED = (TableState.STREAMING, TableState.PARKED)
 # So that checking takes 5 % of the time at most.
 PAUSE_FACTOR = 20.0
+LONGEST_PAUSE_SECONDS = 3_600.0
+# Of a run: which of this code server's requests it is of.
+ASKED_TAG = "cdc_assets/asked"
 
 
 def wait_seconds(
@@ -41,7 +47,7 @@ def wait_seconds(
     if last is None:
         return 0.0
     began, ended = last
-    pause = PAUSE_FACTOR * (ended - began)
+    pause = min(PAUSE_FACTOR * (ended - began), LONGEST_PAUSE_SECONDS)
     # A table that has never been checked doesn't wait for the others' turn.
     due = ended + (pause if unchecked else max(EVERY_SECONDS, pause))
     return max(0.0, due - now)
@@ -75,15 +81,16 @@ class Memory:
 
     def __init__(self) -> None:
         self._asked = dict[dg.AssetKey, Look]()
-        self._asked_at = 0.0
+        self._asked_at, self._token = 0.0, ""
         self._done = dict[dg.AssetKey, tuple[Look, float]]()
         self._failed = frozenset[dg.AssetKey]()
         self.was_ready = False
         """Whether every source table is known to have been looked at before its copy."""
 
-    def ask(self, looks: Mapping[dg.AssetKey, Look], now: float) -> None:
-        """A run is asked for that checks these; ``now`` in epoch seconds."""
-        self._asked, self._asked_at = dict(looks), now
+    def ask(self, looks: Mapping[dg.AssetKey, Look], now: float) -> dict[str, str]:
+        """The tags of a run that is asked for to check these; ``now`` in epoch seconds."""
+        self._asked, self._asked_at, self._token = dict(looks), now, uuid.uuid4().hex
+        return {ASKED_TAG: self._token}
 
     @property
     def asks(self) -> bool:
@@ -94,8 +101,10 @@ class Memory:
         self, last: dg.RunRecord | None, failed: Callable[[Iterable[dg.AssetKey]], set[dg.AssetKey]]
     ) -> None:
         """Remember what the run that was asked for checked, if ``last`` is it and succeeded."""
-        ended = last is not None and last.create_timestamp.timestamp() >= self._asked_at
-        if last is not None and ended and last.dagster_run.is_success:
+        run = last.dagster_run if last is not None else None
+        # One that a person executed again has its tags, and perhaps a part of its checks.
+        ours = run is not None and run.parent_run_id is None
+        if run is not None and ours and run.tags.get(ASKED_TAG) == self._token and run.is_success:
             self._done |= {key: (look, self._asked_at) for key, look in self._asked.items()}
             self._failed = self._failed - set(self._asked) | failed(self._asked)
         self._asked = {}
@@ -105,8 +114,13 @@ class Memory:
 
     def is_due(self, key: dg.AssetKey, look: Look, now: float, again_seconds: float) -> bool:
         """Whether a table changed since it was checked, or failed, or wasn't checked for long."""
-        before, at = self._done.get(key, (None, 0.0))
-        return before != look or look.waits or key in self._failed or now - at >= again_seconds
+        before, _ = self._done.get(key, (None, 0.0))
+        changed = before != look or look.waits or key in self._failed
+        return changed or self.is_old(key, now, again_seconds)
+
+    def is_old(self, key: dg.AssetKey, now: float, again_seconds: float) -> bool:
+        """Whether a table that was checked is to be checked again, whatever happened to it."""
+        return key in self._done and not 0 <= now - self._done[key][1] < again_seconds
 
 
 # By configuration: under another one all is checked once more.
@@ -144,10 +158,8 @@ def checks_sensor(
                 return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
             memory.was_ready = not asking
             states = {row.table: row.state for row in pipeline.store.tables()}
-            if TableState.STREAMING not in states.values():
+            if not set(states.values()) & {*CHECKED}:
                 return dg.SkipReason("No table is copied yet.")
-            if TableState.COPYING in states.values():
-                return dg.SkipReason("Tables are being copied; checks come after that.")
             if active:
                 return dg.SkipReason("A run is at it.")
             if spark_address(config) is None:
@@ -166,16 +178,14 @@ def checks_sensor(
             )
             for names in tables
         ]
-        due = [
-            (names, look)
-            for names, look in looks
-            if look.state == TableState.STREAMING
-            and memory.is_due(names.lake, look, now, again_seconds(config))
-        ]
+        copying = TableState.COPYING in states.values()
+        due = due_tables(memory, looks, now, again_seconds(config), copying=copying)
+        if not due and copying:
+            return dg.SkipReason("Tables are being copied; checks come after that.")
         if not due:
             return dg.SkipReason("Nothing has changed since the last checks.")
         left = wait_seconds(
-            (last.start_time or 0.0, last.end_time or 0.0) if last else None,
+            times(last),
             now,
             unchecked=_unchecked(
                 instance, [names for names, _ in due if not memory.knows(names.lake)]
@@ -183,11 +193,43 @@ def checks_sensor(
         )
         if left > 0:
             return dg.SkipReason(f"The next checks, of {len(due)} tables, are due in {left:.0f} s.")
-        memory.ask({names.lake: look for names, look in due}, now)
+        mark = memory.ask({names.lake: look for names, look in due}, now)
         keys = [key for names, _ in due for key in _checks_of(names)]
-        return dg.RunRequest(asset_selection=[], asset_check_keys=keys, tags=tags)
+        return dg.RunRequest(asset_selection=[], asset_check_keys=keys, tags={**tags, **mark})
 
     return tick
+
+
+def due_tables(
+    memory: Memory,
+    looks: Sequence[tuple[TableAssets, Look]],
+    now: float,
+    again_seconds: float,
+    *,
+    copying: bool,
+) -> list[tuple[TableAssets, Look]]:
+    """Those whose checks are due; while tables are copied only those checked too long ago.
+
+    A parked table's checks say that it is parked.
+    """
+    return [
+        (names, look)
+        for names, look in looks
+        if look.state in CHECKED
+        and (
+            memory.is_old(names.lake, now, again_seconds)
+            if copying
+            else memory.is_due(names.lake, look, now, again_seconds)
+        )
+    ]
+
+
+def times(last: dg.RunRecord | None) -> tuple[float, float] | None:
+    """A run's start and end; one that never started took no time."""
+    if last is None:
+        return None
+    ended = last.end_time or 0.0
+    return last.start_time or ended, ended
 
 
 def _checks_of(names: TableAssets) -> list[dg.AssetCheckKey]:

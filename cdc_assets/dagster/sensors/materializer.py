@@ -30,7 +30,7 @@ from cdc_assets.dagster.sensors.runs import (
     wait_seconds,
 )
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import keep_instance, session
+from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.states import TableState
 from cdc_assets.observe.status import SourceStatus, TableStatus, collect
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
@@ -149,7 +149,6 @@ def materializer_sensor(
     )
     @patient
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        keep_instance(context)
         with reachable(config), session(config, "materializer sensor") as pipeline:
             runs = active_runs(context.instance, pipeline.store, tags)
             found = collect(pipeline)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ import dagster as dg
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.sensors.sessions import keep_instance
 from cdc_assets.errors import EnvironmentProblem, first_line
 
 # The sensor daemon looks every 5 seconds for sensors that are due: each second look finds these.
@@ -28,8 +29,9 @@ WAIT_SECONDS = 7.0
 AGAIN_SECONDS = 1.0
 # A dear look is repeated more rarely: what is missing may be missing for ever.
 _PAUSE_PER_LOOK = 30
-# Ticks that wait, of all sources: the daemon's threads (8 in dagster.yaml) are for others, too.
-PLACES = 4
+# Ticks that wait, of all sources: the threads of the daemon (8 in dagster.yaml) and of the code
+# server (4 more than it has cores) are for others, too.
+PLACES = 3
 # Errors that mean "not there yet" rather than "broken".
 _NOT_REACHABLE = (EnvironmentProblem, psycopg.OperationalError)
 
@@ -54,27 +56,41 @@ def reachable(config: SourceConfig) -> Iterator[None]:
 
 def skipped(evaluate: Callable[P, R]) -> Callable[P, R | dg.SkipReason]:
     """``evaluate``, skipped with a sentence where it raises :class:`NotYet`."""
-    return _tick(evaluate, 0.0)
 
-
-def patient(evaluate: Callable[P, R]) -> Callable[P, R | dg.SkipReason]:
-    """As :func:`skipped`, but ``evaluate`` is called again each second until the next tick is due.
-
-    It is called only once while as many ticks as there are places wait already.
-    """
-    return _tick(evaluate, WAIT_SECONDS)
-
-
-def _tick(evaluate: Callable[P, R], wait_seconds: float) -> Callable[P, R | dg.SkipReason]:
     @functools.wraps(evaluate)
     def tick(*args: P.args, **kwargs: P.kwargs) -> R | dg.SkipReason:
-        ends = time.monotonic() + wait_seconds
-        has_place = wait_seconds > 0 and _places.acquire(blocking=False)
+        try:
+            return evaluate(*args, **kwargs)
+        except NotYet as missing:
+            return dg.SkipReason(str(missing))
+
+    return tick
+
+
+def _has_threads(instance: dg.DagsterInstance) -> bool:
+    settings = instance.get_settings("sensors")
+    return isinstance(settings, Mapping) and bool(settings.get("use_threads"))
+
+
+def patient(
+    evaluate: Callable[[dg.SensorEvaluationContext], R],
+) -> Callable[[dg.SensorEvaluationContext], R | dg.SkipReason]:
+    """As :func:`skipped`, but ``evaluate`` is called again each second until the next tick is due.
+
+    It is called only once while as many ticks as there are places wait already, or where sensors
+    have no threads: there the others would wait with it.
+    """
+
+    @functools.wraps(evaluate)
+    def tick(context: dg.SensorEvaluationContext) -> R | dg.SkipReason:
+        keep_instance(context)
+        ends = time.monotonic() + WAIT_SECONDS
+        has_place = _has_threads(context.instance) and _places.acquire(blocking=False)
         try:
             while True:
                 looked = time.monotonic()
                 try:
-                    return evaluate(*args, **kwargs)
+                    return evaluate(context)
                 except NotYet as missing:
                     now = time.monotonic()
                     pause = max(AGAIN_SECONDS, _PAUSE_PER_LOOK * (now - looked))

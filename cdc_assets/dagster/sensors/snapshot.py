@@ -1,7 +1,7 @@
 """The sensor that has tables copied: partitions for the chunks, and runs.
 
 A large table has a run of its own. Tables of one chunk share one, which is mostly its start; but
-one that failed doesn't: what it does to its run is no other table's harm then.
+one that failed twice doesn't: what it does to its run is no other table's harm then.
 
 Level-triggered: as long as a chunk hasn't landed and no run of its table is active, a run is asked
 for. Chunks whose run died before it marked them (or that the command line copied) are marked here.
@@ -26,7 +26,7 @@ from cdc_assets.dagster.sensors.runs import (
     past_runs,
     wait_seconds,
 )
-from cdc_assets.dagster.sensors.sessions import keep_instance, session
+from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
 from cdc_assets.log.states import TableState
 from cdc_assets.postgres.lsn import Lsn
@@ -118,7 +118,6 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
     )
     @patient
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        keep_instance(context)
         copies, at_work = _look(context.instance, config, tables)
         return _result(config, copies, at_work)
 
@@ -165,7 +164,7 @@ def _look(
                 names.snapshot in active,
                 wait_seconds(past, now),
                 row.snapshot_lsn,
-                failures_in_a_row(past) > 0,
+                failures_in_a_row(past) > 1,
             )
         )
     return copies, len(runs)

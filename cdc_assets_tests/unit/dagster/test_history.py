@@ -74,7 +74,7 @@ def _count(instance: dg.DagsterInstance, *, apart: bool = False) -> int:
 
 
 def _prune(instance: dg.DagsterInstance) -> Pruned:
-    return prune(instance, CONFIG, ASSETS, datetime.now(UTC))
+    return prune(instance, CONFIG, ASSETS, [NAMES.lake], datetime.now(UTC))
 
 
 def _beat(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None = None) -> None:
@@ -139,6 +139,34 @@ def test_old_runs_go_and_the_one_that_shows_the_present_stays(
     assert _prune(instance).runs == 1
 
 
+def test_runs_that_stay_hide_none_that_go(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "_KEYS", 1)  # pages
+    runs = [_run(instance) for _ in range(3)]
+    _age(instance, timedelta(days=8))
+    with _events(instance).index_connection() as connection:  # the oldest has the newest events
+        for table in (EVENTS, CHECKS):
+            newest = db.select(db.func.max(table.c.id)).scalar_subquery()
+            connection.execute(
+                table.update().where(table.c.run_id == runs[0]).values(id=table.c.id + 1 + newest)
+            )
+    assert _prune(instance).runs == 2
+    assert {run.run_id for run in instance.get_runs()} == {runs[0]}
+
+
+def test_an_evaluation_stays_until_another_one_and_not_a_planned_one_followed(
+    instance: dg.DagsterInstance,
+) -> None:
+    _run(instance)
+    planned = _run(instance)
+    with _events(instance).index_connection() as connection:
+        of_it = CHECKS.update().where(CHECKS.c.run_id == planned)
+        connection.execute(of_it.values(execution_status="PLANNED"))
+    _age(instance, timedelta(days=8))
+    assert _prune(instance) == Pruned()
+
+
 def test_the_file_of_a_run_that_goes_goes_too(instance: dg.DagsterInstance) -> None:
     old, newest = _run(instance), _run(instance)
     _age(instance, timedelta(days=8))
@@ -163,5 +191,5 @@ def test_history_is_kept_where_the_configuration_says_so(instance: dg.DagsterIns
     _beat(instance, NAMES.lake)
     _beat(instance, NAMES.lake)
     _age(instance, timedelta(days=800))
-    assert prune(instance, forever, ASSETS, datetime.now(UTC)) == Pruned()
+    assert prune(instance, forever, ASSETS, [NAMES.lake], datetime.now(UTC)) == Pruned()
     assert _count(instance) == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import psycopg
@@ -23,6 +25,16 @@ CONFIG = parse_config(
 )
 
 
+def _context(*, threads: bool) -> Any:
+    """A tick's context, of an instance with or without threads for sensors."""
+    context = Mock(instance_ref=None)
+    context.instance.get_settings.return_value = {"use_threads": True} if threads else {}
+    return context
+
+
+THREADS = _context(threads=True)
+
+
 @pytest.fixture(autouse=True)
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "AGAIN_SECONDS", 0.01)
@@ -32,14 +44,14 @@ def test_a_tick_looks_again_until_what_it_needs_is_there() -> None:
     missing = [None] * 3
 
     @patient
-    def tick() -> str:
+    def tick(_: dg.SensorEvaluationContext) -> str:
         if missing:
             missing.pop()
             raise NotYet("Postgres starts")
         return "asked for a run"
 
     began = time.monotonic()
-    assert tick() == "asked for a run"
+    assert tick(THREADS) == "asked for a run"
     assert time.monotonic() - began < pace.WAIT_SECONDS
 
 
@@ -51,12 +63,12 @@ def test_a_tick_that_waited_in_vain_says_for_what(
     looks: list[None] = []
 
     @decorator
-    def tick() -> None:
+    def tick(_: dg.SensorEvaluationContext) -> None:
         looks.append(None)
         raise NotYet("Postgres starts")
 
     began = time.monotonic()
-    assert tick() == dg.SkipReason("Postgres starts")
+    assert tick(THREADS) == dg.SkipReason("Postgres starts")
     if decorator is skipped:
         assert len(looks) == 1
     else:
@@ -64,17 +76,29 @@ def test_a_tick_that_waited_in_vain_says_for_what(
         assert 0.1 < time.monotonic() - began < 1.0
 
 
+def test_without_threads_no_tick_waits() -> None:
+    looks: list[None] = []
+
+    @patient
+    def tick(_: dg.SensorEvaluationContext) -> None:
+        looks.append(None)
+        raise NotYet("Postgres starts")
+
+    assert tick(_context(threads=False)) == dg.SkipReason("Postgres starts")
+    assert len(looks) == 1
+
+
 def test_a_dear_look_is_repeated_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "WAIT_SECONDS", 1.5)
     looks: list[None] = []
 
     @patient
-    def tick() -> None:
+    def tick(_: dg.SensorEvaluationContext) -> None:
         looks.append(None)
         time.sleep(0.03)
         raise NotYet("no table is copied yet")
 
-    tick()
+    tick(THREADS)
     assert len(looks) == 2  # the second one 30 × 0.03 s later; a third one would end too late
 
 
@@ -82,12 +106,12 @@ def test_ticks_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pace, "WAIT_SECONDS", 0.4)
 
     @patient
-    def tick() -> None:
+    def tick(_: dg.SensorEvaluationContext) -> None:
         raise NotYet("Postgres starts")
 
     def seconds() -> float:
         began = time.monotonic()
-        tick()
+        tick(THREADS)
         return time.monotonic() - began
 
     for _ in range(2):  # the places are given back
@@ -99,10 +123,13 @@ def test_ticks_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch
 def test_an_unreachable_database_is_waited_for_and_everything_else_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @patient
-    def tick(error: Exception) -> None:
-        with reachable(CONFIG):
-            raise error
+    def tick(error: Exception) -> object:
+        @patient
+        def one(_: dg.SensorEvaluationContext) -> None:
+            with reachable(CONFIG):
+                raise error
+
+        return one(THREADS)
 
     monkeypatch.setattr(pace, "WAIT_SECONDS", 0.1)
     waits = tick(psycopg.OperationalError("connection refused\nIs the server running?"))
