@@ -17,7 +17,7 @@ from dagster._core.definitions.freshness import FreshnessState, FreshnessStateCh
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
-from cdc_assets.dagster.sensors import sessions
+from cdc_assets.dagster.sensors import alerts, sessions
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.log.locks import flusher_lock
@@ -217,7 +217,8 @@ def test_tables_are_told_by_name(world: World) -> None:
     assert world.tick() == ["WARN: how the source is can't be asked"]
 
 
-def test_what_dagster_knows_is_told(world: World) -> None:
+def test_what_dagster_knows_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "EVALUATIONS_SECONDS", 0.0)
     world.flush()
     world.tick()
 
