@@ -85,7 +85,7 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
 
 
 def _prune(context: dg.AssetExecutionContext, config: SourceConfig) -> None:
-    """Keep Dagster's history of the source bounded; tables are looked after in any case."""
+    """Keep Dagster's history of the source bounded; a failure of that fails no maintenance."""
     tables = all_tables(config)
     beating = [key for names in tables for key in (names.lake, names.staged_log)]
     assets = [health_key(config), *beating]

@@ -31,6 +31,8 @@ TICK_SECONDS = 15
 EVERY_SECONDS = 600.0
 # Of a table that nothing changes.
 AGAIN_SECONDS = 12 * 3_600.0
+# The checks of a lake table; the source table has another one.
+_OF_LAKE = (lag.NAME, unique_key.NAME, values.NAME)
 # Tables with checks.
 CHECKED = (TableState.STREAMING, TableState.PARKED)
 # So that checking takes 5 % of the time at most.
@@ -233,7 +235,7 @@ def times(last: dg.RunRecord | None) -> tuple[float, float] | None:
 
 
 def _checks_of(names: TableAssets) -> list[dg.AssetCheckKey]:
-    mine = [dg.AssetCheckKey(names.lake, name) for name in (lag.NAME, unique_key.NAME, values.NAME)]
+    mine = [dg.AssetCheckKey(names.lake, name) for name in _OF_LAKE]
     return [*mine, dg.AssetCheckKey(names.source, ready.NAME)]
 
 
@@ -246,8 +248,7 @@ def _unchecked(instance: dg.DagsterInstance, tables: Sequence[TableAssets]) -> l
 
 def _failed(instance: dg.DagsterInstance, lake: Iterable[dg.AssetKey]) -> set[dg.AssetKey]:
     """The lake tables with a check that didn't pass at last."""
-    names = (lag.NAME, unique_key.NAME, values.NAME)
-    keys = [dg.AssetCheckKey(key, name) for key in lake for name in names]
+    keys = [dg.AssetCheckKey(key, name) for key in lake for name in _OF_LAKE]
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return {
         key.asset_key
