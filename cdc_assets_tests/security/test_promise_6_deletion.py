@@ -33,6 +33,7 @@ T = TableId("public", "t")
 # Who else deletes, and what: files that it has made itself and nobody else names.
 OTHERS = {
     "dagster/demo.py",
+    "dagster/instance.py",
     "embedded/binaries.py",
     "embedded/guard.py",
     "embedded/postgres.py",

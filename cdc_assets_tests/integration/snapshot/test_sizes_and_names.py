@@ -45,12 +45,13 @@ def test_values_of_a_hundred_megabytes_are_copied_in_bounded_memory(copied_lake:
         snapshot={"max_parallel_chunks": 1},
     ) as source:
         peak = worker_peak_bytes()
+        # Row by row: a vectorized batch of all eight is 1.2 GB of a heap that is shared.
+        source.session.conf.set("spark.sql.iceberg.vectorization.enabled", "false")
         found = source.session.sql(
-            f"select id, length(v), md5(v), length(b), md5(b)"
-            f" from {source.lake_table(T).sql_name} order by id"
+            f"select id, length(v), md5(v), length(b), md5(b) from {source.lake_table(T).sql_name}"
         ).collect()
         there = source.execute("select id, length(v), md5(v), length(b), md5(b) from t order by 1")
-        assert [tuple(row) for row in found] == there
+        assert sorted(tuple(row) for row in found) == there
         assert there[0][1] == 104_857_600
         assert there[0][3] == 52_428_800
         print(f"a worker's peak: {peak / 2**20:.0f} MB")  # noqa: T201
