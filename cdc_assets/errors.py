@@ -124,6 +124,10 @@ class SparkProblem(CdcError):
     """The Spark Connect server can't be started or reached."""
 
 
+class FollowerProblem(CdcError):
+    """The follower, the long-lived process that merges, ended by itself."""
+
+
 class Fenced(CdcError):
     """Another worker took over what this one was doing; it must not commit."""
 

@@ -157,8 +157,10 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
     config = streamed(ctx)
     wanted = selected(config, tables)
     if follow:
-        with services(config):
-            merging.follow(config, wanted, _until_told(), note)
+        from cdc_assets.materializer.workers.follower import Listener
+
+        with services(config), running.Spark(config) as spark:
+            merging.follow(config, wanted, _until_told(), Listener(note), spark.session)
         return
     with opened(config) as pipeline, running.Spark(config) as spark:
         for done in merging.materialize(pipeline, spark, wanted):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, unquote
 
 import yaml
@@ -69,6 +69,8 @@ class SourceConfig(Section):
     staging: StagingConfig = StagingConfig()
     state: StateConfig = StateConfig()
     lake: LakeConfig = LakeConfig()
+    materializer: Literal["run", "follow"] = "run"
+    """run: a sensor asks for runs that merge; follow: it keeps a process that does it for ever."""
     s3: S3Config = S3Config()
     spark: SparkConfig = SparkConfig()
     metrics: MetricsConfig = MetricsConfig()

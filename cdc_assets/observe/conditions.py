@@ -132,8 +132,9 @@ def _materializer(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
         "materializer",
         "the log isn't applied to the lake",
         f"{sum(t.pending_rows for t in waiting):,} changes of {len(waiting)} tables wait",
-        f"Look at the sensor materializer_{config.name} and its last run; `{COMMAND} materialize`"
-        " does it by hand.",
+        f"Look at the sensor materializer_{config.name} and"
+        f" {'its last run' if config.materializer == 'run' else 'the log of the follower'};"
+        f" `{COMMAND} materialize` does it by hand.",
         Limits.of(config.alerts.health),
         ago(facts, stuck),
     )
@@ -197,6 +198,16 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 ago(facts, table.copy_idle_seconds),
             )
         elif table.paused_since is None and table.lag_seconds is not None:
+            if table.problem is not None:
+                yield Condition(
+                    f"merge:{table.name}",
+                    f"the changes of {table.name} can't be applied",
+                    table.problem,
+                    "It is tried again by itself, at ever longer intervals."
+                    f" `{COMMAND} materialize --table '{table.name}'` tries at once.",
+                    Limits.of(config.alerts.health),
+                    ago(facts, table.problem_seconds or 0.0),
+                )
             window = config.table(table.name).freshness
             limits = Limits(window.warn.total_seconds(), window.fail.total_seconds())
             yield Condition(

@@ -96,6 +96,7 @@ def table_rows(status: SourceStatus) -> list[tuple[str, ...]]:
             "" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s, {row.lag_bytes:,} B",
             f"{row.pending_rows:,}",
             row.reason
+            or row.problem
             or (f"paused since {row.paused_since}" if row.paused_since else "; ".join(row.info)),
         )
         for row in status.tables

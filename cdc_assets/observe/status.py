@@ -61,6 +61,9 @@ class TableStatus:
     """Of a copy under way: for how many seconds nothing of it was written."""
     info: tuple[str, ...] = ()
     """What the lake table lacks on purpose."""
+    problem: str | None = None
+    """Why its log couldn't be applied when a follower last tried, and for how long that lasts."""
+    problem_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,8 @@ class _Row:
     copy_rows_per_second: float | None
     copy_seconds_left: float | None
     copy_idle_seconds: float | None
+    problem: str | None
+    problem_seconds: float | None
 
     def position(self, flushed: Lsn | None) -> Lsn | None:
         """The LSN up to which the lake table shows the source; None before its copy is complete."""
@@ -198,8 +203,11 @@ select t.table_name as name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, t
        )::float8 as copy_seconds_left,
        case when t.state = 'copying' then extract(epoch from clock_timestamp() - greatest(
             coalesce(p.written_at, max(p.written_at) over ()), i.created_at))::float8
-       end as copy_idle_seconds
+       end as copy_idle_seconds,
+       k.problem, extract(epoch from clock_timestamp() - k.problem_since)::float8 as problem_seconds
   from tables t
+  left join claims k on k.consumer_group = %(group)s and k.source = t.source
+                    and k.table_name = t.table_name and t.state = 'streaming'
   left join pins i on i.pin = t.pin
   left join mat_cursor m on m.consumer_group = %(group)s and m.source = t.source
                         and m.table_name = t.table_name
@@ -272,6 +280,8 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 row.applied_offset,
                 row.copy_idle_seconds,
                 row.info,
+                row.problem,
+                row.problem_seconds,
             )
         )
     under_pins = _copied_under(store)

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 
 import psycopg
 from pyspark.errors import PySparkException
@@ -19,7 +19,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.materializer.outstanding import outstanding
 from cdc_assets.materializer.schema.ahead import Look, look
-from cdc_assets.materializer.workers.follower import Follower
+from cdc_assets.materializer.workers.follower import Follower, Listener
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.operations.running import Spark
 from cdc_assets.pipeline import Pipeline
@@ -118,23 +118,23 @@ def follow(
     config: SourceConfig,
     tables: Sequence[TableId],
     stop: threading.Event,
-    on_merge: Callable[[str], None],
+    listener: Listener,
+    sessions: Callable[[], AbstractContextManager[SparkSession]],
 ) -> None:
     """Merge this worker's share of ``tables`` until ``stop``; any number of workers may do so.
 
-    Errors are logged and retried, with growing delays; a table that can't go on doesn't stop the
-    others.
+    ``sessions`` opens one of Spark. Errors are logged and retried, with growing delays; a table
+    that can't go on doesn't stop the others.
     """
-    with Spark(config) as spark:
-        follower = Follower(tables, stop, on_merge)
-        failures = 0
-        while not stop.is_set():
-            began = time.monotonic()
-            try:
-                with ExitStack() as stack:
-                    session = admitted(config, lambda: stack.enter_context(spark.session()))
-                    follower.work(stack.enter_context(Pipeline.open(config)), session)
-            except (PySparkException, psycopg.Error, CdcError) as error:
-                logger.warning("begins anew: %s", first_line(error))
-                failures = _BACKOFF.failures(failures, time.monotonic() - began)
-                stop.wait(_BACKOFF.delay_seconds(failures))
+    follower = Follower(tables, stop, listener)
+    failures = 0
+    while not stop.is_set():
+        began = time.monotonic()
+        try:
+            with ExitStack() as stack:
+                session = admitted(config, lambda: stack.enter_context(sessions()))
+                follower.work(stack.enter_context(Pipeline.open(config)), session)
+        except (PySparkException, psycopg.Error, CdcError) as error:
+            logger.warning("begins anew: %s", first_line(error))
+            failures = _BACKOFF.failures(failures, time.monotonic() - began)
+            stop.wait(_BACKOFF.delay_seconds(failures))

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 # Short, because the time for an orderly stop is over at SIGTERM.
 _TERM_SECONDS = 3.0
+# Enough of a log's end to hold the last error with its remedy.
+_TAIL_LINES = 40
 
 
 def process_name() -> str:
@@ -163,6 +166,16 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_close_inherited)
+
+
+def last_words(log: Path) -> str:
+    """The last line of a child's log: why it ended, if it did."""
+    try:
+        with log.open(errors="replace") as file:
+            lines = [line.strip() for line in deque(file, _TAIL_LINES) if line.strip()]
+    except FileNotFoundError:
+        return "it left no log"
+    return lines[-1] if lines else "its log is empty"
 
 
 def _open_log(path: Path) -> BinaryIO:

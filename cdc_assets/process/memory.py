@@ -23,7 +23,7 @@ def keep_freed(limit_bytes: int) -> bool:
     """Keep freed memory for what comes; whether it is done.
 
     Up to about ``limit_bytes`` of the main thread's. Another thread's stays as large as its largest
-    batch was, in blocks of up to 64 MB, until the process ends.
+    batch was, in blocks of up to 64 MB, until :func:`release_freed`.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -34,3 +34,9 @@ def keep_freed(limit_bytes: int) -> bool:
     if done and "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         pa.set_memory_pool(pa.system_memory_pool())
     return bool(done)
+
+
+def release_freed() -> bool:
+    """Give freed memory of all threads back to the kernel; whether there was any."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    return trim is not None and bool(trim(0))

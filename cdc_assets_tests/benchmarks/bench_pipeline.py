@@ -89,6 +89,7 @@ class Options(argparse.Namespace):
     search: int
     seconds: float
     target: float | None
+    materializer: str
     cache: Path
 
 
@@ -133,11 +134,16 @@ def _source(postgres: EmbeddedPostgres, server_dsn: str) -> str:
     return dsn
 
 
-def _config(dsn: str, target: float | None) -> SourceConfig:
+def _config(dsn: str, options: Options) -> SourceConfig:
     table: dict[str, object] = {"name": str(TABLE)}
-    settings: dict[str, object] = {"name": "bench", "postgres": {"dsn": dsn}, "tables": [table]}
-    if target is not None:
-        table["freshness"] = {"target": f"{target:g}s"}
+    settings: dict[str, object] = {
+        "name": "bench",
+        "postgres": {"dsn": dsn},
+        "tables": [table],
+        "materializer": options.materializer,
+    }
+    if options.target is not None:
+        table["freshness"] = {"target": f"{options.target:g}s"}
     return parse_config(settings, "bench")
 
 
@@ -322,6 +328,7 @@ def main() -> None:
     parser.add_argument("--search", type=int, default=2, help="phases that look for a limit")
     parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
     parser.add_argument("--target", type=float, help="seconds; freshness.target's default is 5")
+    parser.add_argument("--materializer", choices=("run", "follow"), default="run")
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args(namespace=Options())
     load = os.getloadavg()[0]
@@ -330,7 +337,7 @@ def main() -> None:
         server_dsn = postgres.dsn()
         assert server_dsn is not None
         dsn = _source(postgres, server_dsn)
-        config = _config(dsn, options.target)
+        config = _config(dsn, options)
         definitions = _definitions(config)
         folder = home() / "dev"
         with dev_server(folder, "-f", str(definitions)) as server:

@@ -312,6 +312,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=20)
     parser.add_argument("--rate", type=int, default=1_000, help="changes a second of all of them")
     parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
+    parser.add_argument("--materializer", choices=("run", "follow"), default="run")
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args(namespace=Options())
     calibration = calibrate(stderr.print)
@@ -321,7 +322,13 @@ def main() -> None:
         stderr.print(f"making {options.tables} tables")
         dsn = _source(server_dsn, options.tables)
         tables = [{"name": f"public.t{number}"} for number in range(options.tables)]
-        config = parse_config({"name": "many", "postgres": {"dsn": dsn}, "tables": tables}, "bench")
+        settings = {
+            "name": "many",
+            "postgres": {"dsn": dsn},
+            "tables": tables,
+            "materializer": options.materializer,
+        }
+        config = parse_config(settings, "bench")
         definitions = _definitions_cost(config)
         stderr.print(f"definitions: {definitions}")
         folder, began = home() / "dev", time.time()

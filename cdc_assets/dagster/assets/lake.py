@@ -6,40 +6,29 @@ over: to wait is far cheaper than to launch, and a change that comes then waits 
 run older than RELIEF_SECONDS ends as soon as its successor has started, so no change waits for a
 launch. A table whose copy is completed meanwhile joins in. A table that can't go on doesn't stop
 the others: the run leaves its name as a tag for the sensor, is relieved sooner, and fails at its
-end, naming it. Tables are reported while the run goes on, or a busy table would look stale. How a
-log is applied is in ``materializer.drain``.
+end, naming it. Tables are reported while the run goes on (``reports``), or a busy one would look
+stale. How a log is applied is in ``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import dagster as dg
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.config.tables import TableConfig
-from cdc_assets.dagster.metadata import (
-    DATA_VERSION_TAG,
-    data_version,
-    definition_metadata,
-    drained_metadata,
-    table_metadata,
-)
+from cdc_assets.dagster.assets.reports import Reports
+from cdc_assets.dagster.metadata import definition_metadata
 from cdc_assets.dagster.names import FAILED_TAG, WORK_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
-from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.wishes import paused
-from cdc_assets.materializer.drain import Drained
 from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.materializer.workers.worker import Worker
@@ -61,26 +50,11 @@ LINGER_SECONDS = 300.0
 # The same of such runs.
 SHORT_LINGER_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
-# An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
-REPORT_SECONDS = 60.0
-# Until an idle table is proven to be level, and the tick that says so.
-_PROOF_SECONDS = 30.0
 
 
 def relief_seconds(*, soon: bool) -> float:
     """The age at which a run is relieved; ``soon``: somebody waits for its end."""
     return min(RELIEF_SECONDS, SHORT_RELIEF_SECONDS) if soon else RELIEF_SECONDS
-
-
-def heartbeat_seconds(table: TableConfig) -> float:
-    """How often an idle table is reported as fresh: twice in its warning window, and a bit."""
-    warn = table.freshness.warn.total_seconds()
-    return max(warn / 2 - _PROOF_SECONDS, warn / 3)
-
-
-def report_seconds(table: TableConfig) -> float:
-    """How often a table that changes is reported: once a minute at most."""
-    return min(REPORT_SECONDS, heartbeat_seconds(table))
 
 
 def lake_spec(names: TableAssets) -> dg.AssetSpec:
@@ -144,8 +118,7 @@ class Rounds:
         self._turns = turns
         self._altered = altered
         self._tables = {names.table: names for names in tables}
-        self._sums: dict[TableId, Drained] = {}
-        self._reported_at: dict[TableId, float] = {}
+        self._reports = Reports(config, store, tables, context.log_event)
         self._problems: dict[TableId, TableProblem] = {}
         # A run by hand looks at every table, and reports each once at the end. A run of the
         # sensor's reports a table without any event at once, and leaves idle tables alone.
@@ -155,7 +128,6 @@ class Rounds:
         self._new = set[TableId]() if by_hand else set(self._tables) - reported
         # Tables of other workers are reported once applied up to here, and again when they go on.
         self._awaited = {table: store.log_end(table) for table in set(self._tables) - self._known}
-        self._others: dict[TableId, int] = {}
         self._began = time.monotonic()
         self._is_wanted = False
         self._looked_around_at = self._began
@@ -186,20 +158,13 @@ class Rounds:
             done = self._turns.wait(_LOOK_SECONDS)
             for turn in done:
                 self._take(turn)
-            for table in [table for table in self._sums if self._report_is_due(table)]:
-                self._log_report(table)
+            self._reports.tell_due()
             waits = self._turns.waits or self._waits()
             if pending or done or self._turns.busy or waits:
                 quiet_since = time.monotonic()
             elif self._is_idle(time.monotonic() - quiet_since):
                 break
-        for table in list(self._sums):
-            version = self._version(table)
-            yield dg.MaterializeResult(
-                asset_key=self._tables[table].lake,
-                metadata=self._report(table),
-                data_version=dg.DataVersion(version),
-            )
+        yield from self._reports.rest()
         self._finish()
 
     def _over(self) -> bool:
@@ -245,53 +210,28 @@ class Rounds:
         return self._turns.pending(wants, also=(wants - self._known) | (altered & wants))
 
     def _say_what_others_did(self) -> None:
-        """Report the tables of other workers that have moved.
-
-        These workers may not be known to Dagster. A table that doesn't move isn't reported, or it
-        would look fresh.
-        """
         for table, offset in self._turns.offsets.items():
-            if table in self._turns.mine:
-                continue
-            arrived = table in self._awaited and offset >= self._awaited[table]
-            moved = offset > self._others.setdefault(table, offset)
-            if arrived or (moved and self._report_is_due(table)):
-                self._awaited.pop(table, None)
-                self._others[table] = offset
-                if table in self._sums:
-                    self._log_report(table)
-                else:
-                    self._introduce(table)
+            if table not in self._turns.mine:
+                arrived = table in self._awaited and offset >= self._awaited[table]
+                if arrived:
+                    del self._awaited[table]
+                with self._blamed():
+                    if self._reports.of_other(table, offset, at_once=arrived):
+                        self._new.discard(table)
+                        self._awaited.pop(table, None)
 
     def _introduce(self, table: TableId) -> None:
-        """Report a table's present state: just copied, or merged by somebody else."""
         self._new.discard(table)
-        row = self._store.table(table)
-        if row is None or row.snapshot_lsn is None:
-            return
+        with self._blamed():
+            self._reports.introduce(table)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Take a problem of the block as one of its table."""
         try:
-            lake = LakeTable(self._config, self._config.table(table), row)
-            state = lake.state()
+            yield
         except TableProblem as problem:
             self._fail(problem)
-            return
-        if state.snapshot_id is not None:
-            at = state.cursor or Cursor(0, row.snapshot_lsn)
-            nothing = (0, 0, 0, 0, 0, 0)
-            self._sums[table] = Drained(table, *nothing, at, state.total_rows, 0.0)
-            self._log_report(table)
-
-    def _log_report(self, table: TableId) -> None:
-        lake, version = self._tables[table].lake, self._version(table)
-        self._context.log_event(
-            dg.AssetMaterialization(
-                lake, tags={DATA_VERSION_TAG: version}, metadata=self._report(table)
-            )
-        )
-
-    def _version(self, table: TableId) -> str:
-        row = self._store.table(table)
-        return data_version(row.epoch if row is not None else 0, self._sums[table].cursor.offset)
 
     def _take(self, turn: Turn) -> None:
         """Take note of what a turn did."""
@@ -305,11 +245,7 @@ class Rounds:
         elif turn.drained is None:
             self._context.log.info("%s: another worker is at it", table)
         else:
-            self._sums[table] = _added(self._sums.get(table), turn.drained)
-
-    def _report_is_due(self, table: TableId) -> bool:
-        since = time.monotonic() - self._reported_at.get(table, self._began)
-        return since >= report_seconds(self._config.table(table))
+            self._reports.add(turn.drained)
 
     def _fail(self, problem: TableProblem) -> None:
         self._context.log.error(str(problem))
@@ -319,32 +255,6 @@ class Rounds:
         failed = json.dumps([str(table) for table in self._problems])
         self._context.instance.add_run_tags(self._context.run.run_id, {FAILED_TAG: failed})
 
-    def _report(self, table: TableId) -> dict[str, Any]:
-        drained, names = self._sums.pop(table), self._tables[table]
-        store, row = self._store, self._store.table(table)
-        assert row is not None  # it has just been drained
-        lake = LakeTable(self._config, self._config.table(table), row)
-        backlog = next((b for b in store.backlogs() if b.table == table), None)
-        oldest = backlog.oldest_commit if backlog is not None else None
-        lag = 0.0 if oldest is None else (store.server_now() - oldest).total_seconds()
-        self._reported_at[table] = time.monotonic()
-        return {**table_metadata(lake, names, drained.rows), **drained_metadata(drained, lag)}
-
     def _finish(self) -> None:
         if self._problems:
             raise TablesFailed(list(self._problems.values()))
-
-
-def _added(before: Drained | None, now: Drained) -> Drained:
-    """The sum of two drains of one table; its position is the later one's."""
-    if before is None:
-        return now
-    return replace(
-        now,
-        merges=before.merges + now.merges,
-        changes=before.changes + now.changes,
-        upserted=before.upserted + now.upserted,
-        deleted=before.deleted + now.deleted,
-        repaired=before.repaired + now.repaired,
-        seconds=before.seconds + now.seconds,
-    )

@@ -7,7 +7,6 @@ reloaded.
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 
 import dagster as dg
@@ -15,9 +14,6 @@ import dagster as dg
 from cdc_assets.dagster.resources.sources import configuration
 from cdc_assets.flusher.child import flusher_child
 from cdc_assets.process import children as process
-
-# Enough of a log's end to hold the last error with its remedy.
-_TAIL_LINES = 40
 
 
 class FlusherResource(dg.ConfigurableResource[None]):
@@ -39,12 +35,7 @@ class FlusherResource(dg.ConfigurableResource[None]):
 
     def last_words(self) -> str:
         """The last line of its log: why it ended, when it did."""
-        try:
-            with self.log_path.open(errors="replace") as log:
-                lines = [line.strip() for line in deque(log, _TAIL_LINES) if line.strip()]
-        except FileNotFoundError:
-            return "it left no log"
-        return lines[-1] if lines else "its log is empty"
+        return process.last_words(self.log_path)
 
     def stop(self) -> None:
         """Stop it in order, if this process started it."""

@@ -1,10 +1,11 @@
 """The sensor that has the log applied, and reports idle tables as fresh once proven.
 
-Level-triggered: a table with a backlog and no active run gets a run; nothing can be missed, because
-nothing is remembered. Dagster's freshness knows only the time since the last materialization, so an
-idle table gets a heartbeat, but only when it is *proven* to equal the source: the log has since
-been flushed beyond where the source's WAL ended at an earlier tick, and nothing of the table's log
-is pending.
+With ``materializer: follow`` it keeps the follower running. Else it is level-triggered: a table
+with a backlog and no active run gets a run; nothing can be missed, because nothing is remembered.
+
+Dagster's freshness knows only the time since the last materialization, so an idle table gets a
+heartbeat, but only when it is *proven* to equal the source: the log has since been flushed beyond
+where the source's WAL ended at an earlier tick, and nothing of the table's log is pending.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.assets.lake import heartbeat_seconds, relief_seconds
+from cdc_assets.dagster.assets.lake import relief_seconds
+from cdc_assets.dagster.assets.reports import heartbeat_seconds
+from cdc_assets.dagster.follower import follower_child
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
 from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
@@ -31,9 +34,11 @@ from cdc_assets.dagster.sensors.runs import (
 )
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session
+from cdc_assets.errors import FollowerProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.observe.status import SourceStatus, TableStatus, collect
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
+from cdc_assets.process import children
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ def materializer_sensor(
 ) -> dg.SensorDefinition:
     """``materializer_<source>``."""
     tables = all_tables(config)
-    tags = run_tags(config, "materialize")
+    tags, follows = run_tags(config, "materialize"), config.materializer == "follow"
 
     @dg.sensor(
         name=f"materializer_{config.name}",
@@ -150,7 +155,7 @@ def materializer_sensor(
     @patient
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         with reachable(config), session(config, "materializer sensor") as pipeline:
-            runs = active_runs(context.instance, pipeline.store, tags)
+            runs = [] if follows else active_runs(context.instance, pipeline.store, tags)
             found = collect(pipeline)
         if all(status.state != TableState.STREAMING for status in found.tables):
             raise NotYet("No table is copied yet; there is nothing to apply the log to.")
@@ -162,9 +167,9 @@ def materializer_sensor(
             _ends[config.name] = now, time.monotonic()
         instance = context.instance
         last = _last_events(instance, config, tables)
-        looks = _looks(tables, found, last, past_runs(instance, tags))
+        looks = _looks(tables, found, last, [] if follows else past_runs(instance, tags))
         wanting = {look.names.lake for look in looks if look.is_able and look.wants(proven=proven)}
-        active = not relief_is_due(
+        active = follows or not relief_is_due(
             instance, runs, lambda run: relief_seconds(soon=_is_awaited(run, wanting))
         )
         decision = decide(looks, active=active, proven=proven)
@@ -173,6 +178,7 @@ def materializer_sensor(
             _heartbeat(names, last[names.lake], by_name[str(names.table)])
             for names in decision.heartbeats
         ]
+        said = _kept_follower(config, instance, looks) if follows else None
         waits = bool(decision.run) and spark_address(config) is None
         if waits and not events:
             raise NotYet(_sentence(looks, active, waits, proven))
@@ -182,7 +188,7 @@ def materializer_sensor(
             requests.append(dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags))
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None if requests else _sentence(looks, active, waits, proven),
+            skip_reason=None if requests else said or _sentence(looks, active, waits, proven),
             asset_events=events,
         )
 
@@ -261,6 +267,27 @@ def _heartbeat(
         description="Nothing to apply: the table equals the source.",
         metadata={**standing, "changes": 0, "heartbeat": True},
     )
+
+
+def _kept_follower(
+    config: SourceConfig, instance: dg.DagsterInstance, looks: Sequence[Look]
+) -> str:
+    """Keep the follower running; what it is doing. Raises FollowerProblem if it ended by itself."""
+    child = f"follower:{config.name}"
+    if children.child_of(child) is None and spark_address(config) is None:
+        raise NotYet("Waiting for Spark to start.")
+    spec = follower_child(config, instance)
+    status = children.supervise(child, spec)
+    if not status.running:
+        raise FollowerProblem(
+            f"the follower of {config.name} ended with code {status.last_returncode}"
+            f" ({status.failures} times in a row): {children.last_words(spec.log)}",
+            f"It is started again in {status.next_start_in_seconds:.0f} s; its log is {spec.log}.",
+        )
+    failing = [look.status.problem for look in looks if look.status.problem is not None]
+    rows = sum(look.status.pending_rows for look in looks)
+    said = f"The follower (pid {status.pid}) is at it; {rows:,} changes wait"
+    return "; ".join([said, *failing]) + "."
 
 
 def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) -> str:

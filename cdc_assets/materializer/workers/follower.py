@@ -1,6 +1,7 @@
 """A worker that goes on for ever: ``materialize --follow``, on any number of machines.
 
-A table with a problem is logged, given away and tried again with growing delay; the others flow on.
+A table with a problem is tried again with growing delay, and the problem told where ``status`` and
+the alerts find it; the others flow on.
 """
 
 from __future__ import annotations
@@ -31,15 +32,31 @@ _LOOK_SECONDS = 0.5
 _BACKOFF = Backoff(first_seconds=10.0, cap_seconds=600.0)
 
 
+class Listener:
+    """Hears what a follower does, in the follower's thread; its errors would be the follower's."""
+
+    def __init__(self, on_merge: Callable[[str], None]) -> None:
+        self.merged = on_merge
+
+    def begins(self, pipeline: Pipeline) -> None:
+        """With these connections, at first and after each error of them or of Spark."""
+
+    def over(self, turn: Turn) -> None:
+        """A turn is over."""
+
+    def looked(self, turns: Turns) -> None:
+        """The log was looked at, some times a second while turns end, else each half of one."""
+
+
 class Follower:
     """Merges this worker's share of ``tables`` until ``stop``; remembers tables that failed."""
 
     def __init__(
-        self, tables: Sequence[TableId], stop: threading.Event, on_merge: Callable[[str], None]
+        self, tables: Sequence[TableId], stop: threading.Event, listener: Listener
     ) -> None:
         self._tables = tables
         self._stop = stop
-        self._on_merge = on_merge
+        self._listener = listener
         self._failures: dict[TableId, int] = {}
         self._again_at: dict[TableId, float] = {}
 
@@ -47,8 +64,9 @@ class Follower:
         """Be a worker until ``stop``. Raises errors that need another session or connection."""
         with (
             Worker(pipeline, self._tables) as worker,
-            Turns(pipeline, session, worker, self._on_merge) as turns,
+            Turns(pipeline, session, worker, self._listener.merged) as turns,
         ):
+            self._listener.begins(pipeline)
             altered = Altered(pipeline, self._tables)
             while not self._stop.is_set():
                 now = time.monotonic()
@@ -58,29 +76,31 @@ class Follower:
                     if not turns.start(table):
                         break
                     altered.tried(table)
-                for turn in turns.wait(_LOOK_SECONDS):
-                    self._take(turn)
+                self._take(turns, _LOOK_SECONDS)
+                self._listener.looked(turns)
             while turns.busy:
-                for turn in turns.wait(_LOOK_SECONDS):
-                    self._take(turn)
+                self._take(turns, _LOOK_SECONDS)
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turns: Turns, seconds: float) -> None:
+        for turn in turns.wait(seconds):
+            self._listener.over(turn)
+            self._judge(turn, turns)
+
+    def _judge(self, turn: Turn, turns: Turns) -> None:
         if turn.error is None or isinstance(turn.error, TablePaused):
             self._failures.pop(turn.table, None)
             return
-        if isinstance(turn.error, TableProblem):
-            self._failed(turn.table, str(turn.error))
-            return
-        if isinstance(turn.error, psycopg.ProgrammingError):  # this table's: a right, a function
-            self._failed(turn.table, noted(turn.error))
-            return
-        if not isinstance(turn.error, psycopg.Error):
-            self._failed(turn.table, noted(turn.error))
-        if isinstance(turn.error, (psycopg.Error, PySparkException)):
-            raise turn.error  # it may be the connection, or the session
-
-    def _failed(self, table: TableId, why: str) -> None:
-        self._failures[table] = self._failures.get(table, 0) + 1
-        delay = _BACKOFF.delay_seconds(self._failures[table])
-        self._again_at[table] = time.monotonic() + delay
-        logger.error("%s can't go on, tried again in %.0f s: %s", table, delay, why)
+        # Not the table's own: the connection. A missing right or function may be of one table.
+        lost = isinstance(turn.error, psycopg.Error)
+        lost = lost and not isinstance(turn.error, psycopg.ProgrammingError)
+        if not lost:
+            problem = turn.error
+            if not isinstance(problem, TableProblem):
+                problem = TableProblem(turn.table, noted(problem))
+            self._failures[turn.table] = self._failures.get(turn.table, 0) + 1
+            delay = _BACKOFF.delay_seconds(self._failures[turn.table])
+            self._again_at[turn.table] = time.monotonic() + delay
+            logger.error("tried again in %.0f s: %s", delay, problem)
+            turns.tell(turn.table, str(problem))
+        if lost or isinstance(turn.error, PySparkException):  # it may be the session
+            raise turn.error

@@ -32,7 +32,7 @@ from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.process.memory import keep_freed
+from cdc_assets.process.memory import keep_freed, release_freed
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,8 @@ BUSY_SECONDS = 5.0
 _AT_ONCE_SECONDS = 0.05
 # What the batches of a merge take of this process.
 _KEPT_BYTES = 256 * 2**20
+# Without any turn for so long, what its merges have freed goes back.
+_IDLE_SECONDS = 30.0
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -84,6 +86,7 @@ class Turns:
         self._next_due = math.inf  # monotonic; of the tables whose turn wasn't due
         self._cleanup = ExitStack()
         keep_freed(_KEPT_BYTES)
+        self._worked_at: float | None = None  # since freed memory went back; monotonic
         self._free = self._hands(session)
         self._pool = ThreadPoolExecutor(len(self._free), "hand")
         self.mine: frozenset[TableId] = frozenset()
@@ -101,6 +104,13 @@ class Turns:
     def relieved(self) -> bool:
         """Whether a later worker wants all of this one's tables."""
         return self._worker.relieved
+
+    def tell(self, table: TableId, problem: str | None) -> None:
+        """Say why the log of a table of this worker can't be applied; None: it can.
+
+        After a turn without an error this is said here.
+        """
+        self._worker.tell(table, problem)
 
     def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
         """Tables of this worker's share of ``wants`` whose turn is due, the next one first.
@@ -152,9 +162,14 @@ class Turns:
         """
         seconds = max(0.0, min(seconds, self._next_due - time.monotonic()))
         futures = [future for _, future in self._at_work.values()]
+        now = time.monotonic()
         if futures:
+            self._worked_at = now
             wait(futures, seconds, FIRST_COMPLETED)
         else:
+            if self._worked_at is not None and now - self._worked_at >= _IDLE_SECONDS:
+                self._worked_at = None
+                release_freed()
             time.sleep(seconds)
         while not self._told.empty():
             self._on_merge(self._told.get())
@@ -175,8 +190,10 @@ class Turns:
         drained = future.result() if error is None else None
         if drained is None:
             self._busy_until[table] = time.monotonic() + BUSY_SECONDS
-        elif drained.merges:
-            self._cadence.took(table, drained.seconds / drained.merges)
+        else:
+            self.tell(table, None)
+            if drained.merges:
+                self._cadence.took(table, drained.seconds / drained.merges)
         return Turn(table, drained, None)
 
     def _apply(self, hand: _Hand, table: TableId, until: int) -> Drained | None:

@@ -53,6 +53,14 @@ update claims set worker = null, claimed_at = clock_timestamp()
    and table_name = any(%(tables)s)
 """
 
+_PROBLEM = """
+update claims set problem = %(problem)s::text,
+       problem_since = case when %(problem)s::text is not null
+                            then coalesce(problem_since, clock_timestamp()) end
+ where consumer_group = %(group)s and source = %(source)s and worker = %(worker)s
+   and table_name = %(table)s and problem is distinct from %(problem)s::text
+"""
+
 
 class Worker:
     """This process among the workers; a context manager, for the thread that uses the pipeline."""
@@ -129,6 +137,11 @@ class Worker:
         self._has = (mine - give) | taken
         self._looked_at = time.monotonic()
         return self._has
+
+    def tell(self, table: TableId, problem: str | None) -> None:
+        """Say why the table's log can't be applied; None: it can. ``observe.status`` shows it."""
+        which = {"group": GROUP, "source": self._store.source, "worker": self.id}
+        self._store.connection.execute(_PROBLEM, {**which, "table": str(table), "problem": problem})
 
     def adopt(self, store: LogStore) -> None:
         """Send heartbeats for another session that holds locks for this worker."""

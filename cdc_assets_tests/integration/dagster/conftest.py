@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psycopg
@@ -16,6 +18,7 @@ from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.sensors import sessions
 from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.process import children
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.dagster.world import World
 
@@ -28,7 +31,39 @@ def world(
     spark_server: SparkServer,
 ) -> Iterator[World]:
     monkeypatch.setattr(lake, "LINGER_SECONDS", 1.0)
-    dsn = postgres_dsn()
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        _world(postgres_dsn(), spark_server, instance) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def following(
+    tmp_home: Path, tmp_path: Path, postgres_dsn: NewDatabase, spark_server: SparkServer
+) -> Iterator[World]:
+    """With a follower, which reports tables every 20 s, to an instance in files."""
+    twenty_seconds = {"freshness": {"warn": "1m", "fail": "1h"}}
+    (folder := tmp_path / "dagster").mkdir()
+    with (
+        dg.DagsterInstance.local_temp(str(folder)) as instance,
+        _world(
+            postgres_dsn(), spark_server, instance, twenty_seconds, materializer="follow"
+        ) as made,
+    ):
+        yield made
+        children.stop(f"follower:{made.config.name}")
+
+
+@contextmanager
+def _world(
+    dsn: str,
+    spark_server: SparkServer,
+    instance: dg.DagsterInstance,
+    of_table: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[World]:
+    shared = of_table or {}
     client = psycopg.connect(dsn, autocommit=True)
     client.execute(
         "create table public.big (id int primary key, note text);"
@@ -43,23 +78,23 @@ def world(
             "name": "world",
             "postgres": {"dsn": dsn},
             "tables": [
-                {"name": "public.big", "chunk_pages": 40},
-                {"name": 'public."Mixed Case.Table"'},
-                {"name": "public.nokey"},
+                {"name": "public.big", "chunk_pages": 40, **shared},
+                {"name": 'public."Mixed Case.Table"', **shared},
+                {"name": "public.nokey", **shared},
             ],
             "snapshot": {"max_parallel_tables": 1},
             "spark": {"remote": spark_server.ensure()},
+            **settings,
         },
         "test",
     )
     stop = threading.Event()
     flusher = threading.Thread(target=flush, args=(config,), kwargs={"stop": stop})
-    with dg.DagsterInstance.ephemeral() as instance:
-        flusher.start()
-        try:
-            yield World(config, build_defs(config), instance, client, flusher, stop)
-        finally:
-            stop.set()
-            flusher.join(30)
-            sessions.close_all()
-            client.close()
+    flusher.start()
+    try:
+        yield World(config, build_defs(config), instance, client, flusher, stop)
+    finally:
+        stop.set()
+        flusher.join(30)
+        sessions.close_all()
+        client.close()

@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent, DagsterEventType
 
-from cdc_assets.dagster.assets import lake
+from cdc_assets.dagster.assets import lake, reports
 from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_lock
 from cdc_assets.dagster.sensors import materializer, runs
 from cdc_assets.lake.catalog.catalog import open_catalog
@@ -229,7 +229,7 @@ def test_an_idle_run_reports_while_it_waits_and_makes_room_for_others(
     before = len(world.materializations(names.lake))
     monkeypatch.setattr(lake, "LINGER_SECONDS", 300.0)
     monkeypatch.setattr(lake, "SHORT_LINGER_SECONDS", 1.0)
-    monkeypatch.setattr(lake, "report_seconds", lambda _: 3.0)
+    monkeypatch.setattr(reports, "report_seconds", lambda _: 3.0)
     world.client.execute("update big set note = 'once' where id = 1")
     [request] = world.until("a merge", lambda: world.runs("materializer"))
     queued = threading.Event()
@@ -295,7 +295,7 @@ def test_what_another_worker_leaves_lying_is_not_reported_as_fresh(
     before = len(world.materializations(names.lake))
     monkeypatch.setattr(lake, "SHORT_RELIEF_SECONDS", 5.0)
     monkeypatch.setattr(lake, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(lake, "report_seconds", lambda _: 0.0)
+    monkeypatch.setattr(reports, "report_seconds", lambda _: 0.0)
     with _another_worker(world, names):
         world.client.execute("update big set note = 'waits'")
         world.until("the change in the log", lambda: world.pending() >= 2000)

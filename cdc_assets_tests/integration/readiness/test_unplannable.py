@@ -13,7 +13,7 @@ import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CopyRestarted, TableProblem
-from cdc_assets.materializer.workers.follower import Follower
+from cdc_assets.materializer.workers.follower import Follower, Listener
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import connect
@@ -164,7 +164,9 @@ def test_a_worker_goes_on_with_the_other_tables(
         def work() -> None:
             try:
                 with Pipeline.open(source.config) as pipeline:
-                    Follower([BAD, GOOD], stop, lambda _: None).work(pipeline, source.session)
+                    Follower([BAD, GOOD], stop, Listener(lambda _: None)).work(
+                        pipeline, source.session
+                    )
             except Exception as error:  # noqa: BLE001 - the test tells
                 raised.append(error)
 

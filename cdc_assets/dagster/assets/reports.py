@@ -1,0 +1,155 @@
+"""What was done to a source's lake tables, told as materializations: a table once a minute at most.
+
+Merges come every few seconds, so what they did is summed up. A table of another worker, which may
+not be known to Dagster, is reported by where its log is applied up to; one that doesn't move isn't
+reported, or it would look fresh.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import TableConfig
+from cdc_assets.dagster.metadata import (
+    DATA_VERSION_TAG,
+    data_version,
+    drained_metadata,
+    table_metadata,
+)
+from cdc_assets.dagster.names import TableAssets
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.store import LogStore
+from cdc_assets.materializer.drain import Drained
+from cdc_assets.postgres.names import TableId
+
+# An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
+REPORT_SECONDS = 60.0
+# Until an idle table is proven to be level, and the tick that says so.
+_PROOF_SECONDS = 30.0
+
+
+def heartbeat_seconds(table: TableConfig) -> float:
+    """How often an idle table is reported as fresh: twice in its warning window, and a bit."""
+    warn = table.freshness.warn.total_seconds()
+    return max(warn / 2 - _PROOF_SECONDS, warn / 3)
+
+
+def report_seconds(table: TableConfig) -> float:
+    """How often a table that changes is reported: once a minute at most."""
+    return min(REPORT_SECONDS, heartbeat_seconds(table))
+
+
+class Reports:
+    """The reports of one worker; ``log`` takes an event, ``store`` may be replaced by a new one."""
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        store: LogStore,
+        tables: Sequence[TableAssets],
+        log: Callable[[dg.AssetMaterialization], None],
+    ) -> None:
+        self.store = store
+        self._config = config
+        self._tables = {names.table: names for names in tables}
+        self._log = log
+        self._began = time.monotonic()
+        self._sums: dict[TableId, Drained] = {}
+        self._at: dict[TableId, float] = {}
+        self._others: dict[TableId, int] = {}
+
+    def add(self, drained: Drained) -> None:
+        """A turn's merges."""
+        self._sums[drained.table] = _added(self._sums.get(drained.table), drained)
+
+    def introduce(self, table: TableId) -> None:
+        """Report a table's present state: just copied, or merged by somebody else.
+
+        Raises TableProblem.
+        """
+        row = self.store.table(table)
+        if row is None or row.snapshot_lsn is None:
+            return
+        state = LakeTable(self._config, self._config.table(table), row).state()
+        if state.snapshot_id is not None:
+            at = state.cursor or Cursor(0, row.snapshot_lsn)
+            nothing = (0, 0, 0, 0, 0, 0)
+            self._sums[table] = Drained(table, *nothing, at, state.total_rows, 0.0)
+            self.tell(table)
+
+    def of_other(self, table: TableId, offset: int, *, at_once: bool = False) -> bool:
+        """Report a table of another worker that has moved to ``offset``; whether it was due.
+
+        Raises TableProblem.
+        """
+        moved = offset > self._others.setdefault(table, offset)
+        if not at_once and not (moved and self._is_due(table)):
+            return False
+        self._others[table] = offset
+        if table in self._sums:
+            self.tell(table)
+        else:
+            self.introduce(table)
+        return True
+
+    def tell_due(self) -> None:
+        """Report the tables whose last report is long enough ago."""
+        for table in [table for table in self._sums if self._is_due(table)]:
+            self.tell(table)
+
+    def tell(self, table: TableId) -> None:
+        """Report what was done to ``table``; what the log doesn't take is told with the next."""
+        self._at[table] = time.monotonic()
+        lake, version = self._tables[table].lake, self._version(table)
+        tags = {DATA_VERSION_TAG: version}
+        self._log(dg.AssetMaterialization(lake, tags=tags, metadata=self._metadata(table)))
+        del self._sums[table]
+
+    def rest(self) -> Iterator[dg.MaterializeResult[None]]:
+        """What wasn't told yet, as the results of a step."""
+        for table in list(self._sums):
+            yield dg.MaterializeResult(
+                asset_key=self._tables[table].lake,
+                metadata=self._metadata(table),
+                data_version=dg.DataVersion(self._version(table)),
+            )
+            del self._sums[table]
+
+    def _is_due(self, table: TableId) -> bool:
+        since = time.monotonic() - self._at.get(table, self._began)
+        return since >= report_seconds(self._config.table(table))
+
+    def _version(self, table: TableId) -> str:
+        row = self.store.table(table)
+        return data_version(row.epoch if row is not None else 0, self._sums[table].cursor.offset)
+
+    def _metadata(self, table: TableId) -> dict[str, Any]:
+        drained, names, row = self._sums[table], self._tables[table], self.store.table(table)
+        assert row is not None  # it has just been drained
+        lake = LakeTable(self._config, self._config.table(table), row)
+        backlog = next((b for b in self.store.backlogs() if b.table == table), None)
+        oldest = backlog.oldest_commit if backlog is not None else None
+        lag = 0.0 if oldest is None else (self.store.server_now() - oldest).total_seconds()
+        return {**table_metadata(lake, names, drained.rows), **drained_metadata(drained, lag)}
+
+
+def _added(before: Drained | None, now: Drained) -> Drained:
+    """The sum of two drains of one table; its position is the later one's."""
+    if before is None:
+        return now
+    return replace(
+        now,
+        merges=before.merges + now.merges,
+        changes=before.changes + now.changes,
+        upserted=before.upserted + now.upserted,
+        deleted=before.deleted + now.deleted,
+        repaired=before.repaired + now.repaired,
+        seconds=before.seconds + now.seconds,
+    )

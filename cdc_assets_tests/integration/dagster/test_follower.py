@@ -1,0 +1,166 @@
+"""``materializer: follow`` with a real child: it merges and reports, and the sensor keeps it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import dagster as dg
+import pytest
+from dagster._core.errors import SensorExecutionError
+
+from cdc_assets.dagster import follower
+from cdc_assets.dagster.names import all_tables
+from cdc_assets.errors import FollowerProblem
+from cdc_assets.materializer.workers.turns import Turns
+from cdc_assets.observe.conditions import conditions
+from cdc_assets.observe.facts import facts
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.process import children
+from cdc_assets_tests.integration.dagster.world import World, copy_by_command
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def _changes(world: World, table: str) -> int:
+    """Changes of the table that Dagster was told of."""
+    found = 0
+    for event in world.materializations(world.names(table).lake):
+        changes = event.metadata["changes"].value
+        assert isinstance(changes, int)
+        found += changes
+    return found
+
+
+def _problems(world: World) -> list[str]:
+    with Pipeline.open(world.config) as pipeline:
+        found = conditions(facts(pipeline), world.config)
+    return [wrong.detail for wrong in found if wrong.key == "merge:public.big"]
+
+
+def test_a_follower_applies_the_log_and_reports_it_without_a_run(following: World) -> None:
+    world = following
+    assert "No table is copied yet" in world.said("materializer")
+    copy_by_command(world)
+    assert "The follower (pid" in world.said("materializer")
+    keys = [names.lake for names in all_tables(world.config)]
+    # Each is introduced, whether it has changes or not.
+    world.until("the first reports", lambda: all(world.materializations(key) for key in keys))
+    world.client.execute("update big set note = 'new' where id <= 100")
+    world.client.execute("insert into nokey values ('another')")
+    world.until(
+        "the reports", lambda: (_changes(world, "big"), _changes(world, "nokey")) == (100, 1)
+    )
+    [newest, *_] = world.materializations(world.names("big").lake)
+    assert newest.metadata["dagster/row_count"].value == 2000
+    assert not world.pending()
+    # It goes on by itself: quiet tables are vouched for, and no run was ever asked for.
+    world.until("the proof", lambda: not world.runs("materializer") and _is_fresh(world, "big"))
+    assert not world.instance.get_runs()
+
+
+def _is_fresh(world: World, table: str) -> bool:
+    [newest, *_] = world.materializations(world.names(table).lake)
+    return "heartbeat" in newest.metadata
+
+
+def test_a_follower_that_ends_is_an_error_of_the_sensor_and_is_started_again(
+    following: World,
+) -> None:
+    world = following
+    copy_by_command(world)
+    world.said("materializer")
+    first = children.child_of(f"follower:{world.config.name}")
+    assert first is not None
+    world.until("its work", lambda: world.materializations(world.names("nokey").lake))
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(30.0)
+    with pytest.raises((SensorExecutionError, FollowerProblem)) as raised:
+        world.tick("materializer")
+    said = str(raised.value.__cause__ or raised.value)
+    assert "the follower of world ended with code -9" in said
+    assert "It is started again in" in said
+
+    def runs_again() -> bool:
+        try:
+            return "The follower (pid" in world.said("materializer")
+        except (SensorExecutionError, FollowerProblem):
+            return False
+
+    world.until("the next one", runs_again)
+    before = _changes(world, "big")
+    world.client.execute("update big set note = 'after' where id <= 10")
+    world.until("what it does", lambda: _changes(world, "big") == before + 10)
+
+
+def test_why_a_table_cannot_go_on_is_told_until_it_can_and_the_others_go_on(
+    following: World,
+) -> None:
+    world = following
+    copy_by_command(world)
+    world.client.execute("update big set note = 'spoilt'")
+    world.until("the log", lambda: world.pending() == 2000)
+    row = world.client.execute("select path from _pg2iceberg.log_index order by 1").fetchone()
+    assert row is not None
+    staged = Path(row[0].removeprefix("file://"))
+    right = staged.read_bytes()
+    staged.write_bytes(right[:-20] + bytes(20))
+    world.said("materializer")
+    [problem] = world.until("the problem", lambda: _problems(world))
+    assert problem.startswith("public.big: ")
+    assert "isn't what the flusher wrote" in problem
+    assert problem in world.said("materializer")
+    world.client.execute("insert into nokey values ('flows')")
+    world.until("another table", lambda: _changes(world, "nokey") == 1)
+    staged.write_bytes(right)
+    world.until("the table", lambda: _changes(world, "big") == 2000)
+    assert not _problems(world)
+    assert "can't" not in world.said("materializer")
+
+
+def test_each_table_stays_materializable_by_hand(following: World) -> None:
+    world = following
+    copy_by_command(world)
+    world.said("materializer")
+    key = world.names("big").lake
+    world.until("its work", lambda: world.materializations(key))
+    world.client.execute("update big set note = 'by hand' where id = 1")
+    job = world.defs.resolve_job_def(f"materialize_{world.config.name}_tables")
+    asked = job.execute_in_process(instance=world.instance, asset_selection=[key])
+    assert asked.success
+    assert isinstance(asked.asset_materializations_for_node("materialize_world"), list)
+    assert not world.pending()
+
+
+def test_dagster_down_stops_no_merge(following: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What couldn't be told is told later."""
+    world = following
+    copy_by_command(world)
+    reporter = follower.Reporter(world.config, world.instance)
+    told = list[dg.AssetMaterialization]()
+    is_down = True
+
+    def report(event: dg.AssetMaterialization) -> None:
+        if is_down:
+            raise OSError("no space left on device")
+        told.append(event)
+
+    monkeypatch.setattr(world.instance, "report_runless_asset_event", report)
+    monkeypatch.setattr(follower, "_PAUSE_SECONDS", 0.0)
+
+    table = world.names("big").table
+    turns = cast(Turns, SimpleNamespace(offsets={table: 0}, mine=frozenset({table})))
+
+    def is_told() -> bool:
+        reporter.looked(turns)
+        return bool(told)
+
+    with Pipeline.open(world.config) as pipeline:
+        reporter.begins(pipeline)
+        assert not is_told()
+        is_down = False
+        world.until("the report", is_told)
+    assert told[0].asset_key == world.names("big").lake
