@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyiceberg.table import Table
 
@@ -19,8 +19,8 @@ class LakeState:
     ``copy``: the newest copy (:attr:`LakeTable.copy_id`) that has landed anything; ``whole``: the
     history goes back to the table's first commit. ``epoch``: the copy that the cursor belongs to;
     ``sequence``: the number of the snapshot that names the cursor; ``at_head``: that snapshot is
-    the current one. ``foreign``: a description of somebody else's change. ``total_rows``: the
-    current snapshot's count, which may be wrong where somebody else wrote: see
+    the current one. ``foreign``: a description of somebody else's change. ``total_rows`` and
+    ``data_files``: the current snapshot's counts, which may be wrong where somebody else wrote: see
     :meth:`LakeTable.has_rows`.
     """
 
@@ -34,6 +34,7 @@ class LakeState:
     sequence: int = 0
     at_head: bool = True
     foreign: str | None = None
+    data_files: int = 0
 
 
 def lake_state(table: Table | None, *, copying: bool = False) -> LakeState:
@@ -58,18 +59,23 @@ def lake_state(table: Table | None, *, copying: bool = False) -> LakeState:
     whole = snapshot is not None and snapshot.sequence_number == 1
     totals = said(current)
     rows = count(totals, "total-records") - count(totals, "total-position-deletes")
-    found = None if copying else position(table)
-    if found is None:
-        return LakeState(current.snapshot_id, copy, frozenset(landed), None, rows, whole)
-    return LakeState(
+    state = LakeState(
         current.snapshot_id,
         copy,
         frozenset(landed),
-        found.cursor,
+        None,
         rows,
         whole,
-        found.epoch,
-        found.sequence,
-        found.at_head,
-        found.foreign,
+        data_files=count(totals, "total-data-files"),
+    )
+    found = None if copying else position(table)
+    if found is None:
+        return state
+    return replace(
+        state,
+        cursor=found.cursor,
+        epoch=found.epoch,
+        sequence=found.sequence,
+        at_head=found.at_head,
+        foreign=found.foreign,
     )

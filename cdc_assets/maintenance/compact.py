@@ -29,6 +29,7 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from cdc_assets.config.sections import MaintenanceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.layout import arrange, is_arranged
@@ -131,12 +132,13 @@ def compact(
     if (loaded := lake.load()) is not None and not is_arranged(lake, loaded):
         with writing(store, lake.row):
             arrange(session(), lake, lake.loaded())
-    while _due(lake) is not None and time.monotonic() < until:
+    wanted = lake.config.maintenance
+    while due_slice(lake, wanted) is not None and time.monotonic() < until:
         try:
             with writing(store, lake.row):
                 # Looked at again: merges went on until the lock was ours.
-                due = _due(lake)
-                found = _slice(session(), lake, due, done) if due is not None else None
+                due = due_slice(lake, wanted)
+                found = rewritten(session(), lake, due, done) if due is not None else None
         except Busy:
             if not done.slices:
                 raise
@@ -159,16 +161,28 @@ def _state(lake: LakeTable) -> LakeState:
     return state
 
 
-def _due(lake: LakeTable) -> Slice | None:
+def due_slice(lake: LakeTable, wanted: MaintenanceConfig) -> Slice | None:
+    """The slice of the table that is to be rewritten next."""
     loaded = lake.load()
     current = loaded.current_snapshot() if loaded is not None else None
     if loaded is None or current is None:
         return None
-    return next_slice(live_files(loaded, current), lake.config.maintenance, loaded.spec().spec_id)
+    return next_slice(live_files(loaded, current), wanted, loaded.spec().spec_id)
 
 
-def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) -> Compacted | None:
-    """Rewrite one slice and publish it; None if Iceberg's planner found nothing in it."""
+def rewritten(
+    session: SparkSession,
+    lake: LakeTable,
+    due: Slice,
+    done: Compacted = NOT_COMPACTED,
+    *,
+    checked_rows: int = CHECKED_ROWS,
+) -> Compacted | None:
+    """Rewrite one slice and publish it; None if Iceberg's planner found nothing in it.
+
+    The table's writer lock is held. Keys of up to ``checked_rows`` rows are compared. Returns what
+    was ``done`` with that added.
+    """
     state, began = _state(lake), time.monotonic()
     loaded = lake.load()
     assert loaded is not None  # the lock is ours, and it was there
@@ -180,7 +194,7 @@ def _slice(session: SparkSession, lake: LakeTable, due: Slice, done: Compacted) 
                 found = _rewrite(session, lake, branch, due, _strategy(loaded))
             if not found.rewritten_files:
                 raise _NothingToPublish
-            _compare(session, lake, state, branch)
+            _compare(session, lake, state, branch, checked_rows)
             append(session, lake, state, branch, state.cursor)
     except _NothingToPublish:
         drop_abandoned(session, lake)
@@ -245,7 +259,9 @@ def _strategy(loaded: Table) -> str:
     return f"strategy => '{'binpack' if loaded.sort_order().is_unsorted else 'sort'}'"
 
 
-def _compare(session: SparkSession, lake: LakeTable, state: LakeState, branch: str) -> None:
+def _compare(
+    session: SparkSession, lake: LakeTable, state: LakeState, branch: str, checked_rows: int
+) -> None:
     """Raise TableProblem unless ``branch`` has the rows of ``main``."""
     loaded = lake.load()
     name = branch.removeprefix(lake.branch(""))
@@ -253,7 +269,7 @@ def _compare(session: SparkSession, lake: LakeTable, state: LakeState, branch: s
     totals = said(snapshot) if snapshot is not None else {}
     rows = count(totals, "total-records") - count(totals, "total-position-deletes")
     same = rows == state.total_rows
-    if same and rows <= CHECKED_ROWS:
+    if same and rows <= checked_rows:
         same = _fingerprint(session, lake, branch) == _fingerprint(session, lake, lake.sql_name)
     if not same:
         raise TableProblem(

@@ -63,6 +63,8 @@ class Drained:
     cursor: Cursor
     rows: int
     seconds: float
+    data_files: int = 0
+    """Of the table, by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ class _Drain:
             self._cursor,
             self._state.total_rows,
             time.monotonic() - self._began,
+            self._state.data_files,
         )
 
     # --- a round ---

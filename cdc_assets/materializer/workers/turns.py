@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.spark.beside import sessions_beside
 from cdc_assets.log.cursors import Backlog
+from cdc_assets.maintenance.crowds import Crowds, thin_out
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
@@ -83,6 +84,7 @@ class Turns:
         self._turns = 0
         self._last_turn: dict[TableId, int] = {}
         self._cadence = Cadence(pipeline.config)
+        self._crowds = Crowds()
         self._next_due = math.inf  # monotonic; of the tables whose turn wasn't due
         self._cleanup = ExitStack()
         keep_freed(_KEPT_BYTES)
@@ -197,7 +199,7 @@ class Turns:
         return Turn(table, drained, None)
 
     def _apply(self, hand: _Hand, table: TableId, until: int) -> Drained | None:
-        return drain(
+        drained = drain(
             hand.pipeline,
             hand.session,
             table,
@@ -206,6 +208,9 @@ class Turns:
             worker=self._worker.id,
             on_merge=self._told.put,
         )
+        if drained is not None and self._crowds.grew(table, drained.data_files):
+            thin_out(hand.pipeline, lambda: hand.session, table)
+        return drained
 
     def _hands(self, session: SparkSession) -> list[_Hand]:
         """As many as are configured."""

@@ -173,7 +173,7 @@ def test_a_worker_goes_on_with_the_other_tables(
         worker = threading.Thread(target=work)
         worker.start()
         try:
-            wait_for(lambda: raised or f"{BAD} can't go on" in caplog.text)
+            wait_for(lambda: raised or f"{BAD}: UndefinedFunction" in caplog.text)
             wait_for(lambda: raised or source.rows(GOOD) == [(1, "v1")])
         finally:
             stop.set()

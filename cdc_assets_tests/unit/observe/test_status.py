@@ -40,6 +40,8 @@ NEW: dict[str, object] = {
     "applied_offset": 0,
     "copy_idle_seconds": None,
     "info": [],
+    "problem": None,
+    "problem_seconds": None,
 }
 
 

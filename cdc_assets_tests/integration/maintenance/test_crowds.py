@@ -1,0 +1,87 @@
+"""A table that is merged often is put in order between two maintenance runs, by its worker."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from cdc_assets.maintenance import crowds
+from cdc_assets.materializer.workers.turns import Turns
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.integration.maintenance.care import settings
+from cdc_assets_tests.support.lake import Lake, NewLake
+from cdc_assets_tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+T = TableId("public", "t")
+SETUP = """
+create table t (id int primary key, v text);
+insert into t select i, 'v' from generate_series(1, 50) i;
+"""
+CROWD = 5
+
+
+@pytest.fixture(autouse=True)
+def _small_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "CROWD", CROWD)
+    monkeypatch.setattr(crowds, "_FEW", 2)
+
+
+def _files(source: Lake) -> int:
+    return source.lake_table(T).state().data_files
+
+
+def _merged(source: Lake, pipeline: Pipeline, times: int) -> list[int]:
+    """The table's files after each of so many merges by a worker."""
+    found = []
+    with (
+        Worker(pipeline, [T]) as worker,
+        Turns(pipeline, source.session, worker, lambda _: None) as turns,
+    ):
+        for i in range(times):
+            source.execute(
+                f"insert into t values ({100 + i}, 'n'); update t set v = '{i}' where id = 1"
+            )
+            source.flush()
+            assert turns.pending([T], also=[T]) == [T]
+            assert turns.start(T)
+            [turn] = wait_for(lambda: turns.wait(0.1))
+            assert turn.error is None
+            assert turn.drained is not None
+            assert turn.drained.merges == 1
+            found.append(_files(source))
+    return found
+
+
+def test_tiny_files_are_put_together_before_they_are_many(copied_lake: NewLake) -> None:
+    with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
+        first = _files(source)
+        found = _merged(source, pipeline, 14)
+        assert max(found) <= first + CROWD
+        assert min(found[CROWD:]) < CROWD
+        assert source.equal(T)
+
+
+def test_a_compaction_that_fails_fails_no_merge(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(crowds, "rewritten", broken)
+    with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
+        with caplog.at_level(logging.WARNING):
+            found = _merged(source, pipeline, 7)
+        assert found == sorted(found)
+        assert "its small files stay: RuntimeError" in caplog.text
+        assert source.equal(T)
+
+
+def test_without_maintenance_files_stay_as_they_are(copied_lake: NewLake) -> None:
+    with copied_lake(SETUP, "t") as source, settings(source, every=None) as pipeline:
+        found = _merged(source, pipeline, 7)
+        assert found == sorted(found)
