@@ -30,6 +30,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import EnvironmentProblem, first_line
 from cdc_assets.lake.catalog import place as catalog_place
 from cdc_assets.lake.catalog.files import file_io
+from cdc_assets.lake.catalog.parsed import ParsedOnce
 from cdc_assets.lake.catalog.place import catalog_schema, make_schema, refuse_foreign_schema
 from cdc_assets.log.schema.versions import search_path, sql_name
 from cdc_assets.log.staged.storage import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
@@ -271,4 +272,7 @@ def _reached() -> Iterator[None]:
 def _open(dsn: str, schema: str, properties: tuple[tuple[str, str], ...]) -> Catalog:
     if schema:
         make_schema(dsn, schema)
-    return load_catalog(CATALOG, **dict(properties))
+    named = dict(properties)
+    if named["type"] == "sql":
+        return ParsedOnce(CATALOG, **named)
+    return load_catalog(CATALOG, **named)
