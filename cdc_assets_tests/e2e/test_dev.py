@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -259,7 +259,15 @@ def test_ctrl_c_leaves_nothing_behind(server: DevServer) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     while (family := server.family()) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert not family, family
+    assert not family, _described(family)
+
+
+def _described(family: Sequence[psutil.Process]) -> list[str]:
+    found = []
+    for process in family:
+        with suppress(psutil.Error):  # it ended in this moment
+            found.append(f"{process.ppid()} > {process.pid}: {' '.join(process.cmdline())[:300]}")
+    return found
 
 
 def _stopped(server: DevServer) -> bool:
