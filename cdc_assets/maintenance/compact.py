@@ -29,7 +29,6 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.config.sections import MaintenanceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.layout import arrange, is_arranged
@@ -86,14 +85,14 @@ class _NothingToPublish(Exception):
 
 
 @contextmanager
-def writing(store: LogStore, row: TableRow) -> Iterator[None]:
+def writing(store: LogStore, row: TableRow, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the writer lock of the table that ``row`` describes.
 
-    Raises Busy, also if its copy was begun anew since: a commit would name the old copy, and have
-    its columns.
+    Raises Busy after ``wait_seconds``, also if its copy was begun anew since: a commit would name
+    the old copy, and have its columns.
     """
     lock = write_lock(row.table)
-    if not store.lock_within(lock, LOCK_SECONDS):
+    if not (store.lock_within(lock, wait_seconds) if wait_seconds else store.try_lock(lock)):
         raise Busy("somebody else writes it")
     try:
         now = store.copy_state(row.table)
@@ -132,12 +131,11 @@ def compact(
     if (loaded := lake.load()) is not None and not is_arranged(lake, loaded):
         with writing(store, lake.row):
             arrange(session(), lake, lake.loaded())
-    wanted = lake.config.maintenance
-    while due_slice(lake, wanted) is not None and time.monotonic() < until:
+    while _due(lake) is not None and time.monotonic() < until:
         try:
             with writing(store, lake.row):
                 # Looked at again: merges went on until the lock was ours.
-                due = due_slice(lake, wanted)
+                due = _due(lake)
                 found = rewritten(session(), lake, due, done) if due is not None else None
         except Busy:
             if not done.slices:
@@ -161,13 +159,12 @@ def _state(lake: LakeTable) -> LakeState:
     return state
 
 
-def due_slice(lake: LakeTable, wanted: MaintenanceConfig) -> Slice | None:
-    """The slice of the table that is to be rewritten next."""
+def _due(lake: LakeTable) -> Slice | None:
     loaded = lake.load()
     current = loaded.current_snapshot() if loaded is not None else None
     if loaded is None or current is None:
         return None
-    return next_slice(live_files(loaded, current), wanted, loaded.spec().spec_id)
+    return next_slice(live_files(loaded, current), lake.config.maintenance, loaded.spec().spec_id)
 
 
 def rewritten(

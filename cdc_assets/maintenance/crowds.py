@@ -2,73 +2,115 @@
 
 Each merge appends a file, and each later one opens all of them: a request each on an object store,
 a millisecond each on a disk. At a merge every five seconds that would be 360 by the next
-maintenance. Those that are still small when put together are left to it.
+maintenance. It is done right after a merge, takes a second or two, and never waits for anybody.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from cdc_assets.errors import TableProblem
 from cdc_assets.lake.lost_care import surviving
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.maintenance.compact import Busy, due_slice, rewritten, writing
+from cdc_assets.log.locks import ALONE_LOCK
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.wishes import paused
+from cdc_assets.maintenance.compact import Busy, rewritten, writing
+from cdc_assets.maintenance.files import live_files
+from cdc_assets.maintenance.plan import tiny_slice
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.traces import noted
 
 logger = logging.getLogger(__name__)
 
-# A table is looked at once it has so many more files than when it was last looked at.
+# A table is looked at once it has so many more files than it was left with, …
 CROWD = 24
-# Files below a quarter of this are put together, no more than this at once: that takes a second.
-_TARGET_BYTES = 16 * 10**6
-# So few of a partition aren't worth it.
-_FEW = 8
+# … after a pause, and after one of so many times what the last look took.
+_PAUSE_SECONDS, _PAUSES = 60.0, 20.0
 # The keys of larger tables aren't compared, as they are when a maintenance run compacts.
 _CHECKED_ROWS = 1_000_000
 
 
 class Crowds:
-    """How many files each table of a worker had when it was last looked at."""
+    """How each table of a worker was left: with how many files, and until when (monotonic)."""
 
     def __init__(self) -> None:
-        self._files: dict[TableId, int] = {}
+        self._left: dict[TableId, tuple[int, float]] = {}
 
-    def grew(self, table: TableId, data_files: int) -> bool:
-        """Whether ``table``, which has so many files now, is to be thinned out."""
-        before = self._files[table] = min(data_files, self._files.get(table, data_files))
-        if data_files - before < CROWD:
-            return False
-        del self._files[table]  # the next look counts from what is left
-        return True
+    def thin_out(
+        self,
+        pipeline: Pipeline,
+        session: Callable[[], SparkSession],
+        table: TableId,
+        data_files: int,
+    ) -> None:
+        """Put tiny files of ``table``, which has ``data_files``, together if they are a crowd.
+
+        Takes the table's writer lock. Whatever prevents it is left to maintenance; raises
+        PySparkException only if the Spark server is lost.
+        """
+        left, until = self._left.get(table, (0, 0.0))
+        left, now = min(left, data_files), time.monotonic()
+        if pipeline.config.maintenance.every is None:
+            return
+        if data_files - left >= CROWD and now >= until:
+            left = self._thinned(pipeline, session, table, data_files)
+            pause = max(_PAUSE_SECONDS, _PAUSES * (time.monotonic() - now))
+            until = time.monotonic() + pause
+        self._left[table] = left, until
+
+    @staticmethod
+    def _thinned(
+        pipeline: Pipeline, session: Callable[[], SparkSession], table: TableId, data_files: int
+    ) -> int:
+        try:
+            return _thinned(pipeline, session, table)
+        except Busy as busy:
+            logger.info("%s: its small files stay: %s", table, busy)
+        except TableProblem as problem:
+            logger.error("its small files stay: %s", problem)  # noqa: TRY400
+        except Exception as error:
+            if isinstance(error, PySparkException) and lost_server(error):
+                raise
+            # The merge is done: nothing of it may fail.
+            logger.warning("%s: its small files stay: %s", table, noted(error))
+        return data_files
 
 
-def thin_out(pipeline: Pipeline, session: Callable[[], SparkSession], table: TableId) -> None:
-    """Put the table's tiny files together; whatever prevents it is left to maintenance.
-
-    It takes the table's writer lock.
-    """
-    config, store = pipeline.config, pipeline.store
-    row = store.table(table)
-    if config.maintenance.every is None or row is None:
-        return
+def _thinned(pipeline: Pipeline, session: Callable[[], SparkSession], table: TableId) -> int:
+    """Rewrite one slice of tiny files; how many files the table has by then."""
+    store, config = pipeline.store, pipeline.config
+    if store.is_locked(ALONE_LOCK):
+        raise Busy("a batch that ended a Spark server is merged alone")
+    if (row := store.table(table)) is None:
+        raise Busy("it is gone")
     lake = LakeTable(config, config.table(table), row)
-    wanted = config.maintenance.model_copy(
-        update={
-            "target_file_size": min(_TARGET_BYTES, config.maintenance.target_file_size),
-            "min_input_files": max(_FEW, config.maintenance.min_input_files),
-            "deleted_rows": 1.0,  # files with many deleted rows are maintenance's, too
-        }
-    )
-    try:
-        with surviving(store, table, "its compaction"), writing(store, row):
-            due = due_slice(lake, wanted)
-            if due is not None and not due.moved:
-                rewritten(session(), lake, due, checked_rows=_CHECKED_ROWS)
-    except Busy as busy:
-        logger.info("%s: its small files stay: %s", table, busy)
-    except Exception as error:  # noqa: BLE001 - the merge is done: nothing of it may fail
-        logger.warning("%s: its small files stay: %s", table, noted(error))
+    with writing(store, row, 0.0):
+        _refuse_at_rest(store, table)
+        loaded = lake.loaded()
+        current = loaded.current_snapshot()
+        files = live_files(loaded, current) if current is not None else []
+        due = tiny_slice(files, loaded.spec().spec_id)
+        if due is None:
+            return len(files)
+        # Without a key all of its columns would be compared.
+        checked = _CHECKED_ROWS if lake.key else 0
+        with surviving(store, table, "the compaction of its tiny files"):
+            rewritten(session(), lake, due, checked_rows=checked)
+    return lake.state().data_files
+
+
+def _refuse_at_rest(store: LogStore, table: TableId) -> None:
+    row = store.table(table)
+    if row is None or row.state != TableState.STREAMING:
+        raise Busy("it doesn't stream any more")
+    if table in paused(store):
+        raise Busy("it is paused")

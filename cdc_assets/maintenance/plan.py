@@ -66,6 +66,24 @@ def next_slice(
     return None
 
 
+# Between two maintenance runs: files below a sixteenth of this are tiny, and eight of a partition a
+# crowd. What they become isn't tiny, so no row is written twice. Each partition is a job of Spark.
+_THINNED = MaintenanceConfig(target_file_size=16 * 10**6, min_input_files=8)
+_TINY_BYTES = _THINNED.target_file_size // 16
+_THINNED_FILES = 64
+
+
+def tiny_slice(files: Sequence[LiveFile], spec_id: int) -> Slice | None:
+    """The tiny files to put together next; None if there is no crowd of them."""
+    tiny = [file for file in files if file.bytes < _TINY_BYTES and file.spec_id == spec_id]
+    counts = Counter(file.partition for file in tiny)
+    crowded = [file for file in tiny if counts[file.partition] >= _THINNED.min_input_files]
+    if not crowded:
+        return None
+    number = min(_fitting(crowded, _THINNED.target_file_size), _THINNED_FILES)
+    return _slice(crowded, number, _THINNED, min_file_size_bytes=_TINY_BYTES)
+
+
 def _moved(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice:
     share = max(wanted.target_file_size, sum(file.bytes for file in files) // _MOVES)
     number = max(SLICE_FILES, len(files) // _MOVES)

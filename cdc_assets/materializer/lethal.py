@@ -3,8 +3,8 @@
 It would end every server that is started, and no table's log would be applied any more. So a merge
 during which the server was lost is counted, by the offset that its batch begins at. Several merges
 may lose the same server, and only one of them can have ended it: a batch that was counted once is
-merged alone from then on, so that a second loss is its own, unless a copy, a check or ``verify``
-ran beside it. Costs one query a merge.
+merged alone from then on, so that a second loss is its own, unless a copy, a check, care or
+``verify`` ran beside it. Costs one query a merge.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.spark.beside import sessions_beside
 from cdc_assets.log.cursors import Backlog
-from cdc_assets.maintenance.crowds import Crowds, thin_out
+from cdc_assets.maintenance.crowds import Crowds
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
@@ -208,8 +208,9 @@ class Turns:
             worker=self._worker.id,
             on_merge=self._told.put,
         )
-        if drained is not None and self._crowds.grew(table, drained.data_files):
-            thin_out(hand.pipeline, lambda: hand.session, table)
+        if drained is not None and drained.merges:
+            files = drained.data_files
+            self._crowds.thin_out(hand.pipeline, lambda: hand.session, table, files)
         return drained
 
     def _hands(self, session: SparkSession) -> list[_Hand]:

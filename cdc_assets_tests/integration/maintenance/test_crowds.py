@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
-from cdc_assets.maintenance import crowds
+from cdc_assets.config.sections import MaintenanceConfig
+from cdc_assets.errors import TableProblem
+from cdc_assets.lake.lost_care import surviving
+from cdc_assets.log.locks import ALONE_LOCK, write_lock
+from cdc_assets.log.wishes import pause, resume
+from cdc_assets.maintenance import crowds, plan
 from cdc_assets.materializer.workers.turns import Turns
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
@@ -28,7 +34,9 @@ CROWD = 5
 @pytest.fixture(autouse=True)
 def _small_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "CROWD", CROWD)
-    monkeypatch.setattr(crowds, "_FEW", 2)
+    monkeypatch.setattr(crowds, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(crowds, "_PAUSES", 0.0)
+    monkeypatch.setattr(plan, "_THINNED", MaintenanceConfig(min_input_files=2))
 
 
 def _files(source: Lake) -> int:
@@ -85,3 +93,46 @@ def test_without_maintenance_files_stay_as_they_are(copied_lake: NewLake) -> Non
     with copied_lake(SETUP, "t") as source, settings(source, every=None) as pipeline:
         found = _merged(source, pipeline, 7)
         assert found == sorted(found)
+
+
+def test_it_waits_for_nobody_and_leaves_tables_at_rest_alone(
+    copied_lake: NewLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
+        _merged(source, pipeline, CROWD - 2)
+        before, store = _files(source), source.pipeline.store
+
+        def thinned() -> bool:
+            """Of a table that is said to have many files."""
+            began, caplog_before = time.monotonic(), len(caplog.records)
+            crowds.Crowds().thin_out(pipeline, lambda: source.session, T, CROWD)
+            if _files(source) < before:
+                return True
+            assert time.monotonic() - began < 10.0
+            assert "its small files stay" in caplog.records[caplog_before].message
+            return False
+
+        with caplog.at_level(logging.INFO):
+            for lock in (write_lock(T), ALONE_LOCK):
+                with store.locked(lock):
+                    assert not thinned()
+            pause(store, T)
+            assert not thinned()
+            resume(store, T)
+            store.park(T, "somebody else wrote it", source.row(T).epoch)
+            assert not thinned()
+            source.execute("update _pg2iceberg.tables set state = 'streaming', reason = null")
+            assert thinned()
+        assert source.equal(T)
+
+
+def test_it_forgives_no_compaction_that_ended_servers(copied_lake: NewLake) -> None:
+    """A maintenance run's is far larger than one of tiny files."""
+    with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
+        source.execute(
+            "insert into _pg2iceberg.lost_care (source, table_name, what, times, ended_at)"
+            f" values ('{source.config.name}', 'public.t', 'its compaction', 2, now())"
+        )
+        assert max(_merged(source, pipeline, 2 * CROWD)) <= 2 * CROWD  # thinned out all the same
+        with pytest.raises(TableProblem), surviving(pipeline.store, T, "its compaction"):
+            pass

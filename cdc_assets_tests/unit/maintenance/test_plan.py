@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
@@ -15,6 +16,7 @@ from cdc_assets.maintenance.plan import (
     is_due,
     manifests_rewritten,
     next_slice,
+    tiny_slice,
 )
 
 MB = 10**6
@@ -121,3 +123,24 @@ def test_daily_work_is_daily() -> None:
     assert is_due(None, NOW, day)
     assert is_due(NOW - day, NOW, day)
     assert not is_due(NOW - timedelta(hours=23), NOW, day)
+
+
+def test_tiny_files_of_crowded_partitions_are_put_together_by_few_jobs() -> None:
+    assert tiny_slice(files(*[0.1] * 7), 0) is None  # too few
+    assert tiny_slice(files(*[1.5] * 50), 0) is None  # not tiny
+    due = tiny_slice(files(*[0.1] * 20, 30, 3), 0)
+    assert due is not None
+    assert due.files == 20
+    # Those of an older spec are maintenance's.
+    old = [replace(file, spec_id=7) for file in files(*[0.1] * 20)]
+    assert tiny_slice(old, 0) is None
+    due = tiny_slice([*old, *files(*[0.1] * 9)], 0)
+    assert due is not None
+    assert due.files == 9
+    # Of 500 partitions with eight each, so many that it takes some eight jobs.
+    many = [file for i in range(500) for file in files(*[0.1] * 8, partition=str(i))]
+    due = tiny_slice(many, 0)
+    assert due is not None
+    assert due.files == 64
+    # What they become isn't tiny: files that an earlier slice left don't count.
+    assert tiny_slice(files(*[3.0] * 40, *[0.1] * 7), 0) is None
