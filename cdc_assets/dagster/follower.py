@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Self
 
 import dagster as dg
 import psycopg
@@ -22,26 +23,27 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig, config_from_parent
 from cdc_assets.dagster.assets.reports import Reports
+from cdc_assets.dagster.metadata import DATA_VERSION_TAG, data_version
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.errors import SparkProblem, TableProblem
 from cdc_assets.lake.spark.session import open_session, server, spark_problem
+from cdc_assets.materializer.drain import Drained
 from cdc_assets.materializer.workers.follower import Listener
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.operations.merging import follow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.children import ChildSpec
+from cdc_assets.process.helper_thread import HelperThread
 from cdc_assets.process.home import home
 from cdc_assets.process.lifeline import die_with_parent, read_settings
-from cdc_assets.process.traces import log_level, log_to_stderr, noted
+from cdc_assets.process.traces import log_level, log_to_stderr
 from cdc_assets.readiness.foreign_errors import explained
 
 logger = logging.getLogger("cdc_assets.dagster.follower")
 
-# What new tables may take of one look: hundreds are copied together, and merges wait for it.
-_INTRODUCING_SECONDS = 0.5
-# How long events wait where Dagster can't take them.
-_PAUSE_SECONDS = 60.0
+# How often it is looked whether there is something to report, and at most after errors.
+_STEP_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 
 def follower_child(config: SourceConfig, instance: dg.DagsterInstance) -> ChildSpec:
@@ -55,55 +57,106 @@ def follower_child(config: SourceConfig, instance: dg.DagsterInstance) -> ChildS
 
 
 class Reporter(Listener):
-    """Reports what a follower does. Whatever Dagster's storage has, merges go on."""
+    """Reports what a follower does, in a thread and by a session of its own.
 
-    def __init__(self, config: SourceConfig, instance: dg.DagsterInstance) -> None:
+    Whatever Dagster's storage has, merges go on, and what they did is told later. What a follower
+    didn't live to tell is told by the next one: of each table that streams the newest event is
+    compared with what is applied. ``opened`` opens Dagster's instance.
+    """
+
+    def __init__(self, config: SourceConfig, opened: Callable[[], dg.DagsterInstance]) -> None:
         super().__init__(logger.info)
         self._config = config
-        self._instance = instance
-        self._tables = all_tables(config)
-        self._new: set[TableId] | None = None  # tables without any event; None: not asked yet
+        self._opened = opened
+        self._keys = {names.table: names.lake for names in all_tables(config)}
+        self._done = SimpleQueue[Drained]()
+        # The offset up to which each table that streams is applied, and the follower's own tables.
+        self._look: tuple[Mapping[TableId, int], frozenset[TableId]] = ({}, frozenset())
+        self._compared = set[TableId]()
+        self._instance: dg.DagsterInstance | None = None
+        self._pipeline: Pipeline | None = None
         self._reports: Reports | None = None
-        self._again_at = 0.0
-
-    def begins(self, pipeline: Pipeline) -> None:
-        if self._reports is None:
-            log = self._instance.report_runless_asset_event
-            self._reports = Reports(self._config, pipeline.store, self._tables, log)
-        self._reports.store = pipeline.store
+        self._thread = HelperThread(
+            "reports",
+            self._step,
+            _STEP_SECONDS,
+            longest_seconds=_LONGEST_SECONDS,
+            at_end=lambda: self._step(at_once=True),
+        )
 
     def over(self, turn: Turn) -> None:
-        if turn.drained is not None and self._reports is not None:
-            self._reports.add(turn.drained)
+        if turn.drained is not None:
+            self._done.put(turn.drained)
 
     def looked(self, turns: Turns) -> None:
-        if self._reports is None or time.monotonic() < self._again_at:
-            return
+        self._look = turns.offsets, turns.mine
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.close()
+
+    def _step(self, *, at_once: bool = False) -> None:
         try:
-            self._introduce(self._reports, turns)
-            for table, offset in turns.offsets.items():
-                if table not in turns.mine:
-                    self._reports.of_other(table, offset)
-            self._reports.tell_due()
+            reports, pipeline, instance = self._ready()
+            while not self._done.empty():
+                reports.add(self._done.get())
+            offsets, mine = self._look
+            for table in self._untold(pipeline, instance, offsets):
+                self._introduce(reports, table)
+            for table, offset in offsets.items():
+                if table not in mine:
+                    reports.of_other(table, offset)
+            reports.tell_due(at_once=at_once)
         except psycopg.Error:
-            raise  # the log's connection: the follower begins anew
+            self._hang_up()
+            raise
+        if at_once:
+            self._hang_up()
+
+    def _ready(self) -> tuple[Reports, Pipeline, dg.DagsterInstance]:
+        if self._instance is None:
+            self._instance = self._opened()
+        if self._pipeline is None:
+            self._pipeline = Pipeline.open(self._config)
+        if self._reports is None:
+            log = self._instance.report_runless_asset_event
+            tables = all_tables(self._config)
+            self._reports = Reports(self._config, self._pipeline.store, tables, log)
+        self._reports.store = self._pipeline.store
+        return self._reports, self._pipeline, self._instance
+
+    def _hang_up(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+
+    def _untold(
+        self, pipeline: Pipeline, instance: dg.DagsterInstance, offsets: Mapping[TableId, int]
+    ) -> Iterator[TableId]:
+        """The tables just seen to stream whose newest event isn't of what is applied."""
+        self._compared &= set(offsets)
+        fresh = sorted(set(offsets) - self._compared)
+        if not fresh:
+            return
+        epochs = {row.table: row.epoch for row in pipeline.store.tables()}
+        last = instance.get_latest_materialization_events([self._keys[table] for table in fresh])
+        for table in fresh:
+            event = last.get(self._keys[table])
+            told = event.asset_materialization if event is not None else None
+            version = data_version(epochs.get(table, 0), offsets[table])
+            if told is None or (told.tags or {}).get(DATA_VERSION_TAG) != version:
+                yield table
+            self._compared.add(table)
+
+    @staticmethod
+    def _introduce(reports: Reports, table: TableId) -> None:
+        try:
+            reports.introduce(table)
         except TableProblem as problem:
             logger.warning("not reported: %s", problem)
-        except Exception as error:  # noqa: BLE001 - whatever its storage raises
-            logger.error("Dagster wasn't told of merges: %s", noted(error))  # noqa: TRY400
-            self._again_at = time.monotonic() + _PAUSE_SECONDS
-
-    def _introduce(self, reports: Reports, turns: Turns) -> None:
-        if self._new is None:
-            keys = {names.table: names.lake for names in self._tables}
-            known = self._instance.get_latest_materialization_events(list(keys.values()))
-            self._new = {table for table, key in keys.items() if known.get(key) is None}
-        ends = time.monotonic() + _INTRODUCING_SECONDS
-        for table in sorted(self._new & set(turns.offsets)):
-            self._new.discard(table)  # also if it fails: it is reported with its first merge
-            reports.introduce(table)
-            if time.monotonic() >= ends:
-                break
 
 
 @contextmanager
@@ -129,11 +182,12 @@ def main() -> int:
     config: SourceConfig | None = None
     try:
         logging.getLogger().setLevel(log_level())
+        for chatty in ("pyiceberg", "alembic"):
+            logging.getLogger(chatty).setLevel(logging.WARNING)
         config = config_from_parent(settings["source"])
         ref = deserialize_value(settings["instance"], InstanceRef)
-        with dg.DagsterInstance.from_ref(ref) as instance:
-            tables = [table.id for table in config.tables]
-            reporter = Reporter(config, instance)
+        tables = [table.id for table in config.tables]
+        with Reporter(config, lambda: dg.DagsterInstance.from_ref(ref)) as reporter:
             follow(config, tables, stop, reporter, lambda: _session(config))
     except Exception as error:  # noqa: BLE001 - whatever it is, the log's last line is quoted
         logger.error("%s", explained(error, config))  # noqa: TRY400

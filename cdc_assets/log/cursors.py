@@ -86,10 +86,14 @@ class CursorStore(TableRegistry):
     def set_cursor(self, table: TableId, cursor: Cursor, claim: Claim | None = None) -> None:
         """Remember the Iceberg table's cursor; the table is the truth, this is its cache.
 
+        A problem that was told of the table is over.
         Raises Fenced, having changed nothing, if ``claim`` is another worker's by now.
         """
         done = self.connection.execute(
-            "insert into mat_cursor as m"
+            "with well as (update claims set problem = null, problem_since = null"
+            "  where consumer_group = %(group)s and source = %(source)s"
+            "  and table_name = %(table)s and problem is not null)"
+            " insert into mat_cursor as m"
             ' (consumer_group, source, table_name, "offset", applied_lsn, commit_time)'
             " select %(group)s, %(source)s, %(table)s, %(offset)s, %(lsn)s::pg_lsn,"
             "  %(time)s::timestamptz where %(epoch)s::bigint is null or exists"

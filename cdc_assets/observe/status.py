@@ -280,7 +280,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 row.applied_offset,
                 row.copy_idle_seconds,
                 row.info,
-                row.problem,
+                row.problem if row.pending_rows or table.id in differing else None,
                 row.problem_seconds,
             )
         )

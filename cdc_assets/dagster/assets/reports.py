@@ -74,6 +74,9 @@ class Reports:
 
         Raises TableProblem.
         """
+        if table in self._sums:
+            self.tell(table)
+            return
         row = self.store.table(table)
         if row is None or row.snapshot_lsn is None:
             return
@@ -92,21 +95,30 @@ class Reports:
         moved = offset > self._others.setdefault(table, offset)
         if not at_once and not (moved and self._is_due(table)):
             return False
+        self.introduce(table)
         self._others[table] = offset
-        if table in self._sums:
-            self.tell(table)
-        else:
-            self.introduce(table)
         return True
 
-    def tell_due(self) -> None:
-        """Report the tables whose last report is long enough ago."""
-        for table in [table for table in self._sums if self._is_due(table)]:
-            self.tell(table)
+    def tell_due(self, *, at_once: bool = False) -> None:
+        """Report the tables whose last report is long enough ago, or all that changed since.
+
+        An error of one of them is raised once the others are told.
+        """
+        first: Exception | None = None
+        for table in [table for table in self._sums if at_once or self._is_due(table)]:
+            try:
+                self.tell(table)
+            except Exception as error:  # noqa: BLE001 - one table's: the others are told
+                first = first or error
+        if first is not None:
+            raise first
 
     def tell(self, table: TableId) -> None:
         """Report what was done to ``table``; what the log doesn't take is told with the next."""
         self._at[table] = time.monotonic()
+        if self.store.table(table) is None:  # it was dropped
+            del self._sums[table]
+            return
         lake, version = self._tables[table].lake, self._version(table)
         tags = {DATA_VERSION_TAG: version}
         self._log(dg.AssetMaterialization(lake, tags=tags, metadata=self._metadata(table)))

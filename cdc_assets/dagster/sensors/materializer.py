@@ -36,6 +36,7 @@ from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.errors import FollowerProblem
 from cdc_assets.log.states import TableState
+from cdc_assets.messages.texts import DESCRIPTION, bounded
 from cdc_assets.observe.status import SourceStatus, TableStatus, collect
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
 from cdc_assets.process import children
@@ -178,7 +179,14 @@ def materializer_sensor(
             _heartbeat(names, last[names.lake], by_name[str(names.table)])
             for names in decision.heartbeats
         ]
-        said = _kept_follower(config, instance, looks) if follows else None
+        said = None
+        if follows:
+            try:
+                said = _kept_follower(config, instance, looks)
+            except (NotYet, FollowerProblem) as problem:
+                if not events:
+                    raise
+                said = str(problem)  # the tables that are level are fresh all the same
         waits = bool(decision.run) and spark_address(config) is None
         if waits and not events:
             raise NotYet(_sentence(looks, active, waits, proven))
@@ -286,8 +294,8 @@ def _kept_follower(
         )
     failing = [look.status.problem for look in looks if look.status.problem is not None]
     rows = sum(look.status.pending_rows for look in looks)
-    said = f"The follower (pid {status.pid}) is at it; {rows:,} changes wait"
-    return "; ".join([said, *failing]) + "."
+    said = f"The follower (pid {status.pid}) is at it; {rows:,} changes wait."
+    return bounded(" ".join([said, *failing]), DESCRIPTION)
 
 
 def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) -> str:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import psycopg
 from pyspark.errors import PySparkException
@@ -38,9 +39,6 @@ class Listener:
     def __init__(self, on_merge: Callable[[str], None]) -> None:
         self.merged = on_merge
 
-    def begins(self, pipeline: Pipeline) -> None:
-        """With these connections, at first and after each error of them or of Spark."""
-
     def over(self, turn: Turn) -> None:
         """A turn is over."""
 
@@ -66,24 +64,28 @@ class Follower:
             Worker(pipeline, self._tables) as worker,
             Turns(pipeline, session, worker, self._listener.merged) as turns,
         ):
-            self._listener.begins(pipeline)
             altered = Altered(pipeline, self._tables)
             while not self._stop.is_set():
                 now = time.monotonic()
                 able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
                 wants = able - set(paused(pipeline.store))
-                for table in turns.pending(wants, also=altered.tables()):
+                changed = frozenset[TableId]()
+                with suppress(psycopg.OperationalError):  # a source that is down alters nothing
+                    changed = altered.tables()
+                for table in turns.pending(wants, also=changed):
                     if not turns.start(table):
                         break
                     altered.tried(table)
-                self._take(turns, _LOOK_SECONDS)
+                self._take(turns)
                 self._listener.looked(turns)
             while turns.busy:
-                self._take(turns, _LOOK_SECONDS)
+                self._take(turns)
 
-    def _take(self, turns: Turns, seconds: float) -> None:
-        for turn in turns.wait(seconds):
+    def _take(self, turns: Turns) -> None:
+        done = turns.wait(_LOOK_SECONDS)
+        for turn in done:
             self._listener.over(turn)
+        for turn in done:
             self._judge(turn, turns)
 
     def _judge(self, turn: Turn, turns: Turns) -> None:

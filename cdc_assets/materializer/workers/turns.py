@@ -107,11 +107,8 @@ class Turns:
         """Whether a later worker wants all of this one's tables."""
         return self._worker.relieved
 
-    def tell(self, table: TableId, problem: str | None) -> None:
-        """Say why the log of a table of this worker can't be applied; None: it can.
-
-        After a turn without an error this is said here.
-        """
+    def tell(self, table: TableId, problem: str) -> None:
+        """Say why the log of a table of this worker can't be applied."""
         self._worker.tell(table, problem)
 
     def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
@@ -192,10 +189,8 @@ class Turns:
         drained = future.result() if error is None else None
         if drained is None:
             self._busy_until[table] = time.monotonic() + BUSY_SECONDS
-        else:
-            self.tell(table, None)
-            if drained.merges:
-                self._cadence.took(table, drained.seconds / drained.merges)
+        elif drained.merges:
+            self._cadence.took(table, drained.seconds / drained.merges)
         return Turn(table, drained, None)
 
     def _apply(self, hand: _Hand, table: TableId, until: int) -> Drained | None:

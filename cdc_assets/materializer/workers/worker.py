@@ -54,11 +54,10 @@ update claims set worker = null, claimed_at = clock_timestamp()
 """
 
 _PROBLEM = """
-update claims set problem = %(problem)s::text,
-       problem_since = case when %(problem)s::text is not null
-                            then coalesce(problem_since, clock_timestamp()) end
+update claims set problem = %(problem)s,
+       problem_since = coalesce(problem_since, clock_timestamp())
  where consumer_group = %(group)s and source = %(source)s and worker = %(worker)s
-   and table_name = %(table)s and problem is distinct from %(problem)s::text
+   and table_name = %(table)s
 """
 
 
@@ -138,8 +137,8 @@ class Worker:
         self._looked_at = time.monotonic()
         return self._has
 
-    def tell(self, table: TableId, problem: str | None) -> None:
-        """Say why the table's log can't be applied; None: it can. ``observe.status`` shows it."""
+    def tell(self, table: TableId, problem: str) -> None:
+        """Say why the table's log can't be applied, until its cursor is recorded again."""
         which = {"group": GROUP, "source": self._store.source, "worker": self.id}
         self._store.connection.execute(_PROBLEM, {**which, "table": str(table), "problem": problem})
 

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import dagster as dg
+import psycopg
 import pytest
 from dagster._core.errors import SensorExecutionError
 
 from cdc_assets.dagster import follower
+from cdc_assets.dagster.metadata import DATA_VERSION_TAG
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.errors import FollowerProblem
-from cdc_assets.materializer.workers.turns import Turns
+from cdc_assets.log.cursors import Cursor
+from cdc_assets.materializer.drain import Drained
+from cdc_assets.materializer.schema.ahead import Altered
+from cdc_assets.materializer.workers.follower import Listener
+from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.observe.conditions import conditions
 from cdc_assets.observe.facts import facts
+from cdc_assets.operations.merging import follow, materialize
+from cdc_assets.operations.running import Spark
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 from cdc_assets.process import children
 from cdc_assets_tests.integration.dagster.world import World, copy_by_command
 
@@ -116,9 +128,11 @@ def test_why_a_table_cannot_go_on_is_told_until_it_can_and_the_others_go_on(
     world.client.execute("insert into nokey values ('flows')")
     world.until("another table", lambda: _changes(world, "nokey") == 1)
     staged.write_bytes(right)
-    world.until("the table", lambda: _changes(world, "big") == 2000)
+    # By hand, as the alert says; the follower has nothing to do then.
+    with Pipeline.open(world.config) as pipeline, Spark(world.config) as spark:
+        materialize(pipeline, spark, [world.names("big").table])
     assert not _problems(world)
-    assert "can't" not in world.said("materializer")
+    assert problem not in world.said("materializer")
 
 
 def test_each_table_stays_materializable_by_hand(following: World) -> None:
@@ -136,31 +150,93 @@ def test_each_table_stays_materializable_by_hand(following: World) -> None:
 
 
 def test_dagster_down_stops_no_merge(following: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What couldn't be told is told later."""
+    """What couldn't be told is told later, and is no less for it."""
     world = following
     copy_by_command(world)
-    reporter = follower.Reporter(world.config, world.instance)
-    told = list[dg.AssetMaterialization]()
-    is_down = True
+    table = world.names("big").table
+    turns = cast(Turns, SimpleNamespace(offsets={table: 0}, mine=frozenset({table})))
+    told, tries, is_down = list[dg.AssetMaterialization](), 0, True
 
     def report(event: dg.AssetMaterialization) -> None:
+        nonlocal tries
+        tries += 1
         if is_down:
             raise OSError("no space left on device")
         told.append(event)
 
     monkeypatch.setattr(world.instance, "report_runless_asset_event", report)
-    monkeypatch.setattr(follower, "_PAUSE_SECONDS", 0.0)
+    drained = Drained(table, 1, 100, 100, 0, 0, 0, Cursor(100, Lsn(1)), 2000, 1.0)
+    with follower.Reporter(world.config, lambda: world.instance) as reporter:
+        reporter.looked(turns)
+        reporter.over(Turn(table, drained, None))
+        world.until("tries", lambda: tries >= 2)
+        assert not told
+        is_down = False
+        world.until("the report", lambda: told)
+    assert told[0].asset_key == world.names("big").lake
+    assert told[0].metadata["changes"].value == 100
 
-    table = world.names("big").table
-    turns = cast(Turns, SimpleNamespace(offsets={table: 0}, mine=frozenset({table})))
+
+def test_what_one_follower_merged_and_did_not_tell_is_told_by_the_next(following: World) -> None:
+    world = following
+    copy_by_command(world)
+    world.said("materializer")
+    key = world.names("big").lake
+    world.until("its work", lambda: world.materializations(key))
+    child = children.child_of(f"follower:{world.config.name}")
+    assert child is not None
+    world.client.execute("update big set note = 'untold' where id <= 10")
+    world.until("the log", lambda: world.pending() >= 10)
+    world.until("the merge", lambda: not world.pending())
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(30.0)
+    assert _version(world, "big") != f"1:{_applied(world, 'big')}"
 
     def is_told() -> bool:
-        reporter.looked(turns)
-        return bool(told)
+        with suppress(SensorExecutionError, FollowerProblem):
+            world.tick("materializer")
+        return _version(world, "big") == f"1:{_applied(world, 'big')}"
 
+    world.until("the report", is_told)
+
+
+def _applied(world: World, table: str) -> int:
     with Pipeline.open(world.config) as pipeline:
-        reporter.begins(pipeline)
-        assert not is_told()
-        is_down = False
-        world.until("the report", is_told)
-    assert told[0].asset_key == world.names("big").lake
+        cursor = pipeline.store.cursor(world.names(table).table)
+    assert cursor is not None
+    return cursor.offset
+
+
+def _version(world: World, table: str) -> str | None:
+    [newest, *_] = world.materializations(world.names(table).lake)
+    return (newest.tags or {}).get(DATA_VERSION_TAG)
+
+
+def test_a_source_that_is_down_stops_no_merge(
+    following: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its schema can't be looked at; what the log has can be applied all the same."""
+    world = following
+    copy_by_command(world)
+    world.client.execute("update big set note = 'down'")
+    world.until("the log", lambda: world.pending() == 2000)
+
+    def down(_: object) -> frozenset[TableId]:
+        raise psycopg.OperationalError("the database system is shutting down")
+
+    monkeypatch.setattr(Altered, "tables", down)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=follow,
+        args=(world.config, [names.table for names in all_tables(world.config)], stop),
+        kwargs={
+            "listener": Listener(lambda _: None),
+            "sessions": lambda: follower._session(world.config),
+        },
+    )
+    thread.start()
+    try:
+        world.until("the merge", lambda: not world.pending())
+    finally:
+        stop.set()
+        thread.join(60.0)
