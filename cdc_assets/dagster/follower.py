@@ -105,10 +105,12 @@ class Reporter(Listener):
                 reports.add(self._done.get())
             offsets, mine = self._look
             for table in self._untold(pipeline, instance, offsets):
-                self._introduce(reports, table)
+                with _said():
+                    reports.introduce(table)
             for table, offset in offsets.items():
                 if table not in mine:
-                    reports.of_other(table, offset)
+                    with _said():
+                        reports.of_other(table, offset)
             reports.tell_due(at_once=at_once)
         except psycopg.Error:
             self._hang_up()
@@ -151,12 +153,14 @@ class Reporter(Listener):
                 yield table
             self._compared.add(table)
 
-    @staticmethod
-    def _introduce(reports: Reports, table: TableId) -> None:
-        try:
-            reports.introduce(table)
-        except TableProblem as problem:
-            logger.warning("not reported: %s", problem)
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Around the report of one table: what is wrong with it stops no other report."""
+    try:
+        yield
+    except TableProblem as problem:
+        logger.warning("not reported: %s", problem)
 
 
 @contextmanager

@@ -95,6 +95,7 @@ class Reports:
         moved = offset > self._others.setdefault(table, offset)
         if not at_once and not (moved and self._is_due(table)):
             return False
+        self._at[table] = time.monotonic()  # also if it can't be told: it is due again later
         self.introduce(table)
         self._others[table] = offset
         return True
