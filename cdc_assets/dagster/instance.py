@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import dagster as dg
 import yaml
+from dagster._core.events import ASSET_EVENTS
+from dagster._core.instance import RUNLESS_RUN_ID
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
@@ -103,6 +105,21 @@ class Events(SqliteEventLogStorage):
                 self._initialized_dbs.add(shard)
             with engine.begin() as connection:
                 yield connection
+
+    def store_event(self, event: dg.EventLogEntry) -> None:
+        """Store an asset's event without a run in the index alone, which such events are read from.
+
+        Dagster has each of them a second time, in a file that it never reads them from.
+        """
+        if event.run_id != RUNLESS_RUN_ID or event.dagster_event_type not in ASSET_EVENTS:
+            super().store_event(event)
+            return
+        with self.index_transaction() as connection:
+            key = connection.execute(self.prepare_insert_event(event)).inserted_primary_key
+            assert key is not None  # of an insert
+            [number] = key
+            self._store_asset_event_tags(connection, [event], [number])
+            self._store_asset_event(connection, event, number)
 
     def delete_events(self, run_id: str) -> None:
         """Delete the run's file, too, which Dagster leaves behind, empty and as large as it was."""

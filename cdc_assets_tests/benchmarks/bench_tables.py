@@ -208,7 +208,7 @@ def _storage_bytes(server: DevServer) -> int:
 
 
 def _runless_bytes(server: DevServer, since: float) -> int:
-    """Of the events without a run: each is in the index, and in a file beside it."""
+    """Of the events without a run, as they are in the index."""
     index = server.home / "dagster" / "history" / "runs" / "index.db"
     with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as connection:
         [(found,)] = connection.execute(
@@ -216,7 +216,7 @@ def _runless_bytes(server: DevServer, since: float) -> int:
             " where run_id = '' and timestamp > datetime(?, 'unixepoch')",
             (since,),
         )
-    return 2 * int(found)
+    return int(found)
 
 
 def _ticks(server: DevServer) -> dict[str, list[dict[str, Any]]]:

@@ -20,6 +20,7 @@ from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from cdc_assets.config.source import parse_config
 from cdc_assets.dagster import history
 from cdc_assets.dagster.history import Pruned, prune
+from cdc_assets.dagster.instance import Instance
 from cdc_assets.dagster.names import TableAssets, run_tags
 from cdc_assets.postgres.names import TableId
 
@@ -95,7 +96,9 @@ def test_heartbeats_are_kept_for_an_hour_and_the_last_one_for_ever(
     assert _prune(instance) == Pruned()  # all are young
     _age(instance, timedelta(minutes=61))
     assert _prune(instance) == Pruned(events=4)
-    assert _count(instance) == _count(instance, apart=True) == 5 + 1 + 2 + 1
+    assert _count(instance) == 5 + 1 + 2 + 1
+    # Dagster's own storage has them twice.
+    assert _count(instance, apart=True) == (0 if isinstance(instance, Instance) else 9)
     assert _prune(instance) == Pruned()
     assert instance.get_latest_materialization_event(NAMES.lake) is not None
     assert instance.get_materialized_partitions(NAMES.snapshot) == {"a", "b"}
