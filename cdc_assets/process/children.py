@@ -40,9 +40,9 @@ _TERM_SECONDS = 3.0
 _TAIL_LINES = 40
 
 
-def process_name() -> str:
-    """A name for this process, for people who look from elsewhere."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
+def process_name(pid: int | None = None) -> str:
+    """A name for this process, or a child of it, for people who look from elsewhere."""
+    return f"process {pid or os.getpid()} on {socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)

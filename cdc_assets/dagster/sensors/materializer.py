@@ -182,7 +182,7 @@ def materializer_sensor(
         said = None
         if follows:
             try:
-                said = _kept_follower(config, instance, looks)
+                said = _kept_follower(config, instance, found)
             except (NotYet, FollowerProblem) as problem:
                 if not events:
                     raise
@@ -277,9 +277,7 @@ def _heartbeat(
     )
 
 
-def _kept_follower(
-    config: SourceConfig, instance: dg.DagsterInstance, looks: Sequence[Look]
-) -> str:
+def _kept_follower(config: SourceConfig, instance: dg.DagsterInstance, found: SourceStatus) -> str:
     """Keep the follower running; what it is doing. Raises FollowerProblem if it ended by itself."""
     child = f"follower:{config.name}"
     if children.child_of(child) is None and spark_address(config) is None:
@@ -292,9 +290,13 @@ def _kept_follower(
             f" ({status.failures} times in a row): {children.last_words(spec.log)}",
             f"It is started again in {status.next_start_in_seconds:.0f} s; its log is {spec.log}.",
         )
-    failing = [look.status.problem for look in looks if look.status.problem is not None]
-    rows = sum(look.status.pending_rows for look in looks)
+    rows = sum(table.pending_rows for table in found.tables)
     said = f"The follower (pid {status.pid}) is at it; {rows:,} changes wait."
+    name = children.process_name(status.pid)
+    if not any(worker.alive and worker.process == name for worker in found.workers):
+        last = children.last_words(spec.log)
+        said = f"The follower (pid {status.pid}) isn't at work; {rows:,} changes wait. {last}"
+    failing = [table.problem for table in found.tables if table.problem is not None]
     return bounded(" ".join([said, *failing]), DESCRIPTION)
 
 

@@ -57,7 +57,9 @@ def test_a_follower_applies_the_log_and_reports_it_without_a_run(following: Worl
     world = following
     assert "No table is copied yet" in world.said("materializer")
     copy_by_command(world)
-    assert "The follower (pid" in world.said("materializer")
+    said = world.said("materializer")
+    assert "The follower (pid" in said
+    assert "isn't at work" in said  # it is starting
     keys = [names.lake for names in all_tables(world.config)]
     # Each is introduced, whether it has changes or not.
     world.until("the first reports", lambda: all(world.materializations(key) for key in keys))
