@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -48,7 +47,7 @@ class Crowds:
     def thin_out(
         self,
         pipeline: Pipeline,
-        session: Callable[[], SparkSession],
+        session: SparkSession,
         table: TableId,
         data_files: int,
     ) -> None:
@@ -68,9 +67,7 @@ class Crowds:
         self._left[table] = left, until
 
     @staticmethod
-    def _thinned(
-        pipeline: Pipeline, session: Callable[[], SparkSession], table: TableId, data_files: int
-    ) -> int:
+    def _thinned(pipeline: Pipeline, session: SparkSession, table: TableId, data_files: int) -> int:
         try:
             return _thinned(pipeline, session, table)
         except Busy as busy:
@@ -85,7 +82,7 @@ class Crowds:
         return data_files
 
 
-def _thinned(pipeline: Pipeline, session: Callable[[], SparkSession], table: TableId) -> int:
+def _thinned(pipeline: Pipeline, session: SparkSession, table: TableId) -> int:
     """Rewrite one slice of tiny files; how many files the table has by then."""
     store, config = pipeline.store, pipeline.config
     if store.is_locked(ALONE_LOCK):
@@ -104,7 +101,7 @@ def _thinned(pipeline: Pipeline, session: Callable[[], SparkSession], table: Tab
         # Without a key all of its columns would be compared.
         checked = _CHECKED_ROWS if lake.key else 0
         with surviving(store, table, "the compaction of its tiny files"):
-            rewritten(session(), lake, due, checked_rows=checked)
+            rewritten(session, lake, due, checked_rows=checked)
     return lake.state().data_files
 
 

@@ -14,10 +14,9 @@ stale. How a log is applied is in ``materializer.drain``.
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import dagster as dg
-import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.reports import Reports
@@ -113,7 +112,6 @@ class Rounds:
         tables: Sequence[TableAssets],
     ) -> None:
         self._context = context
-        self._config = config
         self._store = store
         self._turns = turns
         self._altered = altered
@@ -204,9 +202,7 @@ class Rounds:
     def _pending(self) -> list[TableId]:
         """The tables with something to be applied or reported, the longest waiting first."""
         wants = set(self._tables) - set(self._problems) - set(paused(self._store))
-        altered = frozenset[TableId]()
-        with suppress(psycopg.OperationalError):  # a source that is down alters nothing
-            altered = self._altered.tables()
+        altered = self._altered.tables()
         return self._turns.pending(wants, also=(wants - self._known) | (altered & wants))
 
     def _say_what_others_did(self) -> None:

@@ -26,10 +26,11 @@ from cdc_assets.dagster.names import TableAssets
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import TableRow
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.postgres.names import TableId
 
-# An event costs some 44 ms on SQLite; once a minute is as often as anybody looks.
+# Once a minute is as often as anybody looks.
 REPORT_SECONDS = 60.0
 # Until an idle table is proven to be level, and the tick that says so.
 _PROOF_SECONDS = 30.0
@@ -117,21 +118,20 @@ class Reports:
     def tell(self, table: TableId) -> None:
         """Report what was done to ``table``; what the log doesn't take is told with the next."""
         self._at[table] = time.monotonic()
-        if self.store.table(table) is None:  # it was dropped
-            del self._sums[table]
-            return
-        lake, version = self._tables[table].lake, self._version(table)
-        tags = {DATA_VERSION_TAG: version}
-        self._log(dg.AssetMaterialization(lake, tags=tags, metadata=self._metadata(table)))
+        if (row := self.store.table(table)) is not None:  # else it was dropped
+            lake, tags = self._tables[table].lake, {DATA_VERSION_TAG: self._version(row)}
+            self._log(dg.AssetMaterialization(lake, tags=tags, metadata=self._metadata(row)))
         del self._sums[table]
 
     def rest(self) -> Iterator[dg.MaterializeResult[None]]:
         """What wasn't told yet, as the results of a step."""
         for table in list(self._sums):
+            row = self.store.table(table)
+            assert row is not None  # it has just been drained
             yield dg.MaterializeResult(
                 asset_key=self._tables[table].lake,
-                metadata=self._metadata(table),
-                data_version=dg.DataVersion(self._version(table)),
+                metadata=self._metadata(row),
+                data_version=dg.DataVersion(self._version(row)),
             )
             del self._sums[table]
 
@@ -139,13 +139,12 @@ class Reports:
         since = time.monotonic() - self._at.get(table, self._began)
         return since >= report_seconds(self._config.table(table))
 
-    def _version(self, table: TableId) -> str:
-        row = self.store.table(table)
-        return data_version(row.epoch if row is not None else 0, self._sums[table].cursor.offset)
+    def _version(self, row: TableRow) -> str:
+        return data_version(row.epoch, self._sums[row.table].cursor.offset)
 
-    def _metadata(self, table: TableId) -> dict[str, Any]:
-        drained, names, row = self._sums[table], self._tables[table], self.store.table(table)
-        assert row is not None  # it has just been drained
+    def _metadata(self, row: TableRow) -> dict[str, Any]:
+        table = row.table
+        drained, names = self._sums[table], self._tables[table]
         lake = LakeTable(self._config, self._config.table(table), row)
         backlog = next((b for b in self.store.backlogs() if b.table == table), None)
         oldest = backlog.oldest_commit if backlog is not None else None

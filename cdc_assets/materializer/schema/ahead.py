@@ -7,6 +7,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
+import psycopg
+
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.relation import Told, altered, told_by_catalog
@@ -40,12 +42,16 @@ class Altered:
         self._looked_at = -_CATALOG_SECONDS
 
     def tables(self) -> frozenset[TableId]:
-        """Without those that were tried since the last look. Raises psycopg.OperationalError."""
+        """Without those that were tried since the last look; a source that is down alters none."""
         if time.monotonic() - self._looked_at >= _CATALOG_SECONDS:
             self._looked_at = time.monotonic()
             store, publication = self._pipeline.store, self._pipeline.config.publication
             rows = [row for row in store.tables() if row.table in self._tables]
-            with self._pipeline.connect_source("schema") as source:
+            self._found = frozenset()
+            with (
+                suppress(psycopg.OperationalError),
+                self._pipeline.connect_source("schema") as source,
+            ):
                 self._found = altered(source, rows, publication)
         return self._found
 

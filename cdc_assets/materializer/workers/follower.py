@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import psycopg
 from pyspark.errors import PySparkException
@@ -69,10 +68,7 @@ class Follower:
                 now = time.monotonic()
                 able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
                 wants = able - set(paused(pipeline.store))
-                changed = frozenset[TableId]()
-                with suppress(psycopg.OperationalError):  # a source that is down alters nothing
-                    changed = altered.tables()
-                for table in turns.pending(wants, also=changed):
+                for table in turns.pending(wants, also=altered.tables()):
                     if not turns.start(table):
                         break
                     altered.tried(table)

@@ -204,8 +204,7 @@ class Turns:
             on_merge=self._told.put,
         )
         if drained is not None and drained.merges:
-            files = drained.data_files
-            self._crowds.thin_out(hand.pipeline, lambda: hand.session, table, files)
+            self._crowds.thin_out(hand.pipeline, hand.session, table, drained.data_files)
         return drained
 
     def _hands(self, session: SparkSession) -> list[_Hand]:

@@ -21,7 +21,7 @@ from cdc_assets.dagster.names import all_tables
 from cdc_assets.errors import FollowerProblem
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.materializer.drain import Drained
-from cdc_assets.materializer.schema.ahead import Altered
+from cdc_assets.materializer.schema import ahead
 from cdc_assets.materializer.workers.follower import Listener
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.observe.conditions import conditions
@@ -133,12 +133,18 @@ def test_why_a_table_cannot_go_on_is_told_until_it_can_and_the_others_go_on(
     assert kept == [(None,)] * 3  # or it would be told again with the next change
 
 
-def test_each_table_stays_materializable_by_hand(following: World) -> None:
-    world = following
+def _at_work(world: World) -> dg.AssetKey:
+    """Copy the tables and have the follower begin; a table that it has reported."""
     copy_by_command(world)
     world.said("materializer")
     key = world.names("big").lake
     world.until("its work", lambda: world.materializations(key))
+    return key
+
+
+def test_each_table_stays_materializable_by_hand(following: World) -> None:
+    world = following
+    key = _at_work(world)
     world.client.execute("update big set note = 'by hand' where id = 1")
     job = world.defs.resolve_job_def(f"materialize_{world.config.name}_tables")
     asked = job.execute_in_process(instance=world.instance, asset_selection=[key])
@@ -177,10 +183,7 @@ def test_dagster_down_stops_no_merge(following: World, monkeypatch: pytest.Monke
 
 def test_what_one_follower_merged_and_did_not_tell_is_told_by_the_next(following: World) -> None:
     world = following
-    copy_by_command(world)
-    world.said("materializer")
-    key = world.names("big").lake
-    world.until("its work", lambda: world.materializations(key))
+    _at_work(world)
     child = children.child_of(f"follower:{world.config.name}")
     assert child is not None
     world.client.execute("update big set note = 'untold' where id <= 10")
@@ -224,10 +227,10 @@ def test_a_source_that_is_down_stops_no_merge(
     world.client.execute("update big set note = 'down'")
     world.until("the log", lambda: world.pending() == 2000)
 
-    def down(_: object) -> frozenset[TableId]:
+    def down(*_: object) -> frozenset[TableId]:
         raise psycopg.OperationalError("the database system is shutting down")
 
-    monkeypatch.setattr(Altered, "tables", down)
+    monkeypatch.setattr(ahead, "altered", down)
     stop = threading.Event()
     thread = threading.Thread(
         target=follow,

@@ -105,7 +105,7 @@ def test_it_waits_for_nobody_and_leaves_tables_at_rest_alone(
         def thinned() -> bool:
             """Of a table that is said to have many files."""
             began, caplog_before = time.monotonic(), len(caplog.records)
-            crowds.Crowds().thin_out(pipeline, lambda: source.session, T, CROWD)
+            crowds.Crowds().thin_out(pipeline, source.session, T, CROWD)
             if _files(source) < before:
                 return True
             assert time.monotonic() - began < 10.0
