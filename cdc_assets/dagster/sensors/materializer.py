@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,6 @@ from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, d
 from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.runs import (
-    PastRun,
     active_runs,
     past_runs,
     relief_is_due,
@@ -36,6 +35,7 @@ from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.errors import FollowerProblem
 from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import DESCRIPTION, bounded
 from cdc_assets.observe.status import SourceStatus, TableStatus, collect
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
@@ -44,12 +44,16 @@ from cdc_assets.process import children
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a tick knows of one table; ``reported_seconds`` is the age of its last event."""
+    """What a tick knows of one table.
+
+    ``reported_seconds`` is the age of its last event; ``wait_seconds`` are left until a run may
+    have it again, after one in which it failed.
+    """
 
     names: TableAssets
     status: TableStatus
     reported_seconds: float | None
-    wait_seconds: float
+    wait_seconds: float = 0.0
 
     @property
     def is_able(self) -> bool:
@@ -71,40 +75,31 @@ class Look:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a tick does: tables to be merged, and idle tables to be reported as fresh."""
-
-    run: tuple[TableAssets, ...]
-    heartbeats: tuple[TableAssets, ...]
-
-
-def decide(looks: Sequence[Look], *, active: bool, proven: bool) -> Decision:
-    """``active``: a run is at work that needs no relief yet.
-
-    ``proven``: the log shows the source as of a moment ago.
-
-    A run is given every table that may go on, not only those with a backlog: it serves what becomes
-    pending while it lasts, and what is copied meanwhile.
-    """
-    able = [look for look in looks if look.is_able]
-    streaming = [
+def due(looks: Sequence[Look], *, proven: bool) -> list[Look]:
+    """The idle tables that are to be reported as fresh; ``proven`` as in :func:`to_merge`."""
+    return [
         look
         for look in looks
-        if look.status.state == TableState.STREAMING and look.status.paused_since is None
-    ]
-    wanted = any(look.wants(proven=proven) for look in able)
-    quiet = [
-        look.names
-        for look in streaming
         if proven
+        and look.status.state == TableState.STREAMING
+        and look.status.paused_since is None
         and not look.status.pending_rows
         and not look.status.altered
         and look.reported_seconds is not None
         and look.reported_seconds >= heartbeat_seconds(look.names.config.table(look.names.table))
     ]
-    run = tuple(look.names for look in able) if wanted and not active else ()
-    return Decision(run, tuple(quiet))
+
+
+def to_merge(looks: Sequence[Look], *, active: bool, proven: bool) -> tuple[TableAssets, ...]:
+    """The tables of the run that is to be asked for; none if there is nothing to do.
+
+    ``active``: a run is at work that needs no relief yet. ``proven``: the log shows the source as
+    of a moment ago. A run is given every table that may go on, not only those with a backlog: it
+    serves what becomes pending while it lasts, and what is copied meanwhile.
+    """
+    able = [look for look in looks if look.is_able]
+    wanted = not active and any(look.wants(proven=proven) for look in able)
+    return tuple(look.names for look in able) if wanted else ()
 
 
 def source_end(found: SourceStatus) -> Lsn | None:
@@ -139,12 +134,24 @@ def materializer_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What a tick has found, and what it needs to have the log applied."""
+
+    config: SourceConfig
+    instance: dg.DagsterInstance
+    store: LogStore
+    found: SourceStatus
+    looks: Sequence[Look]
+    proven: bool
+
+
 def materializer_sensor(
     config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
 ) -> dg.SensorDefinition:
     """``materializer_<source>``."""
     tables = all_tables(config)
-    tags, follows = run_tags(config, "materialize"), config.materializer == "follow"
+    merge = _keep_follower if config.materializer == "follow" else _ask_for_run
 
     @dg.sensor(
         name=f"materializer_{config.name}",
@@ -156,51 +163,61 @@ def materializer_sensor(
     @patient
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         with reachable(config), session(config, "materializer sensor") as pipeline:
-            runs = [] if follows else active_runs(context.instance, pipeline.store, tags)
             found = collect(pipeline)
-        if all(status.state != TableState.STREAMING for status in found.tables):
-            raise NotYet("No table is copied yet; there is nothing to apply the log to.")
-        end, since = _ends.get(config.name, (None, 0.0))
-        recent = time.monotonic() - since < PROOF_SECONDS
-        proven = recent and reaches(found.flusher.flushed_lsn, end)
-        now = source_end(found)
-        if now is not None and (proven or not recent):
-            _ends[config.name] = now, time.monotonic()
-        instance = context.instance
-        last = _last_events(instance, config, tables)
-        looks = _looks(tables, found, last, [] if follows else past_runs(instance, tags))
-        wanting = {look.names.lake for look in looks if look.is_able and look.wants(proven=proven)}
-        active = follows or not relief_is_due(
-            instance, runs, lambda run: relief_seconds(soon=_is_awaited(run, wanting))
-        )
-        decision = decide(looks, active=active, proven=proven)
-        by_name = {status.name: status for status in found.tables}
-        events = [
-            _heartbeat(names, last[names.lake], by_name[str(names.table)])
-            for names in decision.heartbeats
-        ]
-        said = None
-        if follows:
+            if all(status.state != TableState.STREAMING for status in found.tables):
+                raise NotYet("No table is copied yet; there is nothing to apply the log to.")
+            proven = _is_proven(config, found)
+            last = _last_events(context.instance, config, tables)
+            looks = _looks(tables, found, last)
+            events = [_heartbeat(look, last[look.names.lake]) for look in due(looks, proven=proven)]
+            seen = Tick(config, context.instance, pipeline.store, found, looks, proven)
             try:
-                said = _kept_follower(config, instance, found)
+                request, said = merge(seen)
             except (NotYet, FollowerProblem) as problem:
                 if not events:
                     raise
-                said = str(problem)  # the tables that are level are fresh all the same
-        waits = bool(decision.run) and spark_address(config) is None
-        if waits and not events:
-            raise NotYet(_sentence(looks, active, waits, proven))
-        requests = []
-        if decision.run and not waits:
-            keys = [names.lake for names in decision.run]
-            requests.append(dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags))
+                # The tables that are level are fresh all the same.
+                request, said = None, str(problem)
         return dg.SensorResult(
-            run_requests=requests,
-            skip_reason=None if requests else said or _sentence(looks, active, waits, proven),
+            run_requests=[] if request is None else [request],
+            skip_reason=said if request is None else None,
             asset_events=events,
         )
 
     return tick
+
+
+def _is_proven(config: SourceConfig, found: SourceStatus) -> bool:
+    """Whether the log shows the source as of a moment ago."""
+    end, since = _ends.get(config.name, (None, 0.0))
+    recent = time.monotonic() - since < PROOF_SECONDS
+    proven = recent and reaches(found.flusher.flushed_lsn, end)
+    now = source_end(found)
+    if now is not None and (proven or not recent):
+        _ends[config.name] = now, time.monotonic()
+    return proven
+
+
+def _ask_for_run(tick: Tick) -> tuple[dg.RunRequest | None, str]:
+    """A run if one is due, and what there is to be said of the log."""
+    instance, tags = tick.instance, run_tags(tick.config, "materialize")
+    past, now = past_runs(instance, tags), datetime.now(UTC)
+    looks = [replace(look, wait_seconds=wait_seconds(past, now, look.names)) for look in tick.looks]
+    wanting = {look.names.lake for look in looks if look.is_able and look.wants(proven=tick.proven)}
+    active = not relief_is_due(
+        instance,
+        active_runs(instance, tick.store, tags),
+        lambda run: relief_seconds(soon=_is_awaited(run, wanting)),
+    )
+    run = to_merge(looks, active=active, proven=tick.proven)
+    waits = bool(run) and spark_address(tick.config) is None
+    said = _sentence(looks, active, waits, tick.proven)
+    if waits:
+        raise NotYet(said)
+    if not run:
+        return None, said
+    keys = [names.lake for names in run]
+    return dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags), said
 
 
 # By configuration, the newest event of each lake table that this code server knows.
@@ -243,21 +260,18 @@ def _looks(
     tables: Sequence[TableAssets],
     found: SourceStatus,
     last: Mapping[dg.AssetKey, dg.EventLogEntry | None],
-    past: Sequence[PastRun],
 ) -> list[Look]:
-    now = datetime.now(UTC)
+    now = time.time()
     by_name = {status.name: status for status in found.tables}
     looks = []
     for names in tables:
         event = last.get(names.lake)
-        age = None if event is None else now.timestamp() - event.timestamp
-        looks.append(Look(names, by_name[str(names.table)], age, wait_seconds(past, now, names)))
+        age = None if event is None else now - event.timestamp
+        looks.append(Look(names, by_name[str(names.table)], age))
     return looks
 
 
-def _heartbeat(
-    names: TableAssets, last: dg.EventLogEntry | None, status: TableStatus
-) -> dg.AssetMaterialization:
+def _heartbeat(look: Look, last: dg.EventLogEntry | None) -> dg.AssetMaterialization:
     """A heartbeat: nothing happened, and that is proven. It repeats the standing metadata.
 
     The number of rows is left out if others applied changes since: a worker, or a comparison.
@@ -266,23 +280,24 @@ def _heartbeat(
     standing: dict[str, Any] = {
         key: value for key, value in (before.metadata if before else {}).items() if key in STANDING
     }
-    version = data_version(status.epoch, status.applied_offset)
+    version = data_version(look.status.epoch, look.status.applied_offset)
     if before is None or (before.tags or {}).get(DATA_VERSION_TAG) != version:
         standing.pop(ROW_COUNT, None)
     return dg.AssetMaterialization(
-        names.lake,
+        look.names.lake,
         tags={DATA_VERSION_TAG: version},
         description="Nothing to apply: the table equals the source.",
         metadata={**standing, "changes": 0, "heartbeat": True},
     )
 
 
-def _kept_follower(config: SourceConfig, instance: dg.DagsterInstance, found: SourceStatus) -> str:
+def _keep_follower(tick: Tick) -> tuple[None, str]:
     """Keep the follower running; what it is doing. Raises FollowerProblem if it ended by itself."""
+    config, found = tick.config, tick.found
     child = f"follower:{config.name}"
     if children.child_of(child) is None and spark_address(config) is None:
         raise NotYet("Waiting for Spark to start.")
-    spec = follower_child(config, instance)
+    spec = follower_child(config, tick.instance)
     status = children.supervise(child, spec)
     if not status.running:
         raise FollowerProblem(
@@ -297,7 +312,7 @@ def _kept_follower(config: SourceConfig, instance: dg.DagsterInstance, found: So
         last = children.last_words(spec.log)
         said = f"The follower (pid {status.pid}) isn't at work; {rows:,} changes wait. {last}"
     failing = [table.problem for table in found.tables if table.problem is not None]
-    return bounded(" ".join([said, *failing]), DESCRIPTION)
+    return None, bounded(" ".join([said, *failing]), DESCRIPTION)
 
 
 def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) -> str:

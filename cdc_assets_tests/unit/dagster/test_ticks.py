@@ -209,12 +209,12 @@ def _look(
 
 
 def test_a_backlog_gets_a_run_unless_one_is_active_or_the_table_backs_off() -> None:
-    decide = materializer.decide
-    assert decide([_look(pending=3)], active=False, proven=True).run == (NAMES,)
-    assert decide([_look(pending=3)], active=True, proven=True).run == ()
-    assert decide([_look(pending=3, wait=9.0)], active=False, proven=True).run == ()
-    assert decide([_look(pending=3, state="parked")], active=False, proven=True).run == ()
-    assert decide([_look()], active=False, proven=True).run == ()
+    to_merge = materializer.to_merge
+    assert to_merge([_look(pending=3)], active=False, proven=True) == (NAMES,)
+    assert to_merge([_look(pending=3)], active=True, proven=True) == ()
+    assert to_merge([_look(pending=3, wait=9.0)], active=False, proven=True) == ()
+    assert to_merge([_look(pending=3, state="parked")], active=False, proven=True) == ()
+    assert to_merge([_look()], active=False, proven=True) == ()
 
 
 def test_a_run_is_relieved_soon_where_a_table_waits_for_its_end() -> None:
@@ -237,22 +237,21 @@ def test_a_run_that_a_lock_holds_up_keeps_only_the_table_that_it_is_at() -> None
 
 def test_a_schema_change_that_no_row_tells_gets_a_run_once_the_log_is_level() -> None:
     look = _look(altered=True, reported=99.0)
-    assert materializer.decide([look], active=False, proven=True).run == (NAMES,)
-    waits = materializer.decide([look], active=False, proven=False)
-    assert (waits.run, waits.heartbeats) == ((), ())
-    assert materializer.decide([look], active=True, proven=True).heartbeats == ()
+    assert materializer.to_merge([look], active=False, proven=True) == (NAMES,)
+    assert materializer.to_merge([look], active=False, proven=False) == ()
+    assert materializer.due([look], proven=True) == []
 
 
 def test_a_run_is_given_every_table_that_may_go_on() -> None:
     looks = [_look(pending=3), _look(), _look(state="copying"), _look(wait=9.0)]
-    run = materializer.decide(looks, active=False, proven=True).run
-    assert len(run) == 3
-    assert materializer.decide(looks[1:], active=False, proven=True).run == ()
+    assert len(materializer.to_merge(looks, active=False, proven=True)) == 3
+    assert materializer.to_merge(looks[1:], active=False, proven=True) == ()
 
 
 def test_a_table_that_was_just_copied_gets_its_first_report_from_a_run() -> None:
-    decision = materializer.decide([_look(reported=None)], active=False, proven=True)
-    assert decision == materializer.Decision((NAMES,), ())
+    looks = [_look(reported=None)]
+    assert materializer.to_merge(looks, active=False, proven=True) == (NAMES,)
+    assert materializer.due(looks, proven=True) == []
 
 
 @pytest.mark.parametrize(
@@ -268,15 +267,14 @@ def test_a_table_that_was_just_copied_gets_its_first_report_from_a_run() -> None
 def test_only_a_table_proven_level_gets_a_heartbeat(
     look: materializer.Look, proven: bool, heartbeat: bool
 ) -> None:
-    decision = materializer.decide([look], active=False, proven=proven)
-    assert bool(decision.heartbeats) is heartbeat
+    assert bool(materializer.due([look], proven=proven)) is heartbeat
 
 
 def test_a_table_that_may_be_old_gets_fewer_heartbeats() -> None:
     names = _names(warn="1h", fail="2h")
-    for seconds, expected in ((1769.0, ()), (1770.0, (names,))):
+    for seconds, is_due in ((1769.0, False), (1770.0, True)):
         look = replace(_look(reported=seconds), names=names)
-        assert materializer.decide([look], active=False, proven=True).heartbeats == expected
+        assert bool(materializer.due([look], proven=True)) is is_due
 
 
 def test_the_log_is_level_once_it_reaches_where_the_wal_ended() -> None:
