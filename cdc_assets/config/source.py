@@ -69,8 +69,8 @@ class SourceConfig(Section):
     staging: StagingConfig = StagingConfig()
     state: StateConfig = StateConfig()
     lake: LakeConfig = LakeConfig()
-    materializer: Literal["run", "follow"] = "run"
-    """run: a sensor asks for runs that merge; follow: it keeps a process that does it for ever."""
+    materializer: Literal["follow", "run"] = "follow"
+    """follow: a sensor keeps a process that merges; run: it asks for runs that do."""
     s3: S3Config = S3Config()
     spark: SparkConfig = SparkConfig()
     metrics: MetricsConfig = MetricsConfig()

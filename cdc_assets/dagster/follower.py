@@ -1,4 +1,4 @@
-"""The follower: one long-lived process a source that merges, where ``materializer: follow`` is set.
+"""The follower: one long-lived process a source that merges (``materializer: follow``).
 
 It is a child of the code server, kept by the sensor ``materializer_<source>``, and a worker among
 others (``materializer.workers``). It reports tables as a run does (``assets.reports``), by events
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Self
@@ -25,14 +25,16 @@ from cdc_assets.config.source import SourceConfig, config_from_parent
 from cdc_assets.dagster.assets.reports import Reports
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, data_version
 from cdc_assets.dagster.names import all_tables
-from cdc_assets.errors import SparkProblem, TableProblem
+from cdc_assets.errors import FollowerProblem, SparkProblem, TableProblem
 from cdc_assets.lake.spark.session import open_session, server, spark_problem
+from cdc_assets.log.sessions.workers import KnownWorker
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.materializer.workers.follower import Listener
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.operations.merging import follow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.process import children
 from cdc_assets.process.children import ChildSpec
 from cdc_assets.process.helper_thread import HelperThread
 from cdc_assets.process.home import home
@@ -44,15 +46,54 @@ logger = logging.getLogger("cdc_assets.dagster.follower")
 
 # How often it is looked whether there is something to report, and at most after errors.
 _STEP_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+# A follower that waits for a database or for Spark says so at least once a minute.
+HUNG_SECONDS = 180.0
 
 
-def follower_child(config: SourceConfig, instance: dg.DagsterInstance) -> ChildSpec:
-    """The child that merges this source, and reports to ``instance``."""
+def is_running(config: SourceConfig) -> bool:
+    """Whether this process has a follower of the source."""
+    return children.child_of(_child(config)) is not None
+
+
+def keep(config: SourceConfig, instance: dg.DagsterInstance, workers: Sequence[KnownWorker]) -> str:
+    """Keep the follower running; a sentence on whether it works. ``workers``: the source's.
+
+    Raises FollowerProblem if it ended by itself, or hung and was ended.
+    """
     settings = {"source": config.dump(), "instance": serialize_value(instance.get_ref())}
-    return ChildSpec(
+    spec = ChildSpec(
         "cdc_assets.dagster.follower",
         log=home() / config.name / "follower.log",
         settings=json.dumps(settings),
+    )
+    status = children.supervise(_child(config), spec)
+    if not status.running:
+        raise FollowerProblem(
+            f"the follower of {config.name} ended with code {status.last_returncode}"
+            f" ({status.failures} times in a row): {children.last_words(spec.log)}",
+            f"It is started again in {status.next_start_in_seconds:.0f} s; its log is {spec.log}.",
+        )
+    name = children.process_name(status.pid)
+    if any(worker.alive and worker.process == name for worker in workers):
+        return f"The follower (pid {status.pid}) is at work."
+    _end_if_hung(config)
+    return f"The follower (pid {status.pid}) isn't at work. {children.last_words(spec.log)}"
+
+
+def _child(config: SourceConfig) -> str:
+    return f"follower:{config.name}"
+
+
+def _end_if_hung(config: SourceConfig) -> None:
+    """End a follower that isn't at work and doesn't say why; one that waits says so."""
+    child = children.child_of(_child(config))
+    if child is None or (silent := child.silent_seconds) < HUNG_SECONDS:
+        return
+    children.stop(_child(config), timeout_seconds=0.0)
+    raise FollowerProblem(
+        f"the follower of {config.name} (pid {child.pid}) hung: it wasn't heard of for"
+        f" {silent:.0f} s, and was ended.",
+        f"It is started again in a moment; its log is {child.spec.log}.",
     )
 
 

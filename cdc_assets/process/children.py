@@ -123,6 +123,14 @@ class Child:
         """None while it runs; negative for a signal, as in subprocess."""
         return self._process.poll()
 
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it has written nothing to its log."""
+        lives = time.monotonic() - self.started_at
+        with suppress(FileNotFoundError):
+            return min(lives, time.time() - self.spec.log.stat().st_mtime)
+        return lives
+
     def wait(self, timeout_seconds: float) -> int | None:
         """Wait for its end; the return code, or None if it still runs."""
         try:

@@ -328,7 +328,7 @@ def main() -> None:
     parser.add_argument("--search", type=int, default=2, help="phases that look for a limit")
     parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
     parser.add_argument("--target", type=float, help="seconds; freshness.target's default is 5")
-    parser.add_argument("--materializer", choices=("run", "follow"), default="run")
+    parser.add_argument("--materializer", choices=("follow", "run"), default="follow")
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args(namespace=Options())
     load = os.getloadavg()[0]

@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=20)
     parser.add_argument("--rate", type=int, default=1_000, help="changes a second of all of them")
     parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
-    parser.add_argument("--materializer", choices=("run", "follow"), default="run")
+    parser.add_argument("--materializer", choices=("follow", "run"), default="follow")
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args(namespace=Options())
     calibration = calibrate(stderr.print)

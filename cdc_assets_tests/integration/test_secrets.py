@@ -22,9 +22,11 @@ from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.sensors import sessions
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.process import children
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.flusher import start_flusher
 from cdc_assets_tests.support.s3 import ObjectStore
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -153,9 +155,13 @@ def test_nobody_finds_a_secret(
             seen.words.append(json.loads(spark.state_path.read_text())["token"])
         _works(config, file, seen, folder, spark_too)
         seen.processes()
-        # Flusher and decoder, the server's processes; Spark's child and its JVM.
-        assert sum("process" in where for where in seen.texts) > (5 if spark_too else 3)
+        # Flusher and decoder, the server's processes; Spark's child and its JVM, the follower.
+        assert sum("process" in where for where in seen.texts) > (6 if spark_too else 3)
+        if spark_too:
+            log = tmp_home / "src" / "follower.log"
+            wait_for(lambda: log.exists() and log.read_text())
     finally:
+        children.stop("follower:src")
         sessions.close_all()
         assert flusher.stdin is not None
         flusher.stdin.close()

@@ -19,9 +19,9 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster import follower
 from cdc_assets.dagster.assets.lake import relief_seconds
 from cdc_assets.dagster.assets.reports import heartbeat_seconds
-from cdc_assets.dagster.follower import follower_child
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
 from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
@@ -39,7 +39,6 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import DESCRIPTION, bounded
 from cdc_assets.observe.status import SourceStatus, TableStatus, collect
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
-from cdc_assets.process import children
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,26 +292,12 @@ def _heartbeat(look: Look, last: dg.EventLogEntry | None) -> dg.AssetMaterializa
 
 def _keep_follower(tick: Tick) -> tuple[None, str]:
     """Keep the follower running; what it is doing. Raises FollowerProblem if it ended by itself."""
-    config, found = tick.config, tick.found
-    child = f"follower:{config.name}"
-    if children.child_of(child) is None and spark_address(config) is None:
+    if not follower.is_running(tick.config) and spark_address(tick.config) is None:
         raise NotYet("Waiting for Spark to start.")
-    spec = follower_child(config, tick.instance)
-    status = children.supervise(child, spec)
-    if not status.running:
-        raise FollowerProblem(
-            f"the follower of {config.name} ended with code {status.last_returncode}"
-            f" ({status.failures} times in a row): {children.last_words(spec.log)}",
-            f"It is started again in {status.next_start_in_seconds:.0f} s; its log is {spec.log}.",
-        )
-    rows = sum(table.pending_rows for table in found.tables)
-    said = f"The follower (pid {status.pid}) is at it; {rows:,} changes wait."
-    name = children.process_name(status.pid)
-    if not any(worker.alive and worker.process == name for worker in found.workers):
-        last = children.last_words(spec.log)
-        said = f"The follower (pid {status.pid}) isn't at work; {rows:,} changes wait. {last}"
-    failing = [table.problem for table in found.tables if table.problem is not None]
-    return None, bounded(" ".join([said, *failing]), DESCRIPTION)
+    said = follower.keep(tick.config, tick.instance, tick.found.workers)
+    rows = sum(table.pending_rows for table in tick.found.tables)
+    failing = [table.problem for table in tick.found.tables if table.problem is not None]
+    return None, bounded(" ".join([said, f"{rows:,} changes wait.", *failing]), DESCRIPTION)
 
 
 def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) -> str:

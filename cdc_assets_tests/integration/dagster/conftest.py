@@ -33,7 +33,7 @@ def world(
     monkeypatch.setattr(lake, "LINGER_SECONDS", 1.0)
     with (
         dg.DagsterInstance.ephemeral() as instance,
-        _world(postgres_dsn(), spark_server, instance) as made,
+        _world(postgres_dsn(), spark_server, instance, materializer="run") as made,
     ):
         yield made
 
@@ -47,9 +47,7 @@ def following(
     (folder := tmp_path / "dagster").mkdir()
     with (
         dg.DagsterInstance.local_temp(str(folder)) as instance,
-        _world(
-            postgres_dsn(), spark_server, instance, twenty_seconds, materializer="follow"
-        ) as made,
+        _world(postgres_dsn(), spark_server, instance, twenty_seconds) as made,
     ):
         yield made
         children.stop(f"follower:{made.config.name}")

@@ -20,6 +20,7 @@ from cdc_assets.dagster.metadata import DATA_VERSION_TAG
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.errors import FollowerProblem
 from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.sessions import workers
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.materializer.schema import ahead
 from cdc_assets.materializer.workers.follower import Listener
@@ -102,6 +103,34 @@ def test_a_follower_that_ends_is_an_error_of_the_sensor_and_is_started_again(
     before = _changes(world, "big")
     world.client.execute("update big set note = 'after' where id <= 10")
     world.until("what it does", lambda: _changes(world, "big") == before + 10)
+
+
+def test_a_follower_that_hangs_is_ended_and_started_again(
+    following: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = following
+    _at_work(world)
+    name = f"follower:{world.config.name}"
+    first = children.child_of(name)
+    assert first is not None
+    monkeypatch.setattr(workers, "STALE_SECONDS", 5.0)
+    monkeypatch.setattr(follower, "HUNG_SECONDS", 5.0)
+    assert "is at work" in world.said("materializer")
+    os.kill(first.pid, signal.SIGSTOP)
+
+    def said() -> str:
+        try:
+            world.said("materializer")
+        except (SensorExecutionError, FollowerProblem) as error:
+            return str(error.__cause__ or error)
+        return ""
+
+    assert f"(pid {first.pid}) hung: it wasn't heard of for" in world.until("its end", said)
+    assert not first.alive
+    world.said("materializer")
+    second = children.child_of(name)
+    assert second is not None
+    assert second.pid != first.pid
 
 
 def test_why_a_table_cannot_go_on_is_told_until_it_can_and_the_others_go_on(
