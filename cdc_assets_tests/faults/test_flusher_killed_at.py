@@ -58,7 +58,7 @@ def test_every_step_once(source: Bench) -> None:
     source.execute(TABLE)
     source.flush(source.config("public.t", **OPTIONS))
     chance = random.Random(5)
-    with writing(source, seed=5, pause=0.01):
+    with writing(source, seed=5, pause=0.1):
         for step in STEPS:
             _run_until_killed(source, step, _passes(chance, step, 4), "public.t")
     source.flush(source.config("public.t", **OPTIONS))

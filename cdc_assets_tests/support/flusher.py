@@ -137,7 +137,8 @@ class Bench:
             staged = StagedRows(TableId.parse(table), uri, stop - start, 0, first).read(storage)
             found = parse_staged(0, staged.to_pylist())
             assert len(found) == stop - start
-            rows, end = rows + found, stop
+            rows.extend(found)
+            end = stop
         return rows
 
     def ids(self, table: str = "public.t") -> list[str | None]:

@@ -8,13 +8,17 @@ import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psutil
 import pytest
+from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 from dagster._core.instance import InstanceRef
 from dagster._core.scheduler.instigation import InstigatorType, TickData, TickStatus
+from dagster._core.storage.event_log import SqliteEventLogStorage, sql_event_log
 from dagster._serdes import deserialize_value, serialize_value
+from dagster._time import get_current_timestamp
 
 from cdc_assets.dagster import instance as kept
 
@@ -139,3 +143,71 @@ def test_an_asset_s_event_without_a_run_is_stored_once(
     assert record.asset_entry.last_materialization is not None
     assert record.asset_entry.last_materialization.asset_materialization is not None
     assert record.asset_entry.last_materialization.asset_materialization.metadata["n"].value == 2
+
+
+KEYS = [dg.AssetKey(name) for name in "abc"]
+
+
+def _say(instance: dg.DagsterInstance, key: dg.AssetKey, state: FreshnessState) -> None:
+    change = FreshnessStateChange(
+        key=key,
+        new_state=state,
+        previous_state=FreshnessState.UNKNOWN,
+        state_change_timestamp=get_current_timestamp(),
+    )
+    instance._report_runless_asset_event(change)
+
+
+def _same(instance: dg.DagsterInstance, folder: Path) -> None:
+    """What it answers is what Dagster's own storage answers of the same files."""
+    own = SqliteEventLogStorage(str(folder / "history" / "runs"))
+    mine = instance.event_log_storage
+    assert mine.get_freshness_state_records(KEYS) == own.get_freshness_state_records(KEYS)
+    assert mine.get_asset_records(KEYS) == own.get_asset_records(KEYS)
+
+
+def test_what_an_asset_is_like_is_told_as_dagster_tells_it(
+    instance: dg.DagsterInstance, folder: Path
+) -> None:
+    _same(instance, folder)
+    for state in (FreshnessState.PASS, FreshnessState.FAIL):
+        for key in KEYS[:2]:
+            instance.report_runless_asset_event(dg.AssetMaterialization(key))
+            _say(instance, key, state)
+            _same(instance, folder)
+    instance.wipe_assets(KEYS[:1])
+    _same(instance, folder)
+    assert KEYS[0] not in instance.event_log_storage.get_freshness_state_records(KEYS)
+    instance.report_runless_asset_event(dg.AssetObservation(KEYS[0]))
+    _same(instance, folder)
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEYS[0], metadata={"n": 1}))
+    _say(instance, KEYS[0], FreshnessState.WARN)
+    _same(instance, folder)
+
+
+def test_an_event_that_was_read_is_not_parsed_again(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed() -> int:
+        """How many events are parsed to tell what all assets are like."""
+        count = 0
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal count
+            count += 1
+            return deserialize_value(*arguments)
+
+        for module in (kept, sql_event_log):
+            monkeypatch.setattr(module, "deserialize_value", counted)
+        assert len(instance.event_log_storage.get_freshness_state_records(KEYS)) == len(KEYS)
+        assert len(instance.event_log_storage.get_asset_records(KEYS)) == len(KEYS)
+        return count
+
+    for key in KEYS:
+        instance.report_runless_asset_event(dg.AssetMaterialization(key))
+        _say(instance, key, FreshnessState.PASS)
+    assert parsed() == 2 * len(KEYS)
+    assert parsed() == 0
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEYS[0]))
+    _say(instance, KEYS[1], FreshnessState.FAIL)
+    assert parsed() == 2
