@@ -8,6 +8,7 @@ configuration are Dagster's own: without ``instance_class`` the same folder goes
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -32,6 +33,10 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, func, select
 # A process has few runs in sight; an engine without connections is some kilobytes.
 _RUNS_KEPT = 16
 _EVENTS = SqlEventLogStorageTable
+# With hundreds of tables that costs seconds of CPU. A daemon hears of a new code server at once, by
+# itself; if it can't fetch for more than five minutes, it ends.
+_DAEMON, _INTERVAL = "dagster._daemon.controller", "RELOAD_WORKSPACE_INTERVAL"
+REFRESH_SECONDS = 240
 
 
 def _kept(url: str) -> Engine:
@@ -203,7 +208,15 @@ class SqliteStorage(DagsterSqliteStorage):
 
 
 class Instance(dg.DagsterInstance):
-    """Its storage is :class:`SqliteStorage`, where ``dagster.yaml`` names no other."""
+    """Its storage is :class:`SqliteStorage`, where ``dagster.yaml`` names no other.
+
+    A daemon that opens it fetches the code locations anew every four minutes, not each minute.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        if (daemon := sys.modules.get(_DAEMON)) is not None:
+            setattr(daemon, _INTERVAL, REFRESH_SECONDS)
 
     def dispose(self) -> None:
         """Dispose the storage of ticks, too; Dagster's own has nothing to be disposed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -216,3 +218,18 @@ def test_an_event_that_was_read_is_not_parsed_again(
     instance.report_runless_asset_event(dg.AssetMaterialization(KEYS[0]))
     _say(instance, KEYS[1], FreshnessState.FAIL)
     assert parsed() == 2
+
+
+def test_a_daemon_fetches_code_locations_rarely_and_before_it_gives_up(folder: Path) -> None:
+    """In a process of its own: it is the daemon's setting, which this changes."""
+    asked = (
+        "from dagster._daemon import controller as c; import dagster as dg;"
+        " before = c.RELOAD_WORKSPACE_INTERVAL;"
+        f" dg.DagsterInstance.from_config({str(folder)!r});"
+        " print(before, c.RELOAD_WORKSPACE_INTERVAL, c.DEFAULT_WORKSPACE_FRESHNESS_TOLERANCE)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=120
+    )
+    before, now, tolerance = map(int, done.stdout.split())
+    assert before < now == kept.REFRESH_SECONDS < tolerance
