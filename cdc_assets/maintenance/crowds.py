@@ -2,13 +2,17 @@
 
 Each merge appends a file, and each later one opens all of them: a request each on an object store,
 a millisecond each on a disk. At a merge every five seconds that would be 360 by the next
-maintenance. It is done right after a merge, takes a second or two, and never waits for anybody.
+maintenance. It is done right after a merge, takes a second or two, and never waits for anybody. A
+table whose merges write to many partitions is left to maintenance: what can be put together in
+between would hardly be seen there.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -34,15 +38,30 @@ logger = logging.getLogger(__name__)
 CROWD = 24
 # … after a pause, and after one of so many times what the last look took.
 _PAUSE_SECONDS, _PAUSES = 60.0, 20.0
+# Of a worker's time, whatever tables it has: after a look none for so many times what it took.
+_RESTS = 4.0
+# Files of a merge, above which its table is left to maintenance.
+_SPREAD = 5.0
 # The keys of larger tables aren't compared, as they are when a maintenance run compacts.
 _CHECKED_ROWS = 1_000_000
 
 
+@dataclass(slots=True)
+class _Left:
+    """How a table was left: its files, also as of its last merge, and until when (monotonic)."""
+
+    files: int
+    seen: int
+    until: float = 0.0
+
+
 class Crowds:
-    """How each table of a worker was left: with how many files, and until when (monotonic)."""
+    """How the tables of a worker were left; for its threads."""
 
     def __init__(self) -> None:
-        self._left: dict[TableId, tuple[int, float]] = {}
+        self._left: dict[TableId, _Left] = {}
+        self._one = threading.Lock()
+        self._rests_until = 0.0
 
     def thin_out(
         self,
@@ -50,21 +69,33 @@ class Crowds:
         session: SparkSession,
         table: TableId,
         data_files: int,
+        merges: int,
     ) -> None:
-        """Put tiny files of ``table``, which has ``data_files``, together if they are a crowd.
+        """Put tiny files of ``table`` together if they are a crowd, now that it was merged.
 
-        Takes the table's writer lock. Whatever prevents it is left to maintenance; raises
-        PySparkException only if the Spark server is lost.
+        It has ``data_files`` after so many merges. Takes the table's writer lock. Whatever prevents
+        it is left to maintenance; raises PySparkException only if the Spark server is lost.
         """
-        left, until = self._left.get(table, (0, 0.0))
-        left, now = min(left, data_files), time.monotonic()
         if pipeline.config.maintenance.every is None:
             return
-        if data_files - left >= CROWD and now >= until:
-            left = self._thinned(pipeline, session, table, data_files)
-            pause = max(_PAUSE_SECONDS, _PAUSES * (time.monotonic() - now))
-            until = time.monotonic() + pause
-        self._left[table] = left, until
+        if (left := self._left.get(table)) is None:  # what a merge of it adds isn't known yet
+            self._left[table] = _Left(0, data_files)
+            return
+        left.files = min(left.files, data_files)
+        is_spread = data_files - left.seen > _SPREAD * merges
+        left.seen = data_files
+        if data_files - left.files < CROWD or is_spread or not self._one.acquire(blocking=False):
+            return
+        try:
+            began = time.monotonic()
+            if began < max(left.until, self._rests_until):
+                return
+            left.files = left.seen = self._thinned(pipeline, session, table, data_files)
+            now = time.monotonic()
+            left.until = now + max(_PAUSE_SECONDS, _PAUSES * (now - began))
+            self._rests_until = now + _RESTS * (now - began)
+        finally:
+            self._one.release()
 
     @staticmethod
     def _thinned(pipeline: Pipeline, session: SparkSession, table: TableId, data_files: int) -> int:

@@ -48,7 +48,9 @@ def next_slice(
 
     The order: files of an older partition spec, which Iceberg's planner ignores; small files, where
     their partition has enough of them; files with many deleted rows, whatever their size. Most
-    deleted rows are recent and so lie in small files, whose rewriting removes them, too.
+    deleted rows are recent and so lie in small files, whose rewriting removes them, too. Large
+    files without a row left come before small ones: the planner picks them whatever is asked for,
+    so a slice has to count them.
     """
     if old := [file for file in files if file.spec_id != spec_id and file.deleted < file.rows]:
         return _moved(old, wanted)
@@ -56,7 +58,7 @@ def next_slice(
     small = [file for file in files if file.bytes < small_bytes]
     counts = Counter(file.partition for file in small)
     crowded = [file for file in small if counts[file.partition] >= wanted.min_input_files]
-    if crowded:
+    if crowded and not _has_empty(files, small_bytes):
         number = max(2, _fitting(crowded, wanted.target_file_size))
         return _slice(crowded, number, wanted, min_file_size_bytes=small_bytes)
     hollow = [file for file in files if file.deleted > wanted.deleted_rows * file.rows]
@@ -67,14 +69,19 @@ def next_slice(
 
 
 # Between two maintenance runs: files below a sixteenth of this are tiny, and eight of a partition a
-# crowd. What they become isn't tiny, so no row is written twice. Each partition is a job of Spark.
+# crowd. A row is written again until its file isn't tiny. Each partition is a job of Spark.
 _THINNED = MaintenanceConfig(target_file_size=16 * 10**6, min_input_files=8)
 _TINY_BYTES = _THINNED.target_file_size // 16
 _THINNED_FILES = 64
 
 
 def tiny_slice(files: Sequence[LiveFile], spec_id: int) -> Slice | None:
-    """The tiny files to put together next; None if there is no crowd of them."""
+    """The tiny files to put together next; None if there is no crowd of them.
+
+    None, too, where a large file has no row left: the planner would pick it with them.
+    """
+    if _has_empty(files, _TINY_BYTES):
+        return None
     tiny = [file for file in files if file.bytes < _TINY_BYTES and file.spec_id == spec_id]
     counts = Counter(file.partition for file in tiny)
     crowded = [file for file in tiny if counts[file.partition] >= _THINNED.min_input_files]
@@ -82,6 +89,11 @@ def tiny_slice(files: Sequence[LiveFile], spec_id: int) -> Slice | None:
         return None
     number = min(_fitting(crowded, _THINNED.target_file_size), _THINNED_FILES)
     return _slice(crowded, number, _THINNED, min_file_size_bytes=_TINY_BYTES)
+
+
+def _has_empty(files: Sequence[LiveFile], least_bytes: int) -> bool:
+    """Whether all rows of a file of so many bytes are deleted."""
+    return any(file.deleted >= file.rows and file.bytes >= least_bytes for file in files)
 
 
 def _moved(files: Sequence[LiveFile], wanted: MaintenanceConfig) -> Slice:

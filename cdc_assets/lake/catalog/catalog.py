@@ -274,5 +274,6 @@ def _open(dsn: str, schema: str, properties: tuple[tuple[str, str], ...]) -> Cat
         make_schema(dsn, schema)
     named = dict(properties)
     if named["type"] == "sql":
-        return ParsedOnce(CATALOG, **named)
+        del named["type"]
+        named["py-catalog-impl"] = f"{ParsedOnce.__module__}.{ParsedOnce.__name__}"
     return load_catalog(CATALOG, **named)

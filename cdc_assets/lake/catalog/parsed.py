@@ -6,8 +6,8 @@ which a merge needs several. A metadata file never changes, and its name is neve
 
 from __future__ import annotations
 
+import random
 import threading
-from collections import OrderedDict
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -15,21 +15,28 @@ from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-# Of all tables together; a parsed snapshot takes some 3 kB.
-_SNAPSHOTS = 30_000
+# Of all tables together, in parsed snapshots, each of which takes some 7 kB.
+_LIMIT = 10_000
+# A column of a schema takes a quarter of a snapshot; each change of a column or a comment adds a
+# schema.
+_COLUMNS = 4
 
 
 class ParsedOnce(SqlCatalog):
-    """Keeps the metadata of the tables that were looked at last."""
+    """Keeps metadata of as many tables as there is room for.
+
+    Tables are looked at in turns, so the one that wasn't looked at for longest is the next one: any
+    other would be better to lose. The one that goes is taken at random.
+    """
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
-        self._parsed: OrderedDict[str, TableMetadata] = OrderedDict()
+        self._parsed: dict[str, TableMetadata] = {}
         self._lock = threading.Lock()
 
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
         location = orm_table.metadata_location
-        known = self._known(location) if location else None
+        known = self._parsed.get(location) if location else None
         if location is None or known is None:
             table = super()._convert_orm_to_iceberg(orm_table)
             self._keep(table.metadata_location, table.metadata)
@@ -47,21 +54,19 @@ class ParsedOnce(SqlCatalog):
             catalog=self,
         )
 
-    def _known(self, location: str) -> TableMetadata | None:
-        with self._lock:
-            if location in self._parsed:
-                self._parsed.move_to_end(location)
-            return self._parsed.get(location)
-
     def _keep(self, location: str, metadata: TableMetadata) -> None:
         with self._lock:
             for old, known in list(self._parsed.items()):  # a table's earlier file
                 if known.table_uuid == metadata.table_uuid:
                     del self._parsed[old]
+            others = list(self._parsed)
             self._parsed[location] = metadata
-            while len(self._parsed) > 1 and _snapshots(self._parsed) > _SNAPSHOTS:
-                self._parsed.popitem(last=False)
+            while others and sum(map(_weight, self._parsed.values())) > _LIMIT:
+                gone = random.randrange(len(others))  # noqa: S311 - no secret
+                del self._parsed[others.pop(gone)]
 
 
-def _snapshots(parsed: OrderedDict[str, TableMetadata]) -> int:
-    return sum(1 + len(metadata.snapshots) for metadata in parsed.values())
+def _weight(metadata: TableMetadata) -> int:
+    """In parsed snapshots."""
+    columns = sum(len(schema.fields) for schema in metadata.schemas)
+    return 1 + len(metadata.snapshots) + columns // _COLUMNS

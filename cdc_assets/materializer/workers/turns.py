@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Self
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced
@@ -85,6 +86,7 @@ class Turns:
         self._last_turn: dict[TableId, int] = {}
         self._cadence = Cadence(pipeline.config)
         self._crowds = Crowds()
+        self._lost: PySparkException | None = None  # of a Spark server that ended beside the merges
         self._next_due = math.inf  # monotonic; of the tables whose turn wasn't due
         self._cleanup = ExitStack()
         keep_freed(_KEPT_BYTES)
@@ -145,7 +147,12 @@ class Turns:
         return [backlog.table for backlog in due]
 
     def start(self, table: TableId) -> bool:
-        """Begin to apply the log that is registered now; False if no hand is free."""
+        """Begin to apply the log that is registered now; False if no hand is free.
+
+        Raises PySparkException if the Spark server is known to be lost.
+        """
+        if self._lost is not None:
+            raise self._lost
         if not self._free:
             return False
         self._turns += 1
@@ -204,7 +211,11 @@ class Turns:
             on_merge=self._told.put,
         )
         if drained is not None and drained.merges:
-            self._crowds.thin_out(hand.pipeline, hand.session, table, drained.data_files)
+            files, merges = drained.data_files, drained.merges
+            try:
+                self._crowds.thin_out(hand.pipeline, hand.session, table, files, merges)
+            except PySparkException as error:
+                self._lost = error  # the merge is done all the same
         return drained
 
     def _hands(self, session: SparkSession) -> list[_Hand]:

@@ -6,6 +6,7 @@ import logging
 import time
 
 import pytest
+from pyspark.errors import PySparkException
 
 from cdc_assets.config.sections import MaintenanceConfig
 from cdc_assets.errors import TableProblem
@@ -36,6 +37,7 @@ def _small_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "CROWD", CROWD)
     monkeypatch.setattr(crowds, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(crowds, "_PAUSES", 0.0)
+    monkeypatch.setattr(crowds, "_RESTS", 0.0)
     monkeypatch.setattr(plan, "_THINNED", MaintenanceConfig(min_input_files=2))
 
 
@@ -89,6 +91,30 @@ def test_a_compaction_that_fails_fails_no_merge(
         assert source.equal(T)
 
 
+def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise PySparkException("the server is gone")
+
+    monkeypatch.setattr(crowds.Crowds, "thin_out", lost)
+    with (
+        copied_lake(SETUP, "t") as source,
+        settings(source) as pipeline,
+        Worker(pipeline, [T]) as worker,
+        Turns(pipeline, source.session, worker, lambda _: None) as turns,
+    ):
+        source.execute("update t set v = 'new' where id = 1")
+        source.flush()
+        assert turns.pending([T], also=[T]) == [T]
+        assert turns.start(T)
+        [turn] = wait_for(lambda: turns.wait(0.1))
+        assert turn.error is None
+        assert turn.drained is not None
+        with pytest.raises(PySparkException, match="the server is gone"):
+            turns.start(T)
+
+
 def test_without_maintenance_files_stay_as_they_are(copied_lake: NewLake) -> None:
     with copied_lake(SETUP, "t") as source, settings(source, every=None) as pipeline:
         found = _merged(source, pipeline, 7)
@@ -105,7 +131,9 @@ def test_it_waits_for_nobody_and_leaves_tables_at_rest_alone(
         def thinned() -> bool:
             """Of a table that is said to have many files."""
             began, caplog_before = time.monotonic(), len(caplog.records)
-            crowds.Crowds().thin_out(pipeline, source.session, T, CROWD)
+            found = crowds.Crowds()
+            for _ in range(2):  # what a merge adds is known from the second on
+                found.thin_out(pipeline, source.session, T, CROWD, 1)
             if _files(source) < before:
                 return True
             assert time.monotonic() - began < 10.0

@@ -72,18 +72,33 @@ def test_a_file_that_is_gone_is_missed(catalog: ParsedOnce) -> None:
 def test_what_is_kept_is_bounded(
     catalog: ParsedOnce, parses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parsed, "_SNAPSHOTS", 2)
-    for name in "abc":
+    monkeypatch.setattr(parsed, "_LIMIT", 3)  # a table of one column weighs one
+    for name in "abcd":
         catalog.create_table(f"n.{name}", SCHEMA)
-    parses.clear()
-    for name in "abcabc":  # the least recently used one goes, each time before it is wanted
+    for name in "abcd" * 10:
         catalog.load_table(f"n.{name}")
-    assert len(parses) == 6
-    catalog.load_table("n.c")
-    assert len(parses) == 6
+        assert len(catalog._parsed) <= 3
+    assert len(parses) < 35  # walked in a circle, most are found all the same
     with catalog.load_table("n.c").transaction() as change:  # of a table only the newest is kept
         change.set_properties(said="new")
     catalog.load_table("n.c")
-    parses.clear()
-    catalog.load_table("n.b")
-    assert parses == []
+    assert [known.table_uuid for known in catalog._parsed.values()].count(
+        catalog.load_table("n.c").metadata.table_uuid
+    ) == 1
+
+
+def test_columns_of_all_schemas_weigh_and_a_table_too_large_leaves_alone(
+    catalog: ParsedOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = Schema(*(NestedField(i, f"c{i}", IntegerType(), required=False) for i in range(1, 41)))
+    monkeypatch.setattr(parsed, "_LIMIT", 30)
+    catalog.create_table("n.wide", wide)
+    assert parsed._weight(catalog.load_table("n.wide").metadata) == 11
+    for number in range(3):
+        with catalog.load_table("n.wide").update_schema() as change:
+            change.add_column(f"more{number}", IntegerType())
+    wide_now = catalog.load_table("n.wide").metadata
+    assert parsed._weight(wide_now) == 1 + (40 + 41 + 42 + 43) // 4
+    assert list(catalog._parsed.values()) == [wide_now]
+    catalog.create_table("n.a", SCHEMA)
+    assert list(catalog._parsed.values()) == [catalog.load_table("n.a").metadata]

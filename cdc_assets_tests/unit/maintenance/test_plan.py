@@ -144,3 +144,15 @@ def test_tiny_files_of_crowded_partitions_are_put_together_by_few_jobs() -> None
     assert due.files == 64
     # What they become isn't tiny: files that an earlier slice left don't count.
     assert tiny_slice(files(*[3.0] * 40, *[0.1] * 7), 0) is None
+
+
+def test_a_large_file_without_a_row_left_is_counted_before_small_ones_are_picked() -> None:
+    """The planner picks it, whatever it is asked for."""
+    empty = replace(files(100)[0], deleted=1000)
+    small = files(*[0.1] * 30)
+    assert tiny_slice([*small, empty], 0) is None
+    found = next_slice([*small, empty, *files(100)], WANTED)
+    assert found is not None
+    assert (found.options["max-files-to-rewrite"], found.bytes) == ("1", 100 * MB)
+    gone = [replace(file, deleted=1000) for file in small]
+    assert tiny_slice(gone, 0) is not None  # they are small themselves
