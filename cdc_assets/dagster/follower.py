@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -22,10 +24,10 @@ from dagster._serdes import deserialize_value, serialize_value
 from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig, config_from_parent
-from cdc_assets.dagster.assets.reports import Reports
+from cdc_assets.dagster.assets.reports import REPORT_SECONDS, Reports, added
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, data_version
 from cdc_assets.dagster.names import all_tables
-from cdc_assets.errors import FollowerProblem, SparkProblem, TableProblem
+from cdc_assets.errors import FollowerProblem, SparkProblem
 from cdc_assets.lake.spark.session import open_session, server, spark_problem
 from cdc_assets.log.sessions.workers import KnownWorker
 from cdc_assets.materializer.drain import Drained
@@ -39,7 +41,7 @@ from cdc_assets.process.children import ChildSpec
 from cdc_assets.process.helper_thread import HelperThread
 from cdc_assets.process.home import home
 from cdc_assets.process.lifeline import die_with_parent, read_settings
-from cdc_assets.process.traces import log_level, log_to_stderr
+from cdc_assets.process.traces import log_level, log_to_stderr, noted
 from cdc_assets.readiness.foreign_errors import explained
 
 logger = logging.getLogger("cdc_assets.dagster.follower")
@@ -74,9 +76,10 @@ def keep(config: SourceConfig, instance: dg.DagsterInstance, workers: Sequence[K
             f"It is started again in {status.next_start_in_seconds:.0f} s; its log is {spec.log}.",
         )
     name = children.process_name(status.pid)
-    if any(worker.alive and worker.process == name for worker in workers):
+    found = next((worker for worker in workers if worker.process == name), None)
+    if found is not None and found.alive:
         return f"The follower (pid {status.pid}) is at work."
-    _end_if_hung(config)
+    _end_if_hung(config, found.heard_seconds_ago if found is not None else None)
     return f"The follower (pid {status.pid}) isn't at work. {children.last_words(spec.log)}"
 
 
@@ -84,12 +87,20 @@ def _child(config: SourceConfig) -> str:
     return f"follower:{config.name}"
 
 
-def _end_if_hung(config: SourceConfig) -> None:
-    """End a follower that isn't at work and doesn't say why; one that waits says so."""
+def _end_if_hung(config: SourceConfig, heard_seconds_ago: float | None) -> None:
+    """End a follower that isn't at work and doesn't say why; one that waits says so.
+
+    ``heard_seconds_ago``: its last heartbeat as a worker, if it is one.
+    """
     child = children.child_of(_child(config))
-    if child is None or (silent := child.silent_seconds) < HUNG_SECONDS:
+    if child is None:
         return
-    children.stop(_child(config), timeout_seconds=0.0)
+    silent = child.silent_seconds  # one that has nothing to do writes nothing either
+    if heard_seconds_ago is not None:
+        silent = min(silent, heard_seconds_ago)
+    if silent < HUNG_SECONDS:
+        return
+    child.stop(timeout_seconds=0.0)
     raise FollowerProblem(
         f"the follower of {config.name} (pid {child.pid}) hung: it wasn't heard of for"
         f" {silent:.0f} s, and was ended.",
@@ -113,7 +124,9 @@ class Reporter(Listener):
         self._done = SimpleQueue[Drained]()
         # The offset up to which each table that streams is applied, and the follower's own tables.
         self._look: tuple[Mapping[TableId, int], frozenset[TableId]] = ({}, frozenset())
-        self._compared = set[TableId]()
+        # When a table that is seen to stream is to be compared; never again once it was.
+        self._compare_at = dict[TableId, float]()
+        self._sums = dict[TableId, Drained]()
         self._instance: dg.DagsterInstance | None = None
         self._pipeline: Pipeline | None = None
         self._reports: Reports | None = None
@@ -140,17 +153,22 @@ class Reporter(Listener):
         self._thread.close()
 
     def _step(self, *, at_once: bool = False) -> None:
+        while not self._done.empty():  # first: whatever is wrong, it must not grow
+            drained = self._done.get()
+            self._sums[drained.table] = added(self._sums.get(drained.table), drained)
         try:
             reports, pipeline, instance = self._ready()
-            while not self._done.empty():
-                reports.add(self._done.get())
+            for table in list(self._sums):
+                reports.add(self._sums.pop(table))
             offsets, mine = self._look
             for table in self._untold(pipeline, instance, offsets):
-                with _said():
+                self._compare_at[table] = time.monotonic() + REPORT_SECONDS
+                with _said(table):
                     reports.introduce(table)
+                    self._compare_at[table] = math.inf
             for table, offset in offsets.items():
                 if table not in mine:
-                    with _said():
+                    with _said(table):
                         reports.of_other(table, offset)
             reports.tell_due(at_once=at_once)
         except psycopg.Error:
@@ -180,8 +198,10 @@ class Reporter(Listener):
         self, pipeline: Pipeline, instance: dg.DagsterInstance, offsets: Mapping[TableId, int]
     ) -> Iterator[TableId]:
         """The tables just seen to stream whose newest event isn't of what is applied."""
-        self._compared &= set(offsets)
-        fresh = sorted(set(offsets) - self._compared)
+        due = {table: self._compare_at.get(table, 0.0) for table in offsets}
+        self._compare_at = {table: at for table, at in due.items() if at}
+        now = time.monotonic()
+        fresh = sorted(table for table, at in due.items() if at <= now)
         if not fresh:
             return
         epochs = {row.table: row.epoch for row in pipeline.store.tables()}
@@ -192,16 +212,19 @@ class Reporter(Listener):
             version = data_version(epochs.get(table, 0), offsets[table])
             if told is None or (told.tags or {}).get(DATA_VERSION_TAG) != version:
                 yield table
-            self._compared.add(table)
+            else:
+                self._compare_at[table] = math.inf
 
 
 @contextmanager
-def _said() -> Iterator[None]:
+def _said(table: TableId) -> Iterator[None]:
     """Around the report of one table: what is wrong with it stops no other report."""
     try:
         yield
-    except TableProblem as problem:
-        logger.warning("not reported: %s", problem)
+    except psycopg.Error:
+        raise
+    except Exception as error:  # noqa: BLE001 - a table's own, or Dagster's storage
+        logger.warning("%s isn't reported: %s", table, noted(error))
 
 
 @contextmanager

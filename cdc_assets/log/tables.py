@@ -314,10 +314,16 @@ class TableRegistry(LogSession):
         )
 
     def forget_cursor(self, table: TableId) -> None:
-        """Remove a cursor of the epoch before, which doesn't apply to a new complete copy."""
+        """Remove a cursor of the epoch before, which doesn't apply to a new complete copy.
+
+        A problem that was told of the table is over, too.
+        """
         self.connection.execute(
-            "delete from mat_cursor where consumer_group = %s and source = %s and table_name = %s",
-            (GROUP, self.source, str(table)),
+            "with well as (update claims set problem = null, problem_since = null"
+            "  where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s)"
+            " delete from mat_cursor"
+            " where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s",
+            {"group": GROUP, "source": self.source, "table": str(table)},
         )
 
 

@@ -157,6 +157,11 @@ class _Row:
     problem: str | None
     problem_seconds: float | None
 
+    def present_problem(self, *, altered: bool) -> str | None:
+        """What was told of the table, while there is something that can't be applied."""
+        waits = self.state == TableState.STREAMING and (self.pending_rows or altered)
+        return self.problem if waits else None
+
     def position(self, flushed: Lsn | None) -> Lsn | None:
         """The LSN up to which the lake table shows the source; None before its copy is complete."""
         if self.state != TableState.STREAMING or self.snapshot_lsn is None:
@@ -280,7 +285,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 row.applied_offset,
                 row.copy_idle_seconds,
                 row.info,
-                row.problem if row.pending_rows or table.id in differing else None,
+                row.present_problem(altered=table.id in differing),
                 row.problem_seconds,
             )
         )

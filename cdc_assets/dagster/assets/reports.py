@@ -25,6 +25,7 @@ from cdc_assets.dagster.metadata import (
 from cdc_assets.dagster.names import TableAssets
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.materializer.drain import Drained
@@ -68,24 +69,22 @@ class Reports:
 
     def add(self, drained: Drained) -> None:
         """A turn's merges."""
-        self._sums[drained.table] = _added(self._sums.get(drained.table), drained)
+        self._sums[drained.table] = added(self._sums.get(drained.table), drained)
 
     def introduce(self, table: TableId) -> None:
         """Report a table's present state: just copied, or merged by somebody else.
 
         Raises TableProblem.
         """
-        if table in self._sums:
-            self.tell(table)
-            return
         row = self.store.table(table)
         if row is None or row.snapshot_lsn is None:
             return
+        # Before the lake is looked at, which has no less. None: nothing was applied to the copy.
+        at = self.store.cursor(table) or Cursor(0, row.snapshot_lsn)
         state = LakeTable(self._config, self._config.table(table), row).state()
         if state.snapshot_id is not None:
-            at = state.cursor or Cursor(0, row.snapshot_lsn)
-            nothing = (0, 0, 0, 0, 0, 0)
-            self._sums[table] = Drained(table, *nothing, at, state.total_rows, 0.0)
+            found = Drained(table, 0, 0, 0, 0, 0, 0, at, state.total_rows, 0.0)
+            self.add(found)
             self.tell(table)
 
     def of_other(self, table: TableId, offset: int, *, at_once: bool = False) -> bool:
@@ -98,7 +97,7 @@ class Reports:
             return False
         self._at[table] = time.monotonic()  # also if it can't be told: it is due again later
         self.introduce(table)
-        self._others[table] = offset
+        self._others[table] = max(offset, self._others[table])
         return True
 
     def tell_due(self, *, at_once: bool = False) -> None:
@@ -118,9 +117,12 @@ class Reports:
     def tell(self, table: TableId) -> None:
         """Report what was done to ``table``; what the log doesn't take is told with the next."""
         self._at[table] = time.monotonic()
-        if (row := self.store.table(table)) is not None:  # else it was dropped
+        row = self.store.table(table)
+        # Else it was dropped, or is copied anew: what was done to the table of before is past.
+        if row is not None and row.state == TableState.STREAMING:
             lake, tags = self._tables[table].lake, {DATA_VERSION_TAG: self._version(row)}
             self._log(dg.AssetMaterialization(lake, tags=tags, metadata=self._metadata(row)))
+            self._others[table] = self._sums[table].cursor.offset  # whoever goes on from there
         del self._sums[table]
 
     def rest(self) -> Iterator[dg.MaterializeResult[None]]:
@@ -152,7 +154,7 @@ class Reports:
         return {**table_metadata(lake, names, drained.rows), **drained_metadata(drained, lag)}
 
 
-def _added(before: Drained | None, now: Drained) -> Drained:
+def added(before: Drained | None, now: Drained) -> Drained:
     """The sum of two drains of one table; its position is the later one's."""
     if before is None:
         return now

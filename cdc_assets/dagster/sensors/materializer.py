@@ -172,11 +172,15 @@ def materializer_sensor(
             seen = Tick(config, context.instance, pipeline.store, found, looks, proven)
             try:
                 request, said = merge(seen)
-            except (NotYet, FollowerProblem) as problem:
+            except NotYet as missing:
                 if not events:
                     raise
                 # The tables that are level are fresh all the same.
-                request, said = None, str(problem)
+                request, said = None, str(missing)
+            except FollowerProblem:
+                for event in events:
+                    context.instance.report_runless_asset_event(event)
+                raise
         return dg.SensorResult(
             run_requests=[] if request is None else [request],
             skip_reason=said if request is None else None,
@@ -294,6 +298,8 @@ def _keep_follower(tick: Tick) -> tuple[None, str]:
     """Keep the follower running; what it is doing. Raises FollowerProblem if it ended by itself."""
     if not follower.is_running(tick.config) and spark_address(tick.config) is None:
         raise NotYet("Waiting for Spark to start.")
+    # Runs of an earlier setting, or of an earlier version, whose processes are gone.
+    active_runs(tick.instance, tick.store, run_tags(tick.config, "materialize"))
     said = follower.keep(tick.config, tick.instance, tick.found.workers)
     rows = sum(table.pending_rows for table in tick.found.tables)
     failing = [table.problem for table in tick.found.tables if table.problem is not None]

@@ -16,6 +16,7 @@ from typing import cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.connect import SparkConnectException, SparkConnectGrpcException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -31,9 +32,18 @@ from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.process.home import home
 
+logger = logging.getLogger(__name__)
+
 _ANSWER_SECONDS = 2.0
 # Retries of a request, with waits of 0.05, 0.2, 0.8, 3.2 and 12.8 s between.
 RETRIES = 5
+# A line that carries nothing any more, after a NAT's time-out or a lost host, is noticed while an
+# answer is awaited. A Java server ends the line of a client that asks more often than in 5 minutes.
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
 _OTHER_SERVER = ("SESSION_NOT_FOUND", "SESSION_CHANGED", "RESPONSE_ALREADY_RECEIVED")
 
 
@@ -99,6 +109,19 @@ def lost_server(error: BaseException) -> bool:
     return unreachable or any(word in str(error) for word in _OTHER_SERVER)
 
 
+def is_usable(session: SparkSession) -> bool:
+    """Whether the server knows the session; asks it, which keeps the session, too.
+
+    A server forgets a session that nobody used for an hour.
+    """
+    try:
+        session.conf.get("spark.sql.session.timeZone")
+    except PySparkException as error:
+        logger.info("a session of Spark is lost: %s", first_line(error))
+        return False
+    return True
+
+
 # A snapshot summary's properties go by an option of a DataFrame's write, or by a session setting,
 # which MERGE obeys too.
 _summaries_lock = threading.Lock()
@@ -135,12 +158,10 @@ def spark_problem(config: SourceConfig) -> str | None:
 def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
     """A new session of the source's own; the caller stops it."""
     address = url or connect_url(config)
-    if config.spark.remote is not None:
-        session: SparkSession = SparkSession.builder.remote(address).create()
-    else:
-        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as builder.remote does
-        builder = ConnectSession.builder.channelBuilder(_Loopback(address))
-        session = cast(SparkSession, builder.create())
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as builder.remote does
+    channel = _Loopback if config.spark.remote is None else DefaultChannelBuilder
+    builder = ConnectSession.builder.channelBuilder(channel(address, _KEEPALIVE))
+    session = cast(SparkSession, builder.create())
     prepare_session(session, config)
     return session
 

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import psycopg
 from pyspark.errors import PySparkException
@@ -30,6 +31,15 @@ logger = logging.getLogger(__name__)
 # How soon a registered change is seen; the look costs a millisecond or two.
 _LOOK_SECONDS = 0.5
 _BACKOFF = Backoff(first_seconds=10.0, cap_seconds=600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """``offset``: up to where the table's log was applied when it failed so many times in a row."""
+
+    times: int
+    again_at: float
+    offset: int | None
 
 
 class Listener:
@@ -54,8 +64,7 @@ class Follower:
         self._tables = tables
         self._stop = stop
         self._listener = listener
-        self._failures: dict[TableId, int] = {}
-        self._again_at: dict[TableId, float] = {}
+        self._failures: dict[TableId, _Failure] = {}
 
     def work(self, pipeline: Pipeline, session: SparkSession) -> None:
         """Be a worker until ``stop``. Raises errors that need another session or connection."""
@@ -66,12 +75,13 @@ class Follower:
             altered = Altered(pipeline, self._tables)
             while not self._stop.is_set():
                 now = time.monotonic()
-                able = {t for t in self._tables if self._again_at.get(t, 0.0) <= now}
-                wants = able - set(paused(pipeline.store))
+                failing = {t for t, failure in self._failures.items() if failure.again_at > now}
+                wants = set(self._tables) - failing - set(paused(pipeline.store))
                 for table in turns.pending(wants, also=altered.tables()):
                     if not turns.start(table):
                         break
                     altered.tried(table)
+                self._forget_mended(turns)
                 self._take(turns)
                 self._listener.looked(turns)
             while turns.busy:
@@ -91,14 +101,21 @@ class Follower:
         # Not the table's own: the connection. A missing right or function may be of one table.
         lost = isinstance(turn.error, psycopg.Error)
         lost = lost and not isinstance(turn.error, psycopg.ProgrammingError)
-        if not lost:
-            problem = turn.error
-            if not isinstance(problem, TableProblem):
-                problem = TableProblem(turn.table, noted(problem))
-            self._failures[turn.table] = self._failures.get(turn.table, 0) + 1
-            delay = _BACKOFF.delay_seconds(self._failures[turn.table])
-            self._again_at[turn.table] = time.monotonic() + delay
-            logger.error("tried again in %.0f s: %s", delay, problem)
-            turns.tell(turn.table, str(problem))
-        if lost or isinstance(turn.error, PySparkException):  # it may be the session
+        if lost or (isinstance(turn.error, PySparkException) and not turns.usable):
             raise turn.error
+        problem = turn.error
+        if not isinstance(problem, TableProblem):
+            problem = TableProblem(turn.table, noted(problem))
+        before = self._failures.get(turn.table)
+        times = 1 if before is None else before.times + 1
+        delay, offset = _BACKOFF.delay_seconds(times), turns.offsets.get(turn.table)
+        self._failures[turn.table] = _Failure(times, time.monotonic() + delay, offset)
+        logger.error("tried again in %.0f s: %s", delay, problem)
+        turns.tell(turn.table, str(problem))
+
+    def _forget_mended(self, turns: Turns) -> None:
+        """A failing table that somebody else merged, or that is copied anew, waits no longer."""
+        for table, failure in list(self._failures.items()):
+            at = turns.others.get(table, turns.offsets.get(table))
+            if at != failure.offset:
+                del self._failures[table]

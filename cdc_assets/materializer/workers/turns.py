@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from queue import SimpleQueue
@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.spark.beside import sessions_beside
+from cdc_assets.lake.spark.session import is_usable
 from cdc_assets.log.cursors import Backlog
 from cdc_assets.maintenance.crowds import Crowds
 from cdc_assets.materializer.drain import Drained, drain
@@ -48,6 +49,8 @@ _AT_ONCE_SECONDS = 0.05
 _KEPT_BYTES = 256 * 2**20
 # Without any turn for so long, what its merges have freed goes back.
 _IDLE_SECONDS = 30.0
+# How often the sessions that merge nothing are used: a server forgets them after an hour.
+_ASK_SECONDS = 600.0
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -87,6 +90,7 @@ class Turns:
         self._cadence = Cadence(pipeline.config)
         self._crowds = Crowds()
         self._lost: PySparkException | None = None  # of a Spark server that ended beside the merges
+        self._ask_at = time.monotonic() + _ASK_SECONDS  # whether free sessions are usable
         self._next_due = math.inf  # monotonic; of the tables whose turn wasn't due
         self._cleanup = ExitStack()
         keep_freed(_KEPT_BYTES)
@@ -96,13 +100,20 @@ class Turns:
         self.mine: frozenset[TableId] = frozenset()
         """This worker's tables, as of the last :meth:`pending`."""
         self.offsets: Mapping[TableId, int] = {}
-        """The offset up to which each table's log is applied, by any worker, as of then."""
+        """The offset up to which each wanted table's log is applied, by any worker, as of then."""
+        self.others: Mapping[TableId, int] = {}
+        """The same of the tables that stream and weren't wanted."""
         self.waits = False
         """Whether a table of this worker had something to apply then, and its turn wasn't due."""
 
     @property
     def busy(self) -> bool:
         return bool(self._at_work)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the server knows the sessions that merge nothing now."""
+        return all(is_usable(hand.session) for hand in self._free)
 
     @property
     def relieved(self) -> bool:
@@ -120,8 +131,10 @@ class Turns:
         at work are left out. ``also``: tables that want a turn in any case. Raises Fenced.
         """
         config = self._pipeline.config
-        backlogs = [b for b in self._pipeline.store.backlogs() if b.table in wants]
+        found = self._pipeline.store.backlogs()
+        backlogs = [b for b in found if b.table in wants]
         self.offsets = {b.table: b.offset for b in backlogs}
+        self.others = {b.table: b.offset for b in found if b.table not in wants}
         heavy = {b.table for b in backlogs if b.bytes > config.lake.merge_bytes}
         self.mine = self._worker.share(wants, heavy, keep=self._at_work)
         now = time.monotonic()
@@ -164,8 +177,12 @@ class Turns:
     def wait(self, seconds: float) -> list[Turn]:
         """The turns that are over by now; waits for one, or until another table's is due.
 
-        Waits no longer than ``seconds``.
+        Waits no longer than ``seconds``. Raises PySparkException if an idle session was lost.
         """
+        if time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + _ASK_SECONDS
+            if not self.usable:
+                raise PySparkException("a session of Spark was lost while nothing was merged")
         seconds = max(0.0, min(seconds, self._next_due - time.monotonic()))
         futures = [future for _, future in self._at_work.values()]
         now = time.monotonic()
@@ -236,6 +253,7 @@ class Turns:
     def __exit__(self, kind: type[BaseException] | None, *_trace: object) -> None:
         if kind is not None:
             for hand, _ in self._at_work.values():
-                hand.session.interruptAll()
+                with suppress(PySparkException):  # of a session that is lost
+                    hand.session.interruptAll()
         self._pool.shutdown()
         self._cleanup.close()
