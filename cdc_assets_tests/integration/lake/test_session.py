@@ -1,0 +1,150 @@
+"""A Spark Connect session over the hours: idle, forgotten by its server, its line silent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from pyspark.errors import PySparkException
+
+from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.lake.spark import session as sessions
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.spark.session import is_usable, open_session
+from cdc_assets.materializer.workers import turns as module
+from cdc_assets.materializer.workers.turns import Turns
+from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.support.lake import NewLake
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def _config(remote: str, dsn: str) -> SourceConfig:
+    settings = {
+        "name": "src",
+        "postgres": {"dsn": dsn},
+        "tables": [{"name": "public.t"}],
+        "spark": {"remote": remote},
+    }
+    return parse_config(settings, "test")
+
+
+class Line:
+    """Passes a client's connections on to the server; those there are fall silent when told to."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url.split(";", 1)[0])
+        assert parts.port is not None
+        self._server = parts.port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = url.replace(f":{parts.port}", f":{self._listener.getsockname()[1]}", 1)
+        self._silent = list[threading.Event]()
+        self._ends = list[socket.socket]()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def connections(self) -> int:
+        return len(self._silent)
+
+    def fall_silent(self) -> None:
+        for silent in self._silent:
+            silent.set()
+
+    def close(self) -> None:
+        for end in (self._listener, *self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._server))
+                silent = threading.Event()
+                self._silent.append(silent)
+                self._ends += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=(*ends, silent), daemon=True).start()
+
+    @staticmethod
+    def _pass(come: socket.socket, go: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError):
+            while piece := come.recv(65536):
+                if not silent.is_set():  # else it is read, and lost
+                    go.sendall(piece)
+
+
+@pytest.fixture
+def line(spark_server: SparkServer) -> Iterator[Line]:
+    line = Line(spark_server.ensure())
+    yield line
+    line.close()
+
+
+def test_a_line_that_falls_silent_is_noticed_and_the_statement_goes_on(
+    line: Line, postgres_dsn: NewDatabase, tmp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = {"grpc.keepalive_time_ms": 8_000, "grpc.keepalive_timeout_ms": 2_000}
+    kept = [(name, quick.get(name, value)) for name, value in sessions._KEEPALIVE]
+    monkeypatch.setattr(sessions, "_KEEPALIVE", kept)
+    session = open_session(_config(line.url, postgres_dsn()))
+    try:
+        assert session.sql("select 1").collect()[0][0] == 1
+        before = line.connections
+        line.fall_silent()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(lambda: session.sql("select 2").collect()[0][0])
+            try:
+                assert answer.result(120) == 2
+            except TimeoutError:
+                line.close()  # or the pool would wait for ever
+                raise
+        assert line.connections > before
+    finally:
+        session.stop()
+
+
+def test_keepalive_asks_no_more_often_than_a_server_allows() -> None:
+    """A Java server ends the line of a client that asks more often than in five minutes."""
+    assert dict(sessions._KEEPALIVE)["grpc.keepalive_time_ms"] > 300_000
+
+
+def test_a_session_that_its_server_forgot_is_not_usable(
+    spark_server: SparkServer, postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    session = open_session(_config(spark_server.ensure(), postgres_dsn()))
+    assert is_usable(session)
+    session.client.release_session()  # type: ignore[operator]
+    assert not is_usable(session)
+
+
+def test_sessions_that_merge_nothing_are_used_so_that_they_are_kept(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[object]()
+
+    def ask(session: object) -> bool:
+        asked.append(session)
+        return len(asked) < 4
+
+    monkeypatch.setattr(module, "is_usable", ask)
+    monkeypatch.setattr(module, "_ASK_SECONDS", 0.0)
+    with copied_lake("create table t (id int primary key)", "t") as source:
+        tables = [TableId("public", "t")]
+        with (
+            Worker(source.pipeline, tables) as worker,
+            Turns(source.pipeline, source.session, worker, lambda _: None) as turns,
+        ):
+            turns.wait(0.0)
+            assert len(set(asked)) == source.config.lake.max_parallel_tables == 2
+            with pytest.raises(PySparkException, match="lost while nothing was merged"):
+                turns.wait(0.0)
