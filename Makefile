@@ -6,7 +6,7 @@ PORT ?= 3000
 SCALE ?= 1
 ROUNDS ?= 3
 TABLES ?= 500
-JOBS ?= 2
+JOBS ?= 3
 export CDC_ASSETS_HOME ?= $(CURDIR)/.cdc_assets
 VENV := .venv
 BIN := $(VENV)/bin
@@ -59,7 +59,7 @@ dev: install ## Start everything on an embedded Postgres and serve the Dagster U
 demo: java ## Replicate an embedded Postgres under live traffic, break it, and verify every row
 	@exec $(BIN)/cdc-assets demo
 
-test: java lint ## Lint, types and all tests, two files at a time (JOBS=2)
+test: java lint ## Lint, types and all tests, three files at a time (JOBS=3)
 	@$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## Unit tests only

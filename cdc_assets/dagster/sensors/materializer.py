@@ -301,6 +301,8 @@ def _keep_follower(tick: Tick) -> tuple[None, str]:
     # Runs of an earlier setting, or of an earlier version, whose processes are gone.
     active_runs(tick.instance, tick.store, run_tags(tick.config, "materialize"))
     said = follower.keep(tick.config, tick.instance, tick.found.workers)
+    if (rest := _at_rest(tick.looks)) is not None:
+        return None, rest
     rows = sum(table.pending_rows for table in tick.found.tables)
     failing = [table.problem for table in tick.found.tables if table.problem is not None]
     return None, bounded(" ".join([said, f"{rows:,} changes wait.", *failing]), DESCRIPTION)
@@ -309,10 +311,8 @@ def _keep_follower(tick: Tick) -> tuple[None, str]:
 def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) -> str:
     pending = [look for look in looks if look.status.pending_rows]
     rows = sum(look.status.pending_rows for look in pending)
-    streaming = [look for look in looks if look.status.state == TableState.STREAMING]
-    resting = [look for look in looks if look.status.paused_since is not None]
-    if resting and len(resting) == len(streaming):
-        return f"All {len(resting)} copied tables are paused; {rows:,} changes wait."
+    if (rest := _at_rest(looks)) is not None:
+        return rest
     if active:
         return f"A run is at it; {rows:,} changes of {len(pending)} tables wait."
     if waits:
@@ -324,5 +324,18 @@ def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) ->
             for look in failing
         )
     if not proven:
-        return f"Nothing to apply to {len(streaming)} tables; the flusher isn't level yet."
-    return f"All {len(streaming)} copied tables equal the source."
+        return f"Nothing to apply to {len(_streaming(looks))} tables; the flusher isn't level yet."
+    return f"All {len(_streaming(looks))} copied tables equal the source."
+
+
+def _streaming(looks: Sequence[Look]) -> list[Look]:
+    return [look for look in looks if look.status.state == TableState.STREAMING]
+
+
+def _at_rest(looks: Sequence[Look]) -> str | None:
+    """What there is to be said if all tables are paused."""
+    resting = [look for look in looks if look.status.paused_since is not None]
+    if not resting or len(resting) < len(_streaming(looks)):
+        return None
+    rows = sum(look.status.pending_rows for look in looks)
+    return f"All {len(resting)} copied tables are paused; {rows:,} changes wait."

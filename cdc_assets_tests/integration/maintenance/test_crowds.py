@@ -29,7 +29,7 @@ SETUP = """
 create table t (id int primary key, v text);
 insert into t select i, 'v' from generate_series(1, 50) i;
 """
-CROWD = 5
+CROWD = 4
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def _merged(source: Lake, pipeline: Pipeline, times: int) -> list[int]:
 def test_tiny_files_are_put_together_before_they_are_many(copied_lake: NewLake) -> None:
     with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
         first = _files(source)
-        found = _merged(source, pipeline, 14)
+        found = _merged(source, pipeline, 9)
         assert max(found) <= first + CROWD
         assert min(found[CROWD:]) < CROWD
         assert source.equal(T)
@@ -85,7 +85,7 @@ def test_a_compaction_that_fails_fails_no_merge(
     monkeypatch.setattr(crowds, "rewritten", broken)
     with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
         with caplog.at_level(logging.WARNING):
-            found = _merged(source, pipeline, 7)
+            found = _merged(source, pipeline, 6)
         assert found == sorted(found)
         assert "its small files stay: RuntimeError" in caplog.text
         assert source.equal(T)
@@ -117,7 +117,7 @@ def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
 
 def test_without_maintenance_files_stay_as_they_are(copied_lake: NewLake) -> None:
     with copied_lake(SETUP, "t") as source, settings(source, every=None) as pipeline:
-        found = _merged(source, pipeline, 7)
+        found = _merged(source, pipeline, 6)
         assert found == sorted(found)
 
 

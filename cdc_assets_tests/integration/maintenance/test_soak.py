@@ -1,6 +1,6 @@
 """A table that is merged into again and again, and maintained now and then, stays small.
 
-Real changes by a real flusher. `CYCLES=500` cycles are a soak; thirty of them run with every test.
+Real changes by a real flusher. `CYCLES=500` cycles are a soak; sixteen of them run with every test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEEP = 5
 
 @pytest.mark.parametrize(
     "number",
-    [30, pytest.param(int(os.environ.get("CYCLES", "500")), marks=pytest.mark.soak)],
+    [16, pytest.param(int(os.environ.get("CYCLES", "500")), marks=pytest.mark.soak)],
     ids="{}-cycles".format,
 )
 def test_files_and_metadata_stay_bounded(number: int, copied_lake: NewLake) -> None:
@@ -61,7 +61,7 @@ def test_files_and_metadata_stay_bounded(number: int, copied_lake: NewLake) -> N
                     assert found.problem is None
                     seen.append(found)
         assert source.rows(T) == sorted(source.execute("select * from t"), key=repr)
-        if number > 30:  # figures for a person, no test of anything
+        if number > 16:  # figures for a person, no test of anything
             _report(source, number, seen)
         for found in seen:
             assert found.data_files < 10

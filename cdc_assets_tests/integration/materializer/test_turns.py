@@ -137,13 +137,13 @@ def test_many_tables_are_merged_at_once(source: Lake, monkeypatch: pytest.Monkey
 
 def test_a_wait_ends_when_the_next_table_is_due(source: Lake) -> None:
     configure(source, merge_bytes=10**9)
-    source.execute("insert into a values (1, 1)")
-    source.flush()
     tables = set(source.tables)
     with (
         Worker(source.pipeline, tables) as worker,
         Turns(source.pipeline, source.session, worker, print) as going,
     ):
+        source.execute("insert into a values (1, 1)")
+        source.flush()
         assert (going.pending(tables), going.waits) == ([], True)
         began = time.monotonic()
         assert going.wait(60) == []

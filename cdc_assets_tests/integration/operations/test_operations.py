@@ -72,7 +72,7 @@ def source(copied_lake: NewLake) -> Iterator[Lake]:
 @pytest.fixture
 def ui(source: Lake) -> Iterator[Ui]:
     with dg.DagsterInstance.ephemeral() as instance:
-        yield Ui(source.config, instance)
+        yield Ui(source.config.model_copy(update={"materializer": "run"}), instance)
 
 
 def _states(source: Lake) -> dict[str, tuple[str, int]]:
