@@ -17,6 +17,7 @@ from cdc_assets.dagster.assets.reports import Reports
 from cdc_assets.dagster.follower import Reporter
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG
 from cdc_assets.dagster.names import all_tables
+from cdc_assets.lake.catalog import catalog
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.cursors import Cursor
@@ -53,6 +54,7 @@ def test_a_table_that_cannot_be_read_silences_no_other_and_is_told_once_it_can(
     broken = _metadata_file(world, "big")  # the first one of them
     right = broken.read_bytes()
     broken.write_bytes(right[: len(right) // 2])
+    catalog._open.cache_clear()  # which has parsed it
     with Reporter(world.config, lambda: world.instance) as reporter:
         reporter.looked(cast("Turns", turns))
         for name in ("nokey", "Mixed Case.Table"):
@@ -88,6 +90,7 @@ def test_what_another_worker_merged_on_top_is_told_with_what_this_one_did(
 
     def merged() -> Cursor:
         world.client.execute("update big set note = note || '.' where id <= 10")
+        world.until("the log", world.pending)
         with Spark(world.config) as spark:
             materialize(pipeline, spark, [big])
         found = pipeline.store.cursor(big)
