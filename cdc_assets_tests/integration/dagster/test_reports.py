@@ -81,32 +81,47 @@ def _versions(told: list[dg.AssetMaterialization]) -> list[str]:
     return [(event.tags or {})[DATA_VERSION_TAG] for event in told]
 
 
+def _merged(world: World, pipeline: Pipeline) -> Cursor:
+    """Change rows and merge them; the cursor then."""
+    big = world.names("big").table
+    world.client.execute("update big set note = note || '.' where id <= 10")
+    world.until("the log", world.pending)
+    with Spark(world.config) as spark:
+        materialize(pipeline, spark, [big])
+    found = pipeline.store.cursor(big)
+    assert found is not None
+    return found
+
+
 def test_what_another_worker_merged_on_top_is_told_with_what_this_one_did(
     copied: tuple[World, Pipeline], told: list[dg.AssetMaterialization]
 ) -> None:
     world, pipeline = copied
     big = world.names("big").table
     made = Reports(world.config, pipeline.store, all_tables(world.config), told.append)
-
-    def merged() -> Cursor:
-        world.client.execute("update big set note = note || '.' where id <= 10")
-        world.until("the log", world.pending)
-        with Spark(world.config) as spark:
-            materialize(pipeline, spark, [big])
-        found = pipeline.store.cursor(big)
-        assert found is not None
-        return found
-
-    first = merged()
+    first = _merged(world, pipeline)
     made.add(Drained(big, 1, 10, 10, 10, 0, 0, first, 2000, 1.0))
-    second = merged()  # by another worker, before this one has told the first
+    second = _merged(world, pipeline)  # by another worker, before this one has told the first
     assert made.of_other(big, second.offset, at_once=True)
     assert _versions(told) == [f"1:{second.offset}"]
     assert told[0].metadata["changes"].value == 10
-    third = merged()  # by the other one, after it
+    third = _merged(world, pipeline)
     assert made.of_other(big, third.offset)
     assert not made.of_other(big, third.offset)
     assert _versions(told) == [f"1:{second.offset}", f"1:{third.offset}"]
+
+
+def test_what_another_worker_goes_on_with_is_told(
+    copied: tuple[World, Pipeline], told: list[dg.AssetMaterialization]
+) -> None:
+    world, pipeline = copied
+    big = world.names("big").table
+    made = Reports(world.config, pipeline.store, all_tables(world.config), told.append)
+    made.introduce(big)
+    assert _versions(told) == ["1:0"]
+    after = _merged(world, pipeline)  # by the one that has the table now; it is seen only then
+    assert made.of_other(big, after.offset)
+    assert _versions(told) == ["1:0", f"1:{after.offset}"]
 
 
 def test_what_was_done_before_a_table_is_copied_anew_is_not_told_of_the_new_copy(
