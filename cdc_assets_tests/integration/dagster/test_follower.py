@@ -17,7 +17,8 @@ from dagster._core.errors import SensorExecutionError
 
 from cdc_assets.dagster import follower
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG
-from cdc_assets.dagster.names import all_tables
+from cdc_assets.dagster.names import all_tables, run_tags
+from cdc_assets.dagster.sensors import materializer, runs
 from cdc_assets.errors import FollowerProblem
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.sessions import workers
@@ -77,7 +78,7 @@ def test_a_follower_applies_the_log_and_reports_it_without_a_run(following: Worl
 
 
 def test_a_follower_that_ends_is_an_error_of_the_sensor_and_is_started_again(
-    following: World,
+    following: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = following
     copy_by_command(world)
@@ -87,8 +88,15 @@ def test_a_follower_that_ends_is_an_error_of_the_sensor_and_is_started_again(
     world.until("its work", lambda: world.materializations(world.names("nokey").lake))
     os.kill(first.pid, signal.SIGKILL)
     first.wait(30.0)
-    with pytest.raises((SensorExecutionError, FollowerProblem)) as raised:
-        world.tick("materializer")
+    # Also if there are tables that are level, and due: they are reported all the same.
+    key = world.names("nokey").lake
+    reports = len(world.materializations(key))
+    with monkeypatch.context() as level:
+        level.setattr(materializer, "heartbeat_seconds", lambda _: 0.0)
+        level.setattr(materializer, "_is_proven", lambda *_: True)
+        with pytest.raises((SensorExecutionError, FollowerProblem)) as raised:
+            world.tick("materializer")
+    assert len(world.materializations(key)) == reports + 1
     said = str(raised.value.__cause__ or raised.value)
     assert "the follower of world ended with code -9" in said
     assert "It is started again in" in said
@@ -173,6 +181,21 @@ def _at_work(world: World) -> dg.AssetKey:
     key = world.names("big").lake
     world.until("its work", lambda: world.materializations(key))
     return key
+
+
+def test_a_run_of_before_whose_process_is_gone_is_ended(
+    following: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take a place among the runs for ever."""
+    world = following
+    copy_by_command(world)
+    job, tags = f"materialize_{world.config.name}_tables", run_tags(world.config, "materialize")
+    dead = world.created(dg.RunRequest(job_name=job, tags=dict(tags)), dg.DagsterRunStatus.STARTED)
+    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 0.0)
+    world.tick("materializer")
+    found = world.instance.get_run_by_id(dead.run_id)
+    assert found is not None
+    assert found.status == dg.DagsterRunStatus.FAILURE
 
 
 def test_each_table_stays_materializable_by_hand(following: World) -> None:
