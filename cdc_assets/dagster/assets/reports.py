@@ -8,7 +8,7 @@ reported, or it would look fresh.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from cdc_assets.dagster.metadata import (
 )
 from cdc_assets.dagster.names import TableAssets
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.cursors import Backlog, Cursor
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
@@ -106,33 +106,37 @@ class Reports:
         An error of one of them is raised once the others are told.
         """
         first: Exception | None = None
-        for table in [table for table in self._sums if at_once or self._is_due(table)]:
+        due = [table for table in self._sums if at_once or self._is_due(table)]
+        backlogs = self._backlogs() if due else {}
+        for table in due:
             try:
-                self.tell(table)
+                self.tell(table, backlogs)
             except Exception as error:  # noqa: BLE001 - one table's: the others are told
                 first = first or error
         if first is not None:
             raise first
 
-    def tell(self, table: TableId) -> None:
+    def tell(self, table: TableId, backlogs: Mapping[TableId, Backlog] | None = None) -> None:
         """Report what was done to ``table``; what the log doesn't take is told with the next."""
         self._at[table] = time.monotonic()
         row = self.store.table(table)
         # Else it was dropped, or is copied anew: what was done to the table of before is past.
         if row is not None and row.state == TableState.STREAMING:
             lake, tags = self._tables[table].lake, {DATA_VERSION_TAG: self._version(row)}
-            self._log(dg.AssetMaterialization(lake, tags=tags, metadata=self._metadata(row)))
+            metadata = self._metadata(row, self._backlogs() if backlogs is None else backlogs)
+            self._log(dg.AssetMaterialization(lake, tags=tags, metadata=metadata))
             self._others[table] = self._sums[table].cursor.offset  # whoever goes on from there
         del self._sums[table]
 
     def rest(self) -> Iterator[dg.MaterializeResult[None]]:
         """What wasn't told yet, as the results of a step."""
+        backlogs = self._backlogs()
         for table in list(self._sums):
             row = self.store.table(table)
             assert row is not None  # it has just been drained
             yield dg.MaterializeResult(
                 asset_key=self._tables[table].lake,
-                metadata=self._metadata(row),
+                metadata=self._metadata(row, backlogs),
                 data_version=dg.DataVersion(self._version(row)),
             )
             del self._sums[table]
@@ -144,11 +148,14 @@ class Reports:
     def _version(self, row: TableRow) -> str:
         return data_version(row.epoch, self._sums[row.table].cursor.offset)
 
-    def _metadata(self, row: TableRow) -> dict[str, Any]:
+    def _backlogs(self) -> Mapping[TableId, Backlog]:
+        return {backlog.table: backlog for backlog in self.store.backlogs()}
+
+    def _metadata(self, row: TableRow, backlogs: Mapping[TableId, Backlog]) -> dict[str, Any]:
         table = row.table
         drained, names = self._sums[table], self._tables[table]
         lake = LakeTable(self._config, self._config.table(table), row)
-        backlog = next((b for b in self.store.backlogs() if b.table == table), None)
+        backlog = backlogs.get(table)
         oldest = backlog.oldest_commit if backlog is not None else None
         lag = 0.0 if oldest is None else (self.store.server_now() - oldest).total_seconds()
         return {**table_metadata(lake, names, drained.rows), **drained_metadata(drained, lag)}
