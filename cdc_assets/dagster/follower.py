@@ -76,10 +76,12 @@ def keep(config: SourceConfig, instance: dg.DagsterInstance, workers: Sequence[K
             f"It is started again in {status.next_start_in_seconds:.0f} s; its log is {spec.log}.",
         )
     name = children.process_name(status.pid)
-    found = next((worker for worker in workers if worker.process == name), None)
-    if found is not None and found.alive:
+    # One that began anew may be there twice for a moment.
+    its = [worker for worker in workers if worker.process == name]
+    if any(worker.alive for worker in its):
         return f"The follower (pid {status.pid}) is at work."
-    _end_if_hung(config, found.heard_seconds_ago if found is not None else None)
+    heard = [worker.heard_seconds_ago for worker in its if worker.heard_seconds_ago is not None]
+    _end_if_hung(config, min(heard, default=None))
     return f"The follower (pid {status.pid}) isn't at work. {children.last_words(spec.log)}"
 
 
