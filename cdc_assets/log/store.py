@@ -215,6 +215,13 @@ class LogStore(CursorStore):
         ).fetchone()
         return int(row[0]) if row else 0
 
+    def log_ends(self) -> dict[str, int]:
+        """:meth:`log_end` of every table that has a log, by its SQL name."""
+        rows = self.connection.execute(
+            "select table_name, next_offset from log_seq where source = %s", (self.source,)
+        )
+        return {str(name): int(end) for name, end in rows}
+
     def first_cursor(self, row: TableRow) -> Cursor:
         """The cursor from which the log is applied to a copy that is complete by now.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*'
 _NAME = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
+# Names that are kept as they were read and spelt: each look at the log spells those of all tables.
+_KEPT = 16_384
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 # Words that Postgres refuses as a bare table name; the list only decides when quotes are printed.
 _RESERVED = frozenset(
@@ -39,11 +42,23 @@ def _folded(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part.lower()
 
 
+@lru_cache(_KEPT)
 def quoted(name: str) -> str:
     """One identifier as SQL spells it, with quotes only where they are needed."""
     if _PLAIN.match(name) and name not in _RESERVED:
         return name
     return '"' + name.replace('"', '""') + '"'
+
+
+@lru_cache(_KEPT)
+def _parsed(text: str) -> tuple[str, str]:
+    match = _NAME.match(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a table name; write it as in SQL:"
+            ' schema.table, with quotes where SQL needs them (public."My.Table")'
+        )
+    return _folded(match["schema"]) if match["schema"] else "public", _folded(match["name"])
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,15 +71,7 @@ class TableId:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the SQL spelling; a name without a schema is in ``public``; else ValueError."""
-        match = _NAME.match(text)
-        if match is None:
-            raise ValueError(
-                f"{text!r} is not a table name; write it as in SQL:"
-                ' schema.table, with quotes where SQL needs them (public."My.Table")'
-            )
-        return cls(
-            _folded(match["schema"]) if match["schema"] else "public", _folded(match["name"])
-        )
+        return cls(*_parsed(text))
 
     def __str__(self) -> str:
         return f"{quoted(self.schema)}.{quoted(self.name)}"

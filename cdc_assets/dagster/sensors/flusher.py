@@ -78,11 +78,10 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
             )
         with reachable(config), session(config, "flusher sensor") as pipeline:
             found = collect(pipeline)
-            ends = {names.table: pipeline.store.log_end(names.table) for names in tables}
-        by_name = {str(table): end for table, end in ends.items()}
+            ends = pipeline.store.log_ends()
         return dg.SensorResult(
             skip_reason=sentence(status, found),
-            asset_events=_events(config, tables, found, by_name),
+            asset_events=_events(config, tables, found, ends),
         )
 
     return ResourceSensor(
@@ -117,7 +116,7 @@ def _events(
     events = []
     for names in tables:
         name = str(names.table)
-        state, end = states[name], ends[name]
+        state, end = states[name], ends.get(name, 0)
         last = _reported.get((config.name, name))
         if state.state in ("new", TableState.WAITING, TableState.PARKED) or not due(last, end, now):
             continue
