@@ -13,6 +13,7 @@ import psycopg
 
 from cdc_assets.errors import Fenced
 from cdc_assets.log.locks import write_lock
+from cdc_assets.log.states import TableState
 from cdc_assets.log.tables import GROUP, TableRegistry
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -115,6 +116,39 @@ class CursorStore(TableRegistry):
         )
         if not done.rowcount:
             raise Fenced(f"{table}: another worker looks after it by now.")
+
+    def finish_copy(
+        self, table: TableId, epoch: int, complete_lsn: Lsn, *, streams: bool = True
+    ) -> bool:
+        """Record that every chunk landed; the log is applied from now on. False in a past epoch."""
+        with self.connection.transaction():
+            done = self.connection.execute(
+                "update tables set state = %s, complete_lsn = %s, updated_at = now()"
+                " where source = %s and table_name = %s and epoch = %s and state = 'copying'",
+                (
+                    TableState.STREAMING if streams else TableState.COPIED,
+                    str(complete_lsn),
+                    self.source,
+                    str(table),
+                    epoch,
+                ),
+            )
+            if done.rowcount:
+                self.forget_cursor(table)
+        return done.rowcount == 1
+
+    def forget_cursor(self, table: TableId) -> None:
+        """Remove a cursor of the epoch before, which doesn't apply to a new complete copy.
+
+        A problem that was told of the table is over, too.
+        """
+        self.connection.execute(
+            "with well as (update claims set problem = null, problem_since = null"
+            "  where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s)"
+            " delete from mat_cursor"
+            " where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s",
+            {"group": GROUP, "source": self.source, "table": str(table)},
+        )
 
     def backlogs(self) -> list[Backlog]:
         """The backlog of every table that streams; a table that has caught up has 0 rows."""

@@ -285,45 +285,12 @@ class TableRegistry(LogSession):
             ),
         )
 
-    def finish_copy(
-        self, table: TableId, epoch: int, complete_lsn: Lsn, *, streams: bool = True
-    ) -> bool:
-        """Record that every chunk landed; the log is applied from now on. False in a past epoch."""
-        with self.connection.transaction():
-            done = self.connection.execute(
-                "update tables set state = %s, complete_lsn = %s, updated_at = now()"
-                " where source = %s and table_name = %s and epoch = %s and state = 'copying'",
-                (
-                    TableState.STREAMING if streams else TableState.COPIED,
-                    str(complete_lsn),
-                    self.source,
-                    str(table),
-                    epoch,
-                ),
-            )
-            if done.rowcount:
-                self.forget_cursor(table)
-        return done.rowcount == 1
-
     def not_whole_before(self, row: TableRow, lsn: Lsn) -> None:
         """Raise ``complete_lsn`` to at least ``lsn``: rows of the table were read as of it."""
         self.connection.execute(
             "update tables set complete_lsn = greatest(complete_lsn, %s)"
             " where source = %s and table_name = %s and epoch = %s",
             (str(lsn), self.source, str(row.table), row.epoch),
-        )
-
-    def forget_cursor(self, table: TableId) -> None:
-        """Remove a cursor of the epoch before, which doesn't apply to a new complete copy.
-
-        A problem that was told of the table is over, too.
-        """
-        self.connection.execute(
-            "with well as (update claims set problem = null, problem_since = null"
-            "  where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s)"
-            " delete from mat_cursor"
-            " where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s",
-            {"group": GROUP, "source": self.source, "table": str(table)},
         )
 
 
