@@ -18,6 +18,13 @@ from cdc_assets.log.tables import GROUP, TableRegistry
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
+# A problem that was told of a table is over when its cursor changes.
+_WELL = (
+    "with well as (update claims set problem = null, problem_since = null"
+    " where consumer_group = %(group)s and source = %(source)s"
+    " and table_name = %(table)s and problem is not null)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
@@ -91,10 +98,7 @@ class CursorStore(TableRegistry):
         Raises Fenced, having changed nothing, if ``claim`` is another worker's by now.
         """
         done = self.connection.execute(
-            "with well as (update claims set problem = null, problem_since = null"
-            "  where consumer_group = %(group)s and source = %(source)s"
-            "  and table_name = %(table)s and problem is not null)"
-            " insert into mat_cursor as m"
+            f"{_WELL} insert into mat_cursor as m"
             ' (consumer_group, source, table_name, "offset", applied_lsn, commit_time)'
             " select %(group)s, %(source)s, %(table)s, %(offset)s, %(lsn)s::pg_lsn,"
             "  %(time)s::timestamptz where %(epoch)s::bigint is null or exists"
@@ -143,9 +147,7 @@ class CursorStore(TableRegistry):
         A problem that was told of the table is over, too.
         """
         self.connection.execute(
-            "with well as (update claims set problem = null, problem_since = null"
-            "  where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s)"
-            " delete from mat_cursor"
+            f"{_WELL} delete from mat_cursor"
             " where consumer_group = %(group)s and source = %(source)s and table_name = %(table)s",
             {"group": GROUP, "source": self.source, "table": str(table)},
         )

@@ -83,8 +83,7 @@ class Reports:
         at = self.store.cursor(table) or Cursor(0, row.snapshot_lsn)
         state = LakeTable(self._config, self._config.table(table), row).state()
         if state.snapshot_id is not None:
-            found = Drained(table, 0, 0, 0, 0, 0, 0, at, state.total_rows, 0.0)
-            self.add(found)
+            self.add(Drained(table, 0, 0, 0, 0, 0, 0, at, state.total_rows, 0.0))
             self.tell(table)
 
     def of_other(self, table: TableId, offset: int, *, at_once: bool = False) -> bool:

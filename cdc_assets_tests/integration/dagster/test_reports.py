@@ -77,6 +77,10 @@ def copied(following: World) -> Iterator[tuple[World, Pipeline]]:
         yield following, pipeline
 
 
+def _reports(world: World, pipeline: Pipeline, told: list[dg.AssetMaterialization]) -> Reports:
+    return Reports(world.config, pipeline.store, all_tables(world.config), told.append)
+
+
 def _versions(told: list[dg.AssetMaterialization]) -> list[str]:
     return [(event.tags or {})[DATA_VERSION_TAG] for event in told]
 
@@ -97,8 +101,7 @@ def test_what_another_worker_merged_on_top_is_told_with_what_this_one_did(
     copied: tuple[World, Pipeline], told: list[dg.AssetMaterialization]
 ) -> None:
     world, pipeline = copied
-    big = world.names("big").table
-    made = Reports(world.config, pipeline.store, all_tables(world.config), told.append)
+    big, made = world.names("big").table, _reports(world, pipeline, told)
     first = _merged(world, pipeline)
     made.add(Drained(big, 1, 10, 10, 10, 0, 0, first, 2000, 1.0))
     second = _merged(world, pipeline)  # by another worker, before this one has told the first
@@ -115,8 +118,7 @@ def test_what_another_worker_goes_on_with_is_told(
     copied: tuple[World, Pipeline], told: list[dg.AssetMaterialization]
 ) -> None:
     world, pipeline = copied
-    big = world.names("big").table
-    made = Reports(world.config, pipeline.store, all_tables(world.config), told.append)
+    big, made = world.names("big").table, _reports(world, pipeline, told)
     made.introduce(big)
     assert _versions(told) == ["1:0"]
     after = _merged(world, pipeline)  # by the one that has the table now; it is seen only then
@@ -128,8 +130,7 @@ def test_what_was_done_before_a_table_is_copied_anew_is_not_told_of_the_new_copy
     copied: tuple[World, Pipeline], told: list[dg.AssetMaterialization]
 ) -> None:
     world, pipeline = copied
-    big = world.names("big").table
-    made = Reports(world.config, pipeline.store, all_tables(world.config), told.append)
+    big, made = world.names("big").table, _reports(world, pipeline, told)
     made.add(Drained(big, 1, 10, 10, 0, 0, 0, Cursor(100, Lsn(1)), 2000, 1.0))
     row = pipeline.store.table(big)
     assert row is not None

@@ -45,6 +45,17 @@ def _files(source: Lake) -> int:
     return source.lake_table(T).state().data_files
 
 
+def _turn(source: Lake, turns: Turns) -> None:
+    """What was changed, merged in one turn."""
+    source.flush()
+    assert turns.pending([T], also=[T]) == [T]
+    assert turns.start(T)
+    [turn] = wait_for(lambda: turns.wait(0.1))
+    assert turn.error is None
+    assert turn.drained is not None
+    assert turn.drained.merges == 1
+
+
 def _merged(source: Lake, pipeline: Pipeline, times: int) -> list[int]:
     """The table's files after each of so many merges by a worker."""
     found = []
@@ -56,13 +67,7 @@ def _merged(source: Lake, pipeline: Pipeline, times: int) -> list[int]:
             source.execute(
                 f"insert into t values ({100 + i}, 'n'); update t set v = '{i}' where id = 1"
             )
-            source.flush()
-            assert turns.pending([T], also=[T]) == [T]
-            assert turns.start(T)
-            [turn] = wait_for(lambda: turns.wait(0.1))
-            assert turn.error is None
-            assert turn.drained is not None
-            assert turn.drained.merges == 1
+            _turn(source, turns)
             found.append(_files(source))
     return found
 
@@ -105,12 +110,7 @@ def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
         Turns(pipeline, source.session, worker, lambda _: None) as turns,
     ):
         source.execute("update t set v = 'new' where id = 1")
-        source.flush()
-        assert turns.pending([T], also=[T]) == [T]
-        assert turns.start(T)
-        [turn] = wait_for(lambda: turns.wait(0.1))
-        assert turn.error is None
-        assert turn.drained is not None
+        _turn(source, turns)
         with pytest.raises(PySparkException, match="the server is gone"):
             turns.start(T)
 
