@@ -114,17 +114,20 @@ class Phase:
     """``cores``: what each part took of one core. Bytes of Dagster's storage, and runs, a day.
 
     ``heartbeats_bytes``: of an hour's events without a run, which are not in the day's.
+    ``warm_p99``: the freshness in the second half, when all tables have been merged often.
     """
 
     seconds: float
     cores: dict[str, float]
     all_cores: float
+    resident_mb: dict[str, int]
     storage_bytes_a_day: int
     heartbeats_bytes: int
     runs_a_day: int
     slowest_ticks_seconds: dict[str, float]
     freshness_p50: float | None = None
     freshness_p99: float | None = None
+    warm_p99: float | None = None
 
 
 def _source(server_dsn: str, tables: int) -> str:
@@ -254,6 +257,19 @@ def _is_settled(server: DevServer) -> bool:
     return said[0].startswith("Nothing has changed")
 
 
+def _ages(readers: Sequence[Reader], since: float, until: float) -> list[float]:
+    return sorted(
+        age
+        for reader in readers
+        if reader.steps
+        for _, age in reader.freshness(since, min(until, reader.steps[-1][1]))
+    )
+
+
+def _p99(ages: Sequence[float]) -> float | None:
+    return round(ages[int(0.99 * (len(ages) - 1))], 2) if ages else None
+
+
 def _phase(
     server: DevServer,
     seconds: float,
@@ -273,23 +289,20 @@ def _phase(
     ours = {part: share for part, share in cores.items() if part not in ("pgbench", "postgres")}
     daily = _DAY_SECONDS / took
     runs = server.ask(_RUNS, after=began)["runsOrError"]["count"]
-    ages = sorted(
-        age
-        for reader in readers
-        if reader.steps
-        for _, age in reader.freshness(began, min(began + took, reader.steps[-1][1]))
-    )
+    ages, warm = (_ages(readers, since, began + took) for since in (began, began + took / 2))
     runless = _runless_bytes(server, began)
     phase = Phase(
         round(took, 1),
         cores,
         round(sum(ours.values()), 3),
+        processors.resident_mb(),
         round((_storage_bytes(server) - storage - runless) * daily),
         round(runless / took * 3_600),
         round(runs * daily),
         _slowest_ticks(server, began),
         round(statistics.median(ages), 2) if ages else None,
-        round(ages[int(0.99 * (len(ages) - 1))], 2) if ages else None,
+        _p99(ages),
+        _p99(warm),
     )
     stderr.print(f"{'busy' if begin else 'quiet'}: {asdict(phase)}")
     return phase
@@ -313,6 +326,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=1_000, help="changes a second of all of them")
     parser.add_argument("--seconds", type=float, default=180.0, help="of each phase")
     parser.add_argument("--materializer", choices=("follow", "run"), default="follow")
+    parser.add_argument("--parallel", type=int, help="lake.max_parallel_tables, if not the default")
     parser.add_argument("--cache", type=Path, default=home() / "bench", metavar="DIR")
     options = parser.parse_args(namespace=Options())
     calibration = calibrate(stderr.print)
@@ -327,6 +341,7 @@ def main() -> None:
             "postgres": {"dsn": dsn},
             "tables": tables,
             "materializer": options.materializer,
+            "lake": {} if options.parallel is None else {"max_parallel_tables": options.parallel},
         }
         config = parse_config(settings, "bench")
         definitions = _definitions_cost(config)

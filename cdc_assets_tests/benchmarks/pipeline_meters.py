@@ -121,3 +121,11 @@ class Processors:
             part = self._parts[process]
             found[part] = found.get(part, 0.0) + last - self._first.get(process, 0.0)
         return found
+
+    def resident_mb(self) -> dict[str, int]:
+        """The memory of each part's processes as of now; what they share counts for each."""
+        found: dict[str, float] = {}
+        for process, part in self._parts.items():
+            with suppress(psutil.Error):
+                found[part] = found.get(part, 0.0) + process.memory_info().rss / 1e6
+        return {part: round(mb) for part, mb in found.items()}
