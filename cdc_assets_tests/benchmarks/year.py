@@ -91,6 +91,8 @@ _MAINTENANCE = {
     "keep_history": "7d",
 }
 
+_QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+
 
 class Year:
     """The source and everything that keeps its lake; ``day`` is the one that it lives through."""
@@ -135,7 +137,7 @@ class Year:
                     self._change()
                 self._merge(pipeline, session, reports, all_of_them=number == 0)
         done = self._job.execute_in_process(
-            instance=self._instance, tags=run_tags(self._config, "maintain")
+            instance=self._instance, tags=run_tags(self._config, "maintain"), run_config=_QUIET
         )
         assert done.success
         if self.day % _KEPT_DAYS == 0:  # the job looks for orphans once a real day
@@ -206,7 +208,7 @@ class Year:
         stderr.print(f"  day {self.day}: {what}")
 
     def measure(self) -> dict[str, float]:
-        """What there is at the end of a day, or None where it isn't looked at."""
+        """What there is at the end of a day."""
         place = home()
         lake = list(_files(place / "year" / "warehouse"))
         staged = list(_files(place / "year" / "staging"))
@@ -219,17 +221,22 @@ class Year:
             "Dagster's storage MB": sum(size for _, size in history) / 1e6,
             "this process MB": psutil.Process().memory_info().rss / 1e6,
         }
-        [(rows, bytes_, catalog)] = self._source.execute(_COORDINATION).fetchall()
+        tables: dict[str, float] = dict(self._source.execute(_COORDINATION).fetchall())
+        rows = {name: self._rows(name) for name in tables}
         [(retained,)] = self._source.execute(_RETAINED).fetchall()
         found |= {
-            "coordination rows": rows,
-            "coordination MB": bytes_ / 1e6,
-            "catalog rows": catalog,
+            "coordination rows": sum(rows.values()),
+            "coordination MB": sum(tables.values()) / 1e6,
+            "catalog rows": sum(n for name, n in rows.items() if "iceberg_" in name),
             "WAL kept MB": retained / 1e6,
         }
         if self.day % self._options.heap == 0:
             found |= _heap()
         return found
+
+    def _rows(self, table: str) -> int:
+        [(found,)] = self._source.execute(f"select count(*) from {table}".encode())
+        return int(found)
 
     def verify(self) -> Mapping[str, str]:
         with Pipeline.open(self._config) as pipeline:
@@ -242,11 +249,7 @@ class Year:
 
 
 _COORDINATION = """
-select sum((xpath('/row/n/text()', query_to_xml(
-           format('select count(*) as n from %I.%I', n.nspname, c.relname), false, true, '')
-         ))[1]::text::bigint)::float8,
-       sum(pg_total_relation_size(c.oid))::float8,
-       (select count(*) from _pg2iceberg.iceberg_tables)
+select format('%I.%I', n.nspname, c.relname), pg_total_relation_size(c.oid)::float8
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where n.nspname = '_pg2iceberg' and c.relkind = 'r'
 """

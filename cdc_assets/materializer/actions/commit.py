@@ -90,7 +90,9 @@ class Merged:
 def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:
     """Delete the rows of ``delete``, then append ``new``, which has the table's columns."""
     session, lake = change.session, change.lake
-    with published(session, lake, change.state, leaves=True) as branch:
+    # Whoever cares for the table drops what is left: else it would keep a quiet table's old files.
+    leaves = lake.config.maintenance.every is not None
+    with published(session, lake, change.state, leaves=leaves) as branch:
         if delete is not None:
             if delete.keys is None:
                 session.sql(f"delete from {branch} t where {delete.condition}")
