@@ -12,9 +12,6 @@ branch; but a commit to a branch that was dropped since the statement began make
 off ``main`` as it is then: without the rows written to it before, or on top of what the next writer
 has published. So a writer marks the branch that it makes, by a setting that a branch made anew
 lacks, and only a marked branch is published.
-
-A statement on a branch costs as much as a tenth of a small merge. So a merge leaves its branch, at
-the table's newest snapshot, to the next merge by the same process.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRef
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -37,7 +34,6 @@ from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.cursors import Cursor
-from cdc_assets.postgres.names import TableId
 
 logger = logging.getLogger(__name__)
 
@@ -45,31 +41,29 @@ PREFIX = "cdc_"
 _OURS = re.compile(PREFIX + "[0-9a-f]{32}")
 # The mark: the branch's retention. Long enough for any merge; it is of no other use.
 _MARK_DAYS = 3_650
-# How appended files are compressed: for speed where they aren't sent anywhere, since every merge
-# reads the keys of all files, and compaction soon writes them anew as the table's property says.
-_LOCAL = {"compression-codec": "snappy"}
-_REMOTE = {"compression-codec": "zstd", "compression-level": "1"}
 # Iceberg's error if somebody else's commit came first.
 _BESIDE = "CommitFailedException"
 _TRIES, _PAUSE_SECONDS = 5, 0.3
 
-# By source and table, the branch that this process published last, and has no statement on.
-_left: dict[tuple[str, TableId], str] = {}
-
 
 @contextmanager
-def published(
-    session: SparkSession, lake: LakeTable, state: LakeState, *, leaves: bool = False
-) -> Iterator[str]:
+def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Iterator[str]:
     """Yield a branch of ``state``'s snapshot, as Spark SQL names it; at the end, publish it.
 
     The caller holds the table's writer lock. If the block raises, readers see nothing of it. Raises
-    Fenced when somebody else moved ``main`` meanwhile. ``leaves``: the branch is left to the next.
+    Fenced when somebody else moved ``main`` meanwhile.
     """
-    branch = _branch(session, lake, state)
+    drop_abandoned(session, lake)
+    branch = f"{PREFIX}{uuid.uuid4().hex}"
+    patiently(
+        session,
+        f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
+        f" retain {_MARK_DAYS} days",
+    )
     yield lake.branch(branch)
-    made = _marked(lake.load(), branch)
-    if made is None or made.snapshot_id == state.snapshot_id:
+    loaded = lake.load()
+    made = loaded.metadata.refs.get(branch) if loaded is not None else None
+    if made is None or made.max_ref_age_ms is None or made.snapshot_id == state.snapshot_id:
         raise _fenced(lake)
     try:
         patiently(
@@ -83,41 +77,10 @@ def published(
             raise
         if now != made.snapshot_id:
             raise _fenced(lake) from error
-    else:
-        if leaves:
-            _left[_of(lake)] = branch
-            return
     try:
         patiently(session, f"alter table {lake.sql_name} drop branch {branch}")
     except PySparkException as error:  # it is published: the next writer drops the branch
         logger.warning("%s: branch %s stays: %s", lake.row.table, branch, first_line(error))
-
-
-def _branch(session: SparkSession, lake: LakeTable, state: LakeState) -> str:
-    """A marked branch at ``state``'s snapshot; all other branches of writers are dropped."""
-    left, loaded = _left.pop(_of(lake), ""), lake.load()
-    made = _marked(loaded, left)
-    if made is not None and made.snapshot_id == state.snapshot_id:
-        _drop(session, lake, [name for name in writers_branches(loaded) if name != left])
-        return left
-    _drop(session, lake, writers_branches(loaded))
-    branch = f"{PREFIX}{uuid.uuid4().hex}"
-    patiently(
-        session,
-        f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
-        f" retain {_MARK_DAYS} days",
-    )
-    return branch
-
-
-def _of(lake: LakeTable) -> tuple[str, TableId]:
-    return lake.config.name, lake.row.table
-
-
-def _marked(loaded: Table | None, branch: str) -> SnapshotRef | None:
-    """The branch if it is there, as its writer made it."""
-    made = loaded.metadata.refs.get(branch) if loaded is not None else None
-    return made if made is not None and made.max_ref_age_ms is not None else None
 
 
 def append(
@@ -127,6 +90,7 @@ def append(
     branch: str,
     cursor: Cursor | None,
     rows: DataFrame | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Append the last rows of a change to ``branch``, by the one commit that names the cursor.
 
@@ -135,7 +99,6 @@ def append(
     """
     new = rows if rows is not None else session.table(lake.sql_name).limit(0)
     said = lake.reached(cursor, state.foreign) if cursor is not None else {}
-    options = _LOCAL if lake.config.warehouse.startswith("file:") else _REMOTE
     writer = new.writeTo(branch).options(**options)
     for key, value in said.items():
         writer = writer.option(SUMMARY_OPTION + key, value)
@@ -173,19 +136,17 @@ def _fenced(lake: LakeTable) -> Fenced:
 
 
 def drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
-    """Remove the branches of writers that died, and what a merge left to the next.
+    """Remove the branches of writers that died.
 
-    The caller holds the table's writer lock, so nobody is at work on any of them.
+    The caller holds the table's writer lock, so none of them is alive.
     """
-    _drop(session, lake, writers_branches(lake.load()))
-
-
-def _drop(session: SparkSession, lake: LakeTable, branches: Iterable[str]) -> None:
-    for name in branches:
+    loaded = lake.load()
+    if loaded is None:
+        return
+    for name in writers_branches(loaded):
         patiently(session, f"alter table {lake.sql_name} drop branch if exists {name}")
 
 
-def writers_branches(loaded: Table | None) -> list[str]:
+def writers_branches(loaded: Table) -> list[str]:
     """The branches that writers made; any other branch or tag is somebody else's."""
-    refs = loaded.metadata.refs if loaded is not None else ()
-    return [name for name in refs if _OURS.fullmatch(name)]
+    return [name for name in loaded.metadata.refs if _OURS.fullmatch(name)]

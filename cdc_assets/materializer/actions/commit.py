@@ -7,7 +7,7 @@ append the new ones. Readers see one step, and each commit carries the cursor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -25,6 +25,10 @@ from cdc_assets.materializer.reread import Reread
 # A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
 # the table.
 _KEYS = "cdc_keys"
+# How appended files are compressed: for speed where they aren't sent anywhere, since every merge
+# reads the keys of all files, and compaction soon writes them anew as the table's property says.
+_CODEC, _LEVEL = "compression-codec", "compression-level"
+_LOCAL, _REMOTE = {_CODEC: "snappy"}, {_CODEC: "zstd", _LEVEL: "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,7 @@ class Merged:
 def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:
     """Delete the rows of ``delete``, then append ``new``, which has the table's columns."""
     session, lake = change.session, change.lake
-    # Whoever cares for the table drops what is left: else it would keep a quiet table's old files.
-    leaves = lake.config.maintenance.every is not None
-    with published(session, lake, change.state, leaves=leaves) as branch:
+    with published(session, lake, change.state) as branch:
         if delete is not None:
             if delete.keys is None:
                 session.sql(f"delete from {branch} t where {delete.condition}")
@@ -104,7 +106,16 @@ def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | N
                 )
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(change, new) if new is not None else None
-        append(session, lake, change.state, branch, change.cursor, rows)
+        append(session, lake, change.state, branch, change.cursor, rows, _compressed(change))
+
+
+def _compressed(change: Change) -> Mapping[str, str]:
+    """Options of the append; none where somebody has set another compression than ours."""
+    properties, prefix = change.loaded.properties, "write.parquet."
+    ours = change.lake.properties()
+    if any(properties.get(prefix + name) != ours.get(prefix + name) for name in (_CODEC, _LEVEL)):
+        return {}
+    return _LOCAL if change.lake.config.warehouse.startswith("file:") else _REMOTE
 
 
 def _whole(change: Change, rows: DataFrame) -> DataFrame:

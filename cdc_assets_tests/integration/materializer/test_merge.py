@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
+from pyiceberg.manifest import ManifestContent
 
-from cdc_assets.lake.publish import PREFIX, writers_branches
 from cdc_assets.lake.spark.session import open_session, summary
 from cdc_assets.materializer import drain as drain_module
-from cdc_assets.materializer.actions import commit as commit_module
 from cdc_assets.materializer.actions.commit import Change, Merged
 from cdc_assets.materializer.merge import merge
 from cdc_assets.postgres.names import TableId
@@ -201,8 +200,6 @@ def test_a_commit_of_others_beside_a_merge_does_not_fail_it(source: Lake) -> Non
 
     source.execute("update m set v = 'beside' where id < 4")
     source.flush()
-    dead = f"{PREFIX}{0:032x}"  # a branch of a writer that died
-    source.session.sql(f"alter table lake.src.m create branch {dead}")
     session: Any = Beside()
     done = drain_module.drain(source.pipeline, session, M)
     assert done is not None and done.merges == 1
@@ -211,63 +208,29 @@ def test_a_commit_of_others_beside_a_merge_does_not_fail_it(source: Lake) -> Non
     others.stop()
 
 
-def test_a_merge_leaves_its_branch_to_the_next(source: Lake) -> None:
-    def merged(value: int) -> list[str]:
-        source.execute(f"update m set v = 'left {value}' where id < 4")
-        source.catch_up(M)
-        assert source.equal(M, "id, k2, v, doc, n")
-        return _branches(source)
+def test_appended_files_are_compressed_for_speed_unless_somebody_says_how(source: Lake) -> None:
+    def codecs(value: str) -> list[str]:
+        source.execute(f"insert into f values ({value}, 'v', 'd')")
+        source.catch_up(F)
+        loaded = source.lake_table(F).loaded()
+        current = loaded.current_snapshot()
+        assert current is not None
+        paths = [
+            entry.data_file.file_path
+            for manifest in current.manifests(loaded.io)
+            if manifest.content == ManifestContent.DATA
+            and manifest.added_snapshot_id == current.snapshot_id
+            for entry in manifest.fetch_manifest_entry(loaded.io)
+            if entry.snapshot_id == current.snapshot_id
+        ]
+        files = [pq.ParquetFile(path.removeprefix("file:")) for path in paths]
+        return [file.metadata.row_group(0).column(0).compression for file in files]
 
-    (branch,) = merged(1)
-    assert merged(2) == [branch]
-    # Somebody else's commit, or branch: the merge begins with a new one, and no other stays.
-    rewrite = "call lake.system.rewrite_manifests(table => 'src.m', use_caching => false)"
-    source.session.sql(rewrite)
-    (other,) = merged(3)
-    assert other != branch
-    source.session.sql(f"alter table lake.src.m create branch {branch}")
-    assert merged(4) == [other]
-    # The same name without the mark: a late statement made it anew, with who knows what.
-    source.session.sql(f"alter table lake.src.m drop branch {other}")
-    source.session.sql(f"alter table lake.src.m create branch {other}")
-    (last,) = merged(5)
-    assert last not in (branch, other)
-
-
-def test_a_table_that_others_maintain_keeps_no_branch(copied_lake: NewLake) -> None:
-    """It would hold the files that they rewrite, while nothing changes."""
-    with copied_lake(
-        "create table m (id int primary key)", "m", maintenance={"every": None}
-    ) as lake:
-        lake.execute("insert into m values (1)")
-        lake.catch_up()
-        assert _branches(lake) == []
-
-
-def test_a_merge_that_failed_leaves_its_branch_to_nobody(
-    source: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its statement may still be at work at the server."""
-    source.execute("update m set v = 'before' where id < 4")
-    source.catch_up(M)
-    (branch,) = _branches(source)
-
-    def fails(*_: object) -> None:
-        raise PySparkException("the client doesn't wait any longer")
-
-    source.execute("update m set v = 'after' where id < 4")
-    source.flush()
-    with monkeypatch.context() as failing:
-        failing.setattr(commit_module, "append", fails)
-        with pytest.raises(PySparkException):
-            source.drain(M)
-    source.drain(M)
-    assert branch not in _branches(source)
-    assert source.equal(M, "id, k2, v, doc, n")
-
-
-def _branches(source: Lake) -> list[str]:
-    return writers_branches(source.lake_table(M).load())
+    assert codecs("101") == ["SNAPPY"]
+    by_hand = "'write.parquet.compression-codec'='gzip'"
+    source.session.sql(f"alter table lake.src.f set tblproperties ({by_hand})")
+    assert codecs("102") == ["GZIP"]
+    assert source.equal(F)
 
 
 def test_nothing_to_do_makes_no_snapshot(source: Lake) -> None:
