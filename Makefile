@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak soak-oracle bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-regress lint format lock audit sbom images-pin clean distclean
+.PHONY: help install java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-regress lint format lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ soak: java ## What takes minutes to hours: kills, budgets, streams (CDC_ASSETS_S
 soak-oracle: java ## Random pipelines against an oracle (SEEDS=100 MINUTES=30 FIRST=1 FOCUS=… REPLAY=file)
 	@$(BIN)/python -m cdc_assets_tests.oracle --seeds $(or $(SEEDS),100) --minutes $(or $(MINUTES),30) \
 	--first $(or $(FIRST),1) $(if $(FOCUS),--focus $(FOCUS)) $(if $(REPLAY),--replay $(REPLAY) --seeds 1)
+
+soak-year: java ## A year of merges and maintenance, compressed: what grows, as curves (DAYS=365)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.year --days $(or $(DAYS),365) --svg build/year.svg
 
 bench-flusher: install ## The flusher beside pg_recvlogical, as one JSON line
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_flusher

@@ -124,6 +124,7 @@ class Phase:
     storage_bytes_a_day: int
     heartbeats_bytes: int
     runs_a_day: int
+    merges: int
     slowest_ticks_seconds: dict[str, float]
     freshness_p50: float | None = None
     freshness_p99: float | None = None
@@ -205,9 +206,23 @@ def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[
 
 
 def _storage_bytes(server: DevServer) -> int:
-    """Of Dagster's own storage: runs, events, ticks."""
+    """Of Dagster's own storage: runs, events, ticks. Of a database, the pages that are in use."""
     place = server.home / "dagster"
-    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    return sum(
+        _used_bytes(file) if file.suffix == ".db" else file.stat().st_size
+        for file in place.rglob("*")
+        if file.is_file() and not file.name.endswith(("-wal", "-shm"))
+    )
+
+
+def _used_bytes(database: Path) -> int:
+    """What is in a file of SQLite and its log: both are filled again, and as large as they were."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        [pages], [free], [size] = (
+            connection.execute(f"pragma {name}").fetchone()
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+    return int((pages - free) * size)
 
 
 def _runless_bytes(server: DevServer, since: float) -> int:
@@ -220,6 +235,12 @@ def _runless_bytes(server: DevServer, since: float) -> int:
             (since,),
         )
     return int(found)
+
+
+def _merges(server: DevServer) -> int:
+    """How many turns of tables the follower has logged; none where runs merge."""
+    logs = server.home.glob("*/follower.log")
+    return sum(log.read_text().count(" changes merged as ") for log in logs)
 
 
 def _ticks(server: DevServer) -> dict[str, list[dict[str, Any]]]:
@@ -279,7 +300,7 @@ def _phase(
     """``begin``: begins the load, which ends by itself; None for a quiet phase."""
     processors = Processors()
     processors.look()
-    storage, began = _storage_bytes(server), time.time()
+    storage, merges, began = _storage_bytes(server), _merges(server), time.time()
     load = None if begin is None else begin()
     while time.time() - began < seconds or (load is not None and load.poll() is None):
         time.sleep(1.0)
@@ -299,6 +320,7 @@ def _phase(
         round((_storage_bytes(server) - storage - runless) * daily),
         round(runless / took * 3_600),
         round(runs * daily),
+        _merges(server) - merges,
         _slowest_ticks(server, began),
         round(statistics.median(ages), 2) if ages else None,
         _p99(ages),
@@ -351,7 +373,6 @@ def main() -> None:
             os.environ["CDC_ASSETS_HOME"] = str(server.home)
             config = parse_config(json.loads(config.dump()), "bench")
             start = _first_start(config, server, began)
-            stderr.print(f"first start: {start}")
             readers = [
                 Reader(config, TableId("public", f"t{number}"))
                 for number in range(min(_WATCHED, options.busy))

@@ -344,6 +344,7 @@ def live(year: Year, options: argparse.Namespace) -> dict[str, list[tuple[int, f
 
 def _draw(curves: Mapping[str, Sequence[tuple[int, float]]], options: argparse.Namespace) -> None:
     if options.svg is not None:
+        options.svg.parent.mkdir(parents=True, exist_ok=True)
         options.svg.write_text(drawn(curves, options.days))
 
 
