@@ -152,7 +152,7 @@ class Year:
         if day % 10 == 0:
             source.execute("update seldom set n = n + 1 where id = 1")
         if day % 21 == 20:
-            added, dropped = f"add c{day} int default {day}", f"drop if exists c{day - 21}"
+            added, dropped = f"add c{day} int default {day}", f"drop if exists c{max(0, day - 21)}"
             source.execute(f"alter table orders {added}, {dropped}".encode())
         if self._has_visitor:
             source.execute("update visitor set n = n + 1")
