@@ -27,6 +27,7 @@ from pyarrow import fs
 
 from cdc_assets.errors import first_line
 from cdc_assets.log.cursors import Cursor
+from cdc_assets.log.sessions.heartbeat import forget_ended
 from cdc_assets.log.staged.places import Place, foreign_entry, staged_place, staged_places
 from cdc_assets.log.staged.storage import SHARED_FOLDER, folder_name
 from cdc_assets.log.states import TableState
@@ -243,8 +244,13 @@ def settle(pipeline: Pipeline) -> datetime | None:
 
 
 def remove_old_rows(store: LogStore) -> int:
-    """Delete pins that no table is read under, and plans of past epochs; returns how many rows."""
+    """Delete what is past, and return how many rows that were.
+
+    Pins that no table is read under, plans of past epochs, and sessions that are over: processes
+    that live for seconds leave theirs to the next heartbeat, which may never come.
+    """
     store.forget_locks()
+    sessions = forget_ended(store.connection, store.source)
     pins = store.connection.execute(
         "delete from pins p where source = %s and created_at < now() - %s"
         " and not exists (select from tables t where t.pin = p.pin)",
@@ -255,4 +261,4 @@ def remove_old_rows(store: LogStore) -> int:
         " and t.source = p.source and t.table_name = p.table_name and p.epoch < t.epoch",
         (store.source,),
     )
-    return pins.rowcount + plans.rowcount
+    return pins.rowcount + plans.rowcount + sessions

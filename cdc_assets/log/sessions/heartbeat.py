@@ -30,6 +30,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.session import HEARTBEAT_SECONDS, STALE_SECONDS
 from cdc_assets.log.sessions.connection import connect_log
 from cdc_assets.log.store import LogStore
+from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.kept import KeptConnection
 from cdc_assets.process.children import process_name
 from cdc_assets.process.helper_thread import HelperThread, Note
@@ -69,6 +70,11 @@ delete from sessions s
        select from pg_stat_activity a
         where a.pid = s.pid and coalesce(a.backend_start = s.backend_start, true))
 """
+
+
+def forget_ended(connection: Connection, source: str) -> int:
+    """Delete the rows of sessions that are over; returns how many. Each beat does so, too."""
+    return connection.execute(_FORGET, {"source": source}).rowcount
 
 
 @dataclass(slots=True)
@@ -147,7 +153,7 @@ class Heart:
             assert row is not None
             which["unheard_since"] = self._watch.beat(row[0])
             ending = connection.execute(_END, which).fetchall()
-            connection.execute(_FORGET, which)
+            forget_ended(connection, self._config.name)
         for _, _, process, ended in ending:
             if ended:
                 logger.warning("ended a session that %s has left behind", process)

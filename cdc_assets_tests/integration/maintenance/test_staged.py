@@ -27,7 +27,6 @@ from cdc_assets.maintenance.run import maintain
 from cdc_assets.maintenance.staged import (
     mark_passed,
     passed_offset,
-    remove_old_rows,
     remove_passed,
     remove_staged_orphans,
     settle,
@@ -272,33 +271,6 @@ def test_only_files_without_an_entry_are_orphans(source: Bench, pipeline: Pipeli
     assert (gone.files, gone.bytes) == (1, 4)
     assert all(path.exists() for path in files)
     assert not stray.exists()
-
-
-def test_pins_and_plans_of_the_past_are_forgotten(source: Bench, pipeline: Pipeline) -> None:
-    source.execute(
-        "insert into _pg2iceberg.pins (pin, source, consistent_point, created_at) values"
-        " (gen_random_uuid(), %s, '0/1', now() - interval '2 days'),"
-        " (gen_random_uuid(), %s, '0/2', now())",
-        source.name,
-        source.name,
-    )
-    source.execute("update _pg2iceberg.tables set epoch = 2")
-    for epoch in (1, 2):
-        source.execute(
-            "insert into _pg2iceberg.snapshot_progress (source, table_name, epoch, chunk,"
-            " first_block) values (%s, 'public.t', %s, 'c', 0)",
-            source.name,
-            epoch,
-        )
-    kept = source.execute("select pin from _pg2iceberg.tables")[0][0]
-    assert remove_old_rows(pipeline.store) >= 2
-    pins = source.execute(
-        "select consistent_point::text from _pg2iceberg.pins where pin <> %s",
-        kept or "00000000-0000-0000-0000-000000000000",
-    )
-    assert ("0/1",) not in pins
-    assert ("0/2",) in pins
-    assert source.execute("select epoch from _pg2iceberg.snapshot_progress") == [(2,)]
 
 
 def test_a_lock_is_waited_for_in_turn_and_not_for_ever(pipeline: Pipeline) -> None:
