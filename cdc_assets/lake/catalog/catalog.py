@@ -34,7 +34,7 @@ from cdc_assets.lake.catalog.parsed import ParsedOnce
 from cdc_assets.lake.catalog.place import catalog_schema, make_schema, refuse_foreign_schema
 from cdc_assets.log.schema.versions import search_path, sql_name
 from cdc_assets.log.staged.storage import S3_CONNECT_SECONDS, S3_REQUEST_SECONDS
-from cdc_assets.postgres.session.connect import NO_TIMEOUTS
+from cdc_assets.postgres.session.connect import NO_TIMEOUTS, connect
 from cdc_assets.postgres.session.jdbc import jdbc
 from cdc_assets.postgres.session.parameters import SECRET, resolved
 from cdc_assets.postgres.session.tls import TlsProblem, tls_problem
@@ -43,6 +43,12 @@ CATALOG = catalog_place.CATALOG
 
 # A role's time-outs are meant for its applications.
 _NO_TIMEOUTS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
+
+# Spark's connections to a SQL catalog end after so long without a statement; a later one makes a
+# new connection.
+IDLE_SECONDS = 300
+# The version since which Postgres can end them.
+_IDLE_TIMEOUT = 140000
 
 
 def catalog_dsn(config: SourceConfig) -> str:
@@ -107,6 +113,29 @@ def _jdbc_settings(config: SourceConfig) -> dict[str, str]:
         # A pooled connection that the server ended meanwhile is replaced, not an error.
         "retryable_status_codes": "57P01,57P05",
     }
+
+
+def idle_settings(config: SourceConfig) -> dict[str, str]:
+    """Session settings by which a SQL catalog's server ends Spark's connections that idle.
+
+    Spark keeps each session that was closed, with its catalog and that one's connections: some
+    hundred runs would take all that the server has. Nothing before Postgres 14, or if it is away.
+    """
+    if config.lake.catalog.type != "sql":
+        return {}
+    try:
+        if not _ends_idle(catalog_dsn(config)):
+            return {}
+    except psycopg.OperationalError:
+        return {}
+    options = f"{_options(config)} -c idle_session_timeout={IDLE_SECONDS}s"
+    return {f"spark.sql.catalog.{CATALOG}.jdbc.options": options}
+
+
+@lru_cache(maxsize=16)
+def _ends_idle(dsn: str) -> bool:
+    with connect(dsn, application_name="cdc_assets catalog") as connection:
+        return connection.info.server_version >= _IDLE_TIMEOUT
 
 
 def refuse_for_jdbc(config: SourceConfig) -> None:

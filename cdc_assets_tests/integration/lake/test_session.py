@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.lake.catalog import catalog
 from cdc_assets.lake.spark import session as sessions
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import is_usable, open_session
@@ -23,6 +24,7 @@ from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.lake import NewLake
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -148,3 +150,24 @@ def test_sessions_that_merge_nothing_are_used_so_that_they_are_kept(
             assert len(set(asked)) == source.config.lake.max_parallel_tables == 2
             with pytest.raises(PySparkException, match="lost while nothing was merged"):
                 turns.wait(0.0)
+
+
+def test_connections_of_closed_sessions_to_the_catalog_end(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark keeps them for good; a session that is still used makes a new one."""
+    monkeypatch.setattr(catalog, "IDLE_SECONDS", 1)
+    with copied_lake("create table t (id int primary key)", "t") as source:
+        name = source.lake_table(TableId("public", "t")).sql_name
+        for _ in range(3):
+            session = open_session(source.config)
+            session.table(name).collect()
+            session.stop()
+        jdbc = (
+            "select pid from pg_stat_activity where application_name = 'PostgreSQL JDBC Driver'"
+            " and datname = current_database()"
+        )
+        wait_for(lambda: not source.execute(jdbc))
+        source.execute("insert into t values (1)")
+        source.catch_up()
+        assert source.rows(TableId("public", "t")) == [(1,)]

@@ -31,7 +31,7 @@ def test_sessions_of_processes_that_lived_for_seconds_are_forgotten(
     alive = heart.adopt(pipeline.store)
     with Pipeline.open(pipeline.config) as brief:
         over = heart.adopt(brief.store)
-    gone = "select from pg_stat_activity where pid = %s"
+    gone = "select pid from pg_stat_activity where pid = %s"
     wait_for(lambda: not source.execute(gone, over))
     remove_old_rows(pipeline.store)
     found = {pid for (pid,) in source.execute("select pid from _pg2iceberg.sessions")}
