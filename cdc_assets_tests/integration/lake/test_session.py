@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -152,6 +154,11 @@ def test_sessions_that_merge_nothing_are_used_so_that_they_are_kept(
                 turns.wait(0.0)
 
 
+def _slowly(batches: Any) -> Any:
+    time.sleep(5)
+    yield from batches
+
+
 def test_connections_of_closed_sessions_to_the_catalog_end(
     copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,4 +177,7 @@ def test_connections_of_closed_sessions_to_the_catalog_end(
         wait_for(lambda: not source.execute(jdbc))
         source.execute("insert into t values (1)")
         source.catch_up()
-        assert source.rows(TableId("public", "t")) == [(1,)]
+        # One ends within a statement, too, between the look at the table and the commit.
+        slow = source.session.sql("select 2 as id").mapInArrow(_slowly, "id int")
+        slow.writeTo(name).append()
+        assert source.rows(TableId("public", "t")) == [(1,), (2,)]
