@@ -126,9 +126,12 @@ def test_a_session_that_its_server_forgot_is_not_usable(
     spark_server: SparkServer, postgres_dsn: NewDatabase, tmp_home: Path
 ) -> None:
     session = open_session(_config(spark_server.ensure(), postgres_dsn()))
-    assert is_usable(session)
-    session.client.release_session()  # type: ignore[operator]
-    assert not is_usable(session)
+    try:
+        assert is_usable(session)
+        session.client.release_session()  # type: ignore[operator]
+        assert not is_usable(session)
+    finally:
+        session.stop()  # else PySpark asks it, as this process's, for settings
 
 
 def test_sessions_that_merge_nothing_are_used_so_that_they_are_kept(
