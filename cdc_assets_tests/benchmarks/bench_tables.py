@@ -39,7 +39,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.calibration import calibrate
-from cdc_assets_tests.benchmarks.pipeline_meters import Processors, Reader, looking
+from cdc_assets_tests.benchmarks.pipeline_meters import Processors, Reader, dagster_bytes, looking
 from cdc_assets_tests.benchmarks.workplace import workplace
 from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
 
@@ -205,26 +205,6 @@ def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[
     return {**found, "settled": round(time.time() - began, 1)}
 
 
-def _storage_bytes(server: DevServer) -> int:
-    """Of Dagster's own storage: runs, events, ticks. Of a database, the pages that are in use."""
-    place = server.home / "dagster"
-    return sum(
-        _used_bytes(file) if file.suffix == ".db" else file.stat().st_size
-        for file in place.rglob("*")
-        if file.is_file() and not file.name.endswith(("-wal", "-shm"))
-    )
-
-
-def _used_bytes(database: Path) -> int:
-    """What is in a file of SQLite and its log: both are filled again, and as large as they were."""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        [pages], [free], [size] = (
-            connection.execute(f"pragma {name}").fetchone()
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-    return int((pages - free) * size)
-
-
 def _runless_bytes(server: DevServer, since: float) -> int:
     """Of the events without a run, as they are in the index."""
     index = server.home / "dagster" / "history" / "runs" / "index.db"
@@ -300,7 +280,7 @@ def _phase(
     """``begin``: begins the load, which ends by itself; None for a quiet phase."""
     processors = Processors()
     processors.look()
-    storage, merges, began = _storage_bytes(server), _merges(server), time.time()
+    storage, merges, began = dagster_bytes(server.home / "dagster"), _merges(server), time.time()
     load = None if begin is None else begin()
     while time.time() - began < seconds or (load is not None and load.poll() is None):
         time.sleep(1.0)
@@ -317,7 +297,7 @@ def _phase(
         cores,
         round(sum(ours.values()), 3),
         processors.resident_mb(),
-        round((_storage_bytes(server) - storage - runless) * daily),
+        round((dagster_bytes(server.home / "dagster") - storage - runless) * daily),
         round(runless / took * 3_600),
         round(runs * daily),
         _merges(server) - merges,

@@ -19,7 +19,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,11 +32,13 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.assets.maintenance import prune_source
 from cdc_assets.dagster.assets.reports import Reports
 from cdc_assets.dagster.build import build_defs
-from cdc_assets.dagster.history import prune
 from cdc_assets.dagster.names import all_tables, run_tags
 from cdc_assets.flusher.flusher import run
+from cdc_assets.log.staged.storage import Storage
+from cdc_assets.maintenance.files import stored
 from cdc_assets.materializer.drain import drain
 from cdc_assets.operations.copying import resync, snapshot
 from cdc_assets.operations.running import Spark
@@ -46,11 +48,10 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.items import forget
+from cdc_assets_tests.benchmarks.pipeline_meters import dagster_bytes
 from cdc_assets_tests.benchmarks.workplace import workplace
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 DATABASE = "bench_year"
 ORDERS, DOCUMENTS, EVENTS, SELDOM, VISITOR = (
@@ -76,14 +77,14 @@ insert into orders (n, v) select i, md5(random()::text) from generate_series(1, 
 delete from orders where id in (select id from orders order by id limit 50);
 """
 _DAY = """
-update documents set n = n + 1 where id %% 20 = {day} %% 20;
-update documents set body = repeat(md5(random()::text), 200) where id = {day} %% 200 + 1;
+update documents set n = n + 1 where id % 20 = {day} % 20;
+update documents set body = repeat(md5(random()::text), 200) where id = {day} % 200 + 1;
 insert into events (at, v) select date '2026-01-01' + {day}, md5(random()::text)
   from generate_series(1, 100) i;
 delete from events where at < date '2026-01-01' + {day} - 30;
-""".replace("%%", "%")
+"""
 
-# A merge's snapshots are kept for a day, Dagster's history for a week.
+# What is kept for hours, or for some days, in use; Dagster's history is kept for so many days.
 _KEPT_DAYS = 7
 _MAINTENANCE = {
     "keep_snapshots": {"count": 5, "age": "0s"},
@@ -199,26 +200,22 @@ class Year:
         first = self._began[max(0, len(self._began) - _KEPT_DAYS)]
         keep = self._config.maintenance.keep_history
         assert keep is not None
-        now = datetime.fromtimestamp(first, UTC) + keep
-        beating = [key for names in self._names for key in (names.lake, names.staged_log)]
-        assets = [key for names in self._names for key in (names.maintenance, names.source)]
-        prune(self._instance, self._config, [*assets, *beating], beating, now)
+        prune_source(self._instance, self._config, datetime.fromtimestamp(first, UTC) + keep)
 
     def _say(self, what: str) -> None:
         stderr.print(f"  day {self.day}: {what}")
 
     def measure(self) -> dict[str, float]:
         """What there is at the end of a day."""
-        place = home()
-        lake = list(_files(place / "year" / "warehouse"))
-        staged = list(_files(place / "year" / "staging"))
-        history = list(_files(Path(self._instance.root_directory)))
+        storage = Storage()
+        lake = stored(storage, self._config.warehouse)
+        staged = stored(storage, self._config.staging_uri)
         found: dict[str, float] = {
-            "lake files": len(lake),
-            "lake MB": sum(size for _, size in lake) / 1e6,
-            "metadata MB": sum(s for path, s in lake if path.parent.name == "metadata") / 1e6,
-            "staged files": len(staged),
-            "Dagster's storage MB": sum(size for _, size in history) / 1e6,
+            "lake files": lake.files,
+            "lake MB": lake.bytes / 1e6,
+            "metadata MB": lake.metadata_bytes / 1e6,
+            "staged files": staged.files,
+            "Dagster's storage MB": dagster_bytes(Path(self._instance.root_directory)) / 1e6,
             "this process MB": psutil.Process().memory_info().rss / 1e6,
         }
         tables: dict[str, float] = dict(self._source.execute(_COORDINATION).fetchall())
@@ -257,15 +254,6 @@ _RETAINED = """
 select coalesce(max(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), 0)::float8
   from pg_replication_slots where database = current_database()
 """
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, int]]:
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                yield path, path.stat().st_size
-        except FileNotFoundError:
-            continue
 
 
 def _heap() -> dict[str, float]:

@@ -86,18 +86,23 @@ def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
 
 def _prune(context: dg.AssetExecutionContext, config: SourceConfig) -> None:
     """Keep Dagster's history of the source bounded; a failure of that fails no maintenance."""
-    tables = all_tables(config)
-    beating = [key for names in tables for key in (names.lake, names.staged_log)]
-    assets = [health_key(config), *beating]
-    for names in tables:
-        assets += [names.source, names.snapshot, names.maintenance]
     try:
-        pruned = prune(context.instance, config, assets, beating, datetime.now(UTC))
+        pruned = prune_source(context.instance, config, datetime.now(UTC))
     except Exception as error:  # noqa: BLE001 - of a database, of a store of logs
         context.log.warning("Dagster's history isn't pruned now: %s", first_line(error))
     else:
         if pruned != Pruned():
             context.log.info(pruned.sentence)
+
+
+def prune_source(instance: dg.DagsterInstance, config: SourceConfig, now: datetime) -> Pruned:
+    """Remove what is old of the history of all of the source's assets; see :func:`prune`."""
+    tables = all_tables(config)
+    beating = [key for names in tables for key in (names.lake, names.staged_log)]
+    assets = [health_key(config), *beating]
+    for names in tables:
+        assets += [names.source, names.snapshot, names.maintenance]
+    return prune(instance, config, assets, beating, now)
 
 
 def _metadata(found: Maintained) -> dict[str, Any]:

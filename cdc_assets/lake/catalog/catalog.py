@@ -104,7 +104,7 @@ def _options(config: SourceConfig) -> str:
 def _jdbc_settings(config: SourceConfig) -> dict[str, str]:
     """The SQL catalog's part of the settings. Raises ConfigurationError for what JDBC lacks."""
     address, properties = jdbc(_parameters(config))
-    properties["options"] = _options(config)
+    properties["options"] = f"{_options(config)} {_idle_option(config)}".strip()
     return {
         "type": "jdbc",
         "uri": address,
@@ -115,21 +115,17 @@ def _jdbc_settings(config: SourceConfig) -> dict[str, str]:
     }
 
 
-def idle_settings(config: SourceConfig) -> dict[str, str]:
-    """Session settings by which a SQL catalog's server ends Spark's connections that idle.
+def _idle_option(config: SourceConfig) -> str:
+    """The option by which the catalog's server ends a connection that idles.
 
     Spark keeps each session that was closed, with its catalog and that one's connections: some
-    hundred runs would take all that the server has. Nothing before Postgres 14, or if it is away.
+    hundred runs would take all that the server has. Empty before Postgres 14, or if it is away.
     """
-    if config.lake.catalog.type != "sql":
-        return {}
     try:
-        if not _ends_idle(catalog_dsn(config)):
-            return {}
+        knows = _ends_idle(catalog_dsn(config))
     except psycopg.OperationalError:
-        return {}
-    options = f"{_options(config)} -c idle_session_timeout={IDLE_SECONDS}s"
-    return {f"spark.sql.catalog.{CATALOG}.jdbc.options": options}
+        return ""
+    return f"-c idle_session_timeout={IDLE_SECONDS}s" if knows else ""
 
 
 @lru_cache(maxsize=16)

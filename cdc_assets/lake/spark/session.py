@@ -27,7 +27,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import first_line
-from cdc_assets.lake.catalog.catalog import idle_settings, spark_settings
+from cdc_assets.lake.catalog.catalog import spark_settings
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.process.home import home
@@ -186,7 +186,6 @@ def prepare_session(session: SparkSession, config: SourceConfig) -> None:
         "spark.sql.session.localRelationCacheThreshold": str(120 * 2**20),
         "spark.connect.session.planCache.enabled": "false",
         **spark_settings(config),
-        **idle_settings(config),
     }
     for key, value in settings.items():
         session.conf.set(key, value)
