@@ -118,8 +118,9 @@ def _jdbc_settings(config: SourceConfig) -> dict[str, str]:
 def _idle_option(config: SourceConfig) -> str:
     """The option by which the catalog's server ends a connection that idles.
 
-    Spark keeps each session that was closed, with its catalog and that one's connections: some
-    hundred runs would take all that the server has. Empty before Postgres 14, or if it is away.
+    The connections of a session that was closed stay until the JVM has collected it, which may take
+    a day: some hundred runs would take all that the server has. Empty before Postgres 14, or if it
+    is away.
     """
     try:
         knows = _ends_idle(catalog_dsn(config))

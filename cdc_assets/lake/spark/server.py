@@ -218,6 +218,27 @@ def _write_plain_files(spark: Any) -> None:
         _log.warning("local files have checksums beside them: %s", first_line(error))
 
 
+def _forget_closed_readers(spark: Any) -> None:
+    """Let the JVM collect the Arrow allocators of files that were read.
+
+    Iceberg makes one for each file and never closes it (apache/iceberg#13937), and the root of all
+    allocators keeps its children: some 500 bytes for each read of a file, until the heap is full.
+    So the root is given a map that keeps none which nobody else has.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        jvm = spark.sparkContext._jvm
+        iceberg = jvm.org.apache.iceberg
+        root = iceberg.arrow.ArrowAllocation.rootAllocator()
+        children = root.getClass().getSuperclass().getDeclaredField("childAllocators")
+        children.setAccessible(True)
+        makes = iceberg.relocated.com.google.common.collect.MapMaker()
+        children.set(root, makes.weakKeys().weakValues().makeMap())
+    except (Py4JError, TypeError) as error:  # TypeError: there is no such class
+        _log.warning("each read of a file takes some of Spark's heap: %s", first_line(error))
+
+
 def _connect_port(spark: Any) -> int:
     package = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")  # a Scala object
@@ -274,6 +295,7 @@ def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int
     jvm = spark.sparkContext._gateway.proc
     try:
         _write_plain_files(spark)
+        _forget_closed_readers(spark)
         state = {"port": _connect_port(spark), "token": token, "pid": os.getpid()}
         write_private(server.state_path, json.dumps(state))
         _log.info("serving after %.1f s", time.monotonic() - began)

@@ -25,6 +25,7 @@ from cdc_assets.materializer.workers.turns import Turns
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.support.jvm import instances
 from cdc_assets_tests.support.lake import NewLake
 from cdc_assets_tests.support.waiting import wait_for
 
@@ -165,7 +166,7 @@ def _slowly(batches: Any) -> Any:
 def test_connections_of_closed_sessions_to_the_catalog_end(
     copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark keeps them for good; a session that is still used makes a new one."""
+    """Else they stay until the JVM collects them; a session that is still used makes a new one."""
     monkeypatch.setattr(catalog, "IDLE_SECONDS", 1)
     with copied_lake("create table t (id int primary key)", "t") as source:
         name = source.lake_table(TableId("public", "t")).sql_name
@@ -184,3 +185,19 @@ def test_connections_of_closed_sessions_to_the_catalog_end(
         slow = source.session.sql("select 2 as id").mapInArrow(_slowly, "id int")
         slow.writeTo(name).append()
         assert source.rows(TableId("public", "t")) == [(1,), (2,)]
+
+
+def test_reads_of_files_leave_nothing_in_the_jvm(
+    copied_lake: NewLake, spark_server: SparkServer
+) -> None:
+    """Iceberg never closes a reader's allocator; some a second would fill the heap in a month."""
+    allocator = "org.apache.iceberg.shaded.org.apache.arrow.memory.ChildAllocator"
+    with copied_lake("create table t (id int primary key)", "t") as source:
+        source.execute("insert into t values (1)")
+        source.catch_up()
+        rows = source.session.table(source.lake_table(TableId("public", "t")).sql_name)
+        rows.collect()
+        before = instances(spark_server, allocator)
+        for _ in range(20):
+            assert len(rows.collect()) == 1
+        assert instances(spark_server, allocator) < before + 10
