@@ -141,7 +141,7 @@ class Reporter(Listener):
         )
 
     def over(self, turn: Turn) -> None:
-        if turn.drained is not None:
+        if turn.drained is not None and turn.drained.moved:
             self._done.put(turn.drained)
 
     def looked(self, turns: Turns) -> None:

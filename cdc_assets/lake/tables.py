@@ -20,7 +20,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.lake import place as lake_place
-from cdc_assets.lake.catalog.catalog import CATALOG, forgetting, open_catalog
+from cdc_assets.lake.catalog.catalog import CATALOG, forgetting, open_catalog, reached
 from cdc_assets.lake.columns import PROPERTY, TableColumns
 from cdc_assets.lake.lineage import cursor_properties, may_have_rows
 from cdc_assets.lake.state import LakeState, lake_state
@@ -263,10 +263,11 @@ class LakeTable:
         """The table through pyiceberg, None if it doesn't exist.
 
         Raises TableProblem if the catalog leads to a metadata file that isn't there, or isn't where
-        the table's has to be.
+        the table's has to be, and EnvironmentProblem if a SQL catalog is away.
         """
         try:
-            loaded = open_catalog(self.config).load_table(self.identifier)
+            with reached():
+                loaded = open_catalog(self.config).load_table(self.identifier)
             lake_place.check(self, loaded)
         except NoSuchTableError:
             return None

@@ -65,6 +65,8 @@ class Drained:
     seconds: float
     data_files: int = 0
     """Of the table, by then."""
+    moved: bool = True
+    """Whether any of the log was applied, or the table altered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class _Drain:
             self._annotate()
         self._whole_from = _whole_from(row)
         self._merges = self._changes = 0
+        self._moved = False
         self._done = Merged(0, 0, 0)
 
     def run(self) -> Drained:
@@ -199,6 +202,7 @@ class _Drain:
             self._state.total_rows,
             time.monotonic() - self._began,
             self._state.data_files,
+            self._moved,
         )
 
     # --- a round ---
@@ -258,6 +262,7 @@ class _Drain:
         )
 
     def _record(self, reached: Cursor) -> None:
+        self._moved = self._moved or reached.offset != self._cursor.offset
         self._cursor = reached
         self._store.set_cursor(self._table, reached, self._limits.claim)
 
@@ -282,6 +287,7 @@ class _Drain:
 
     def _alter(self, relation: Told) -> None:
         self._lake = follow(self._pipeline, self._session, self._lake, self._state, relation)
+        self._moved = True
         self._now(self._lake.load(), self._state)
 
     def _now(self, loaded: Table | None, expected: LakeState) -> None:

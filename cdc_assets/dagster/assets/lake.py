@@ -240,7 +240,7 @@ class Rounds:
             self._fail(TableProblem(table, noted(turn.error)))
         elif turn.drained is None:
             self._context.log.info("%s: another worker is at it", table)
-        else:
+        elif turn.drained.moved or self._by_hand:
             self._reports.add(turn.drained)
 
     def _fail(self, problem: TableProblem) -> None:

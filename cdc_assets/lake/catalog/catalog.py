@@ -47,8 +47,8 @@ _NO_TIMEOUTS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items(
 # Spark's connections to a SQL catalog end after so long without a statement; a later one makes a
 # new connection.
 IDLE_SECONDS = 300
-# The version since which Postgres can end them.
-_IDLE_TIMEOUT = 140000
+# The setting, and the version since which Postgres has it.
+_IDLE_TIMEOUT, _ENDS_IDLE = "idle_session_timeout", 140000
 
 
 def catalog_dsn(config: SourceConfig) -> str:
@@ -64,7 +64,7 @@ def _parameters(config: SourceConfig) -> dict[str, str]:
 
 def _place(config: SourceConfig) -> str:
     """The options of a connection that make it find the catalog's tables; maybe none."""
-    with _reached():
+    with reached():
         schema = catalog_schema(config)
     given = _parameters(config).get("options", "")
     if schema is None:
@@ -119,20 +119,22 @@ def _idle_option(config: SourceConfig) -> str:
     """The option by which the catalog's server ends a connection that idles.
 
     The connections of a session that was closed stay until the JVM has collected it, which may take
-    a day: some hundred runs would take all that the server has. Empty before Postgres 14, or if it
-    is away.
+    a day: some hundred runs would take all that the server has. Empty before Postgres 14, if it is
+    away, or where the catalog's address says so itself.
     """
+    if _IDLE_TIMEOUT in _parameters(config).get("options", ""):
+        return ""
     try:
         knows = _ends_idle(catalog_dsn(config))
-    except psycopg.OperationalError:
+    except psycopg.Error:
         return ""
-    return f"-c idle_session_timeout={IDLE_SECONDS}s" if knows else ""
+    return f"-c {_IDLE_TIMEOUT}={IDLE_SECONDS}s" if knows else ""
 
 
 @lru_cache(maxsize=16)
 def _ends_idle(dsn: str) -> bool:
     with connect(dsn, application_name="cdc_assets catalog") as connection:
-        return connection.info.server_version >= _IDLE_TIMEOUT
+        return connection.info.server_version >= _ENDS_IDLE
 
 
 def refuse_for_jdbc(config: SourceConfig) -> None:
@@ -226,7 +228,7 @@ def open_catalog(config: SourceConfig) -> Catalog:
     A SQL catalog's tables are made if they aren't there. Raises EnvironmentProblem or TlsProblem if
     its database can't be reached at first.
     """
-    with _reached():
+    with reached():
         ours = config.state.schema_ if catalog_schema(config) == config.state.schema_ else ""
         return _open(
             coordination_dsn(config) if ours else "",
@@ -260,7 +262,7 @@ def tried(config: SourceConfig) -> Iterator[Catalog]:
     if config.lake.catalog.type != "sql":
         yield open_catalog(config)
         return
-    with _reached():
+    with reached():
         refuse_foreign_schema(config)
         properties = pyiceberg_properties(config) | {"init_catalog_tables": "false"}
         catalog, schema = SqlCatalog(CATALOG, **properties), catalog_schema(config)
@@ -277,7 +279,8 @@ def tried(config: SourceConfig) -> Iterator[Catalog]:
 
 
 @contextmanager
-def _reached() -> Iterator[None]:
+def reached() -> Iterator[None]:
+    """Around a use of a SQL catalog: raises EnvironmentProblem or TlsProblem if it is away."""
     try:
         yield
     except TlsProblem:

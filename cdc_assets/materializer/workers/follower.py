@@ -16,7 +16,7 @@ import psycopg
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import TablePaused, TableProblem
+from cdc_assets.errors import EnvironmentProblem, TablePaused, TableProblem
 from cdc_assets.log.wishes import paused
 from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers.turns import Turn, Turns
@@ -98,8 +98,8 @@ class Follower:
         if turn.error is None or isinstance(turn.error, TablePaused):
             self._failures.pop(turn.table, None)
             return
-        # Not the table's own: the connection. A missing right or function may be of one table.
-        lost = isinstance(turn.error, psycopg.Error)
+        # Not the table's own: the connection, the catalog. A missing right may be of one table.
+        lost = isinstance(turn.error, psycopg.Error | EnvironmentProblem)
         lost = lost and not isinstance(turn.error, psycopg.ProgrammingError)
         if lost or (isinstance(turn.error, PySparkException) and not turns.usable):
             raise turn.error

@@ -2,8 +2,9 @@
 
 Of the tables whose turn is due (``workers.cadence``) the least recently served one goes first, and
 a turn ends where the log ended when it began, or after TURN_SECONDS: so a hot table can't starve
-the others, however long its backlog is. Before a turn the worker gives and takes tables to make
-shares fair. The caller handles a table's problems.
+the others, however long its backlog is. Only where all of the log is applied, the source's catalog
+is looked at for a schema change that no row has. Before a turn the worker gives and takes tables to
+make shares fair. The caller handles a table's problems.
 
 A hand is one thread with its own log connection, which has the locks, and its own Spark session,
 whose commits carry the table's cursor. Everything else happens in the caller's thread.
@@ -160,7 +161,9 @@ class Turns:
         return [backlog.table for backlog in due]
 
     def start(self, table: TableId) -> bool:
-        """Begin to apply the log that is registered now; False if no hand is free.
+        """Begin to apply the log that is registered now, or else the source's catalog.
+
+        False if no hand is free.
 
         Raises PySparkException if the Spark server is known to be lost.
         """
@@ -170,7 +173,9 @@ class Turns:
             return False
         self._turns += 1
         self._last_turn[table] = self._turns
-        hand, until = self._free.pop(), self._pipeline.store.log_end(table)
+        end = self._pipeline.store.log_end(table)
+        until = None if self.offsets.get(table, -1) >= end else end
+        hand = self._free.pop()
         self._at_work[table] = hand, self._pool.submit(self._apply, hand, table, until)
         return True
 
@@ -217,7 +222,7 @@ class Turns:
             self._cadence.took(table, drained.seconds / drained.merges)
         return Turn(table, drained, None)
 
-    def _apply(self, hand: _Hand, table: TableId, until: int) -> Drained | None:
+    def _apply(self, hand: _Hand, table: TableId, until: int | None) -> Drained | None:
         drained = drain(
             hand.pipeline,
             hand.session,

@@ -20,6 +20,7 @@ from cdc_assets.dagster.metadata import DATA_VERSION_TAG
 from cdc_assets.dagster.names import all_tables, run_tags
 from cdc_assets.dagster.sensors import materializer, runs
 from cdc_assets.errors import FollowerProblem
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.sessions import workers
 from cdc_assets.materializer.drain import Drained
@@ -75,6 +76,26 @@ def test_a_follower_applies_the_log_and_reports_it_without_a_run(following: Worl
     assert not world.pending()
     assert not world.runs("materializer")
     assert not world.instance.get_runs()
+
+
+def test_a_follower_applies_a_schema_change_that_no_row_follows(following: World) -> None:
+    world = following
+    _at_work(world)
+    big = world.names("big")
+    world.client.execute("update big set note = 'new' where id = 1")
+    world.until("the log's end", lambda: not world.pending())
+    reported = len(world.materializations(big.lake))
+    world.client.execute("alter table big add column extra int")
+
+    def extra() -> bool:
+        with Pipeline.open(world.config) as pipeline:
+            row = pipeline.store.table(big.table)
+        assert row is not None
+        lake = LakeTable(world.config, world.config.table(big.table), row)
+        return "extra" in lake.loaded().schema().column_names
+
+    world.until("the new column", extra)
+    world.until("its report", lambda: len(world.materializations(big.lake)) > reported)
 
 
 def test_a_follower_that_ends_is_an_error_of_the_sensor_and_is_started_again(

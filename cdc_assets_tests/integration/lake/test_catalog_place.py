@@ -10,13 +10,14 @@ from typing import Any, cast
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 from pyiceberg.catalog import Catalog, load_catalog
 from pyspark.sql import SparkSession
 from sqlalchemy.engine import make_url
 
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.lake.catalog import place as catalog_place
-from cdc_assets.lake.catalog.catalog import open_catalog, shown
+from cdc_assets.lake.catalog.catalog import IDLE_SECONDS, open_catalog, shown, spark_settings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.pins.pins import Pins
@@ -210,3 +211,14 @@ def test_a_table_that_a_restored_catalog_leads_nowhere_is_named_and_copied_anew(
         mark_for_copy(pipeline, [table])
         assert opened().lake.load() is not None
         pins.close()
+
+
+@pytest.mark.parametrize("given", ["", "-c idle_session_timeout=10min"])
+def test_sparks_idle_connections_end_as_the_address_says(
+    given: str, postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    dsn = make_conninfo(postgres_dsn(), options=given)
+    config = _config(dsn, lake={"catalog": {"uri": dsn}})
+    options = spark_settings(config)["spark.sql.catalog.lake.jdbc.options"]
+    assert (f"idle_session_timeout={IDLE_SECONDS}s" in options) == (not given)
+    assert given in options

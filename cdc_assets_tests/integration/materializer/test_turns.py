@@ -5,23 +5,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import SparkSession
 
+from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log.batch import take
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.store import LogEntry
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.workers import turns
+from cdc_assets.materializer.workers.follower import Listener
 from cdc_assets.materializer.workers.turns import Turns
 from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.operations.merging import follow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.lake import Lake, NewLake
+from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -47,6 +55,31 @@ def backlog(source: Lake, files: int) -> None:
     for i in range(files):
         source.execute(f"insert into hot values ({i}, {i})")
         source.flush()
+
+
+@contextmanager
+def following(source: Lake) -> Iterator[list[str]]:
+    """A follower of the source's tables, and what it says."""
+    stop, said = threading.Event(), list[str]()
+
+    @contextmanager
+    def sessions() -> Iterator[SparkSession]:
+        session = open_session(source.config)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+    listener = Listener(said.append)
+    work = threading.Thread(
+        target=follow, args=(source.config, source.tables, stop, listener, sessions)
+    )
+    work.start()
+    try:
+        yield said
+    finally:
+        stop.set()
+        work.join(60)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 150))
@@ -103,6 +136,24 @@ def test_a_hot_table_doesnt_starve_the_others(
     assert [c.equal for c in source.verify()] == [True] * 3
 
 
+def test_a_turn_says_whether_anything_moved(source: Lake) -> None:
+    source.execute("insert into a values (1, 1)")
+    source.flush()
+    with (
+        Worker(source.pipeline, {A}) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+    ):
+        moved = list[bool]()
+        for _ in range(2):
+            assert going.pending({A}, also={A}) == [A]
+            assert going.start(A)
+            while not (over := going.wait(1)):
+                pass
+            assert over[0].drained is not None
+            moved.append(over[0].drained.moved)
+    assert moved == [True, False]
+
+
 def test_many_tables_are_merged_at_once(source: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(source, max_parallel_tables=3)
     source.execute("; ".join(f"insert into {t} values (1, 1)" for t in ("hot", "a", "b")))
@@ -149,3 +200,30 @@ def test_a_wait_ends_when_the_next_table_is_due(source: Lake) -> None:
         assert going.wait(60) == []
         assert time.monotonic() - began <= source.config.table(A).freshness.target.total_seconds()
         assert going.pending(tables) == [A]
+
+
+def test_a_catalog_that_is_away_is_no_tables_own_problem(
+    copied_lake: NewLake, postgres_dsn: NewDatabase
+) -> None:
+    """Else each table would wait longer after each try, and for minutes once it is back."""
+    catalog = postgres_dsn()
+    name = conninfo_to_dict(catalog)["dbname"]
+    lake = {"catalog": {"type": "sql", "uri": catalog}}
+    told = "select table_name from _pg2iceberg.claims where problem is not null"
+    with copied_lake(SETUP, "hot", "a", "b", lake=lake) as source, following(source) as said:
+        source.execute("insert into a values (1, 1)")
+        source.flush()
+        wait_for(lambda: any("public.a" in line for line in said))
+        source.execute(f"alter database {name} allow_connections false")
+        source.execute(
+            f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
+        )
+        source.execute("insert into a values (2, 2); insert into b values (1, 1)")
+        source.flush()
+        time.sleep(8)
+        assert not source.execute(told)
+        assert not any("public.b" in line for line in said)
+        source.execute(f"alter database {name} allow_connections true")
+        wait_for(lambda: any("public.b" in line for line in said))
+        assert not source.execute(told)
+        assert all(compared.equal for compared in source.verify())
