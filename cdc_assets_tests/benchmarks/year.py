@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -226,6 +227,7 @@ class Year:
             "coordination MB": sum(tables.values()) / 1e6,
             "catalog rows": sum(n for name, n in rows.items() if "iceberg_" in name),
             "WAL kept MB": retained / 1e6,
+            "connections": self._rows("pg_stat_activity where datname = current_database()"),
         }
         if self.day % self._options.heap == 0:
             found |= _heap()
@@ -256,8 +258,16 @@ select coalesce(max(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), 0)::flo
 """
 
 
+# By the ends of their classes' names.
+_KEPT = {
+    "cached frames": ".CachedRDDBuilder",
+    "readers' allocators": ".ChildAllocator",
+    "sessions": ".SessionState",
+}
+
+
 def _heap() -> dict[str, float]:
-    """Of the Spark server, what is reachable: its heap, and the frames that it has cached."""
+    """Of the Spark server, what is reachable: its heap, and what it keeps of work that is over."""
     for child in psutil.Process().children(recursive=True):
         if child.name() == "java":
             told = subprocess.run(
@@ -266,11 +276,11 @@ def _heap() -> dict[str, float]:
                 text=True,
                 check=True,
             ).stdout.splitlines()
-            frames = [line.split()[1] for line in told if line.endswith("CachedRDDBuilder")]
-            return {
-                "JVM heap MB": int(told[-1].split()[2]) / 1e6,
-                "cached frames": sum(map(int, frames)),
-            }
+            found = {"JVM heap MB": int(told[-1].split()[2]) / 1e6}
+            for what, name in _KEPT.items():
+                rows = [line.split() for line in told if line.partition(" (")[0].endswith(name)]
+                found[what] = sum(int(row[1]) for row in rows)
+            return found
     return {}
 
 
@@ -376,6 +386,8 @@ def main() -> None:
         "cpus": os.cpu_count(),
     }
     print(json.dumps(found))  # noqa: T201
+    if set(outcomes.values()) != {"equal"}:
+        sys.exit("a table isn't equal to its source")
 
 
 if __name__ == "__main__":
