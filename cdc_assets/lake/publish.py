@@ -47,13 +47,16 @@ _TRIES, _PAUSE_SECONDS = 5, 0.3
 
 
 @contextmanager
-def published(session: SparkSession, lake: LakeTable, state: LakeState) -> Iterator[str]:
+def published(
+    session: SparkSession, lake: LakeTable, state: LakeState, loaded: Table | None = None
+) -> Iterator[str]:
     """Yield a branch of ``state``'s snapshot, as Spark SQL names it; at the end, publish it.
 
-    The caller holds the table's writer lock. If the block raises, readers see nothing of it. Raises
-    Fenced when somebody else moved ``main`` meanwhile.
+    The caller holds the table's writer lock, and may have ``loaded`` the table since it has. If the
+    block raises, readers see nothing of it. Raises Fenced when somebody else moved ``main``
+    meanwhile.
     """
-    drop_abandoned(session, lake)
+    drop_abandoned(session, lake, loaded)
     branch = f"{PREFIX}{uuid.uuid4().hex}"
     patiently(
         session,
@@ -135,12 +138,12 @@ def _fenced(lake: LakeTable) -> Fenced:
     return Fenced(f"{lake.row.table}: another writer took over meanwhile; nothing was published.")
 
 
-def drop_abandoned(session: SparkSession, lake: LakeTable) -> None:
+def drop_abandoned(session: SparkSession, lake: LakeTable, loaded: Table | None = None) -> None:
     """Remove the branches of writers that died.
 
-    The caller holds the table's writer lock, so none of them is alive.
+    The caller holds the table's writer lock, so none of them is alive; see :func:`published`.
     """
-    loaded = lake.load()
+    loaded = loaded if loaded is not None else lake.load()
     if loaded is None:
         return
     for name in writers_branches(loaded):

@@ -94,7 +94,7 @@ class Merged:
 def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | None) -> None:
     """Delete the rows of ``delete``, then append ``new``, which has the table's columns."""
     session, lake = change.session, change.lake
-    with published(session, lake, change.state) as branch:
+    with published(session, lake, change.state, change.loaded) as branch:
         if delete is not None:
             if delete.keys is None:
                 session.sql(f"delete from {branch} t where {delete.condition}")

@@ -123,6 +123,27 @@ def test_keepalive_asks_no_more_often_than_a_server_allows() -> None:
     assert dict(sessions._KEEPALIVE)["grpc.keepalive_time_ms"] > 300_000
 
 
+def test_a_statements_responses_are_released_at_once(
+    spark_server: SparkServer, postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    session = open_session(_config(spark_server.ensure(), postgres_dsn()))
+    try:
+        client: Any = session.client  # type: ignore[operator]
+        released, release = list[Any](), client._stub.ReleaseExecute
+
+        def counted(request: Any, **more: Any) -> Any:
+            released.append(request)
+            return release(request, **more)
+
+        client._stub.ReleaseExecute = counted
+        assert len(session.range(0, 40_000, 1, 4).collect()) == 40_000
+        wait_for(lambda: released)
+        time.sleep(0.5)
+        assert [request.HasField("release_all") for request in released] == [True]
+    finally:
+        session.stop()
+
+
 def test_a_session_that_its_server_forgot_is_not_usable(
     spark_server: SparkServer, postgres_dsn: NewDatabase, tmp_home: Path
 ) -> None:
