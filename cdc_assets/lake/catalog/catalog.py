@@ -119,8 +119,8 @@ def _idle_option(config: SourceConfig) -> str:
     """The option by which the catalog's server ends a connection that idles.
 
     The connections of a session that was closed stay until the JVM has collected it, which may take
-    a day: some hundred runs would take all that the server has. Empty before Postgres 14, if it is
-    away, or where the catalog's address says so itself.
+    half an hour: a hundred commands would take all that the server has. Empty before Postgres 14,
+    if it is away, or where the catalog's address says so itself.
     """
     if _IDLE_TIMEOUT in _parameters(config).get("options", ""):
         return ""
