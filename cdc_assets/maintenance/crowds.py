@@ -18,7 +18,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.lake.lost_care import surviving
 from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import ALONE_LOCK
@@ -27,6 +26,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.wishes import paused
 from cdc_assets.maintenance.compact import Busy, rewritten, writing
 from cdc_assets.maintenance.files import live_files
+from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.maintenance.plan import tiny_slice
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId

@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.comments import annotate, statements
-from cdc_assets.lake.lost_care import surviving
 from cdc_assets.lake.place import NotListed
 from cdc_assets.lake.publish import name_cursor
 from cdc_assets.lake.standing import is_begun, standing
@@ -47,6 +46,7 @@ from cdc_assets.maintenance.expire import (
     remove_orphans,
 )
 from cdc_assets.maintenance.files import Stored, live_files, stored
+from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.maintenance.plan import is_due
 from cdc_assets.maintenance.staged import (
     mark_passed,

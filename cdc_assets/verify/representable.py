@@ -20,11 +20,11 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.lake.lost_care import surviving
 from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
 from cdc_assets.log.batch import Window, take
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry, LogStore
+from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.materializer.events import events
 from cdc_assets.materializer.fold import JSON, text_struct
 from cdc_assets.pipeline import Pipeline

@@ -12,10 +12,10 @@ import pytest
 from pyspark.errors import PySparkException
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.lake.lost_care import surviving
 from cdc_assets.lake.spark import session as sessions
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import lost_server, open_session
+from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake
