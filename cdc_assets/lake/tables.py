@@ -35,6 +35,7 @@ from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
 # values of 10 MB do. A scan of narrow rows costs no more than with Iceberg's 5,000.
 READING = {"read.parquet.vectorization.batch-size": "100"}
 _MANIFESTS = "commit.manifest.min-count-to-merge"
+RETRIES = "commit.retry.num-retries"
 # Table properties: the source, its table and, until the copy is complete, the copy under way.
 SOURCE, TABLE, COPYING = "cdc.source", "cdc.table", "cdc.copying"
 
@@ -213,6 +214,8 @@ class LakeTable:
             "write.metadata.previous-versions-max": "20",
             # A merge adds two manifests and reads all; Iceberg would leave a hundred of them.
             _MANIFESTS: "10",
+            # Iceberg's own number. Copies by earlier versions left none.
+            RETRIES: "4",
             SOURCE: self.config.name,
             TABLE: str(self.row.table),
         }

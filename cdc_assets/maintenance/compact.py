@@ -35,7 +35,7 @@ from cdc_assets.lake.layout import arrange, is_arranged
 from cdc_assets.lake.lineage import count, said
 from cdc_assets.lake.publish import append, drop_abandoned, name_cursor, published, writers_branches
 from cdc_assets.lake.state import LakeState
-from cdc_assets.lake.tables import READING, LakeTable, listed, quoted, ticked
+from cdc_assets.lake.tables import READING, RETRIES, LakeTable, listed, quoted, ticked
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
@@ -52,10 +52,11 @@ STEP_ASIDE_SECONDS = 8.0
 _LOOK_SECONDS = 0.1
 # A scan of so many keys takes half a second; above that only Iceberg's counts are compared.
 CHECKED_ROWS = 10_000_000
-# Table properties that bound the metadata each commit rewrites, and the batches of a scan.
+# Table properties that bound the metadata each commit rewrites, its tries, and a scan's batches.
 _LIMITS = (
     "write.metadata.delete-after-commit.enabled",
     "write.metadata.previous-versions-max",
+    RETRIES,
     *READING,
 )
 

@@ -22,7 +22,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.table import Table
 from pyiceberg.types import ListType
 from pyspark.sql import SparkSession
 
@@ -34,7 +34,7 @@ from cdc_assets.lake.copies import SUFFIX, drop_copy
 from cdc_assets.lake.lineage import foreign_change
 from cdc_assets.lake.place import below
 from cdc_assets.lake.state import CHUNKS, COPY, lake_state
-from cdc_assets.lake.tables import COPYING, LakeTable
+from cdc_assets.lake.tables import COPYING, RETRIES, LakeTable
 from cdc_assets.log.copies.chunks import (
     ChunkProgress,
     chunks,
@@ -139,9 +139,7 @@ class Landing:
         if keys:
             if not self._is_target(loaded):
                 raise Fenced(f"{self._row.table}: another copy of it is under way.")
-            # No retry: before one, the chunks that landed would have to be looked at anew.
-            loaded.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
-            transaction = loaded.transaction()
+            transaction = _tried_once(loaded).transaction()
             properties = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(keys))}
             if keys | landed >= self._keys:
                 properties |= self._reached(loaded)
@@ -307,3 +305,15 @@ class Landing:
             raise TableProblem(
                 self._row.table, f"a file that was copied can't be read now: {first_line(error)}"
             ) from error
+
+
+def _tried_once(loaded: Table) -> Table:
+    """The table as one whose commits aren't tried again.
+
+    Before each try, the chunks that landed would have to be looked at anew. The catalog keeps the
+    metadata that was ``loaded``, and makes the next one from it, so it must not be changed itself.
+    """
+    once = {**loaded.metadata.properties, RETRIES: "0"}
+    metadata = loaded.metadata.model_copy(update={"properties": once})
+    assert loaded.catalog is not None
+    return Table(loaded.name(), metadata, loaded.metadata_location, loaded.io, loaded.catalog)

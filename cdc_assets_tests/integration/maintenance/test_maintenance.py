@@ -29,7 +29,7 @@ from cdc_assets.lake.lineage import OFFSET
 from cdc_assets.lake.publish import PREFIX
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import open_session
-from cdc_assets.lake.tables import LakeTable
+from cdc_assets.lake.tables import RETRIES, LakeTable
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import write_lock
 from cdc_assets.maintenance import plan
@@ -237,6 +237,7 @@ def test_metadata_is_limited_and_manifests_are_put_together(
         cycle(source, i, M)
     property_ = "write.metadata.delete-after-commit.enabled"
     source.session.sql(f"alter table lake.src.m unset tblproperties ('{property_}')")
+    source.session.sql(f"alter table lake.src.m set tblproperties ('{RETRIES}' = '0')")
     monkeypatch.setattr(plan, "MANY_MANIFESTS", 2)
     cursor = source.lake_table(M).state().cursor
     with settings(source, min_input_files=1000, deleted_rows=0.99) as pipeline:
@@ -246,6 +247,7 @@ def test_metadata_is_limited_and_manifests_are_put_together(
     assert source.lake_table(M).state().cursor == cursor
     loaded = source.lake_table(M).load()
     assert loaded is not None and loaded.properties[property_] == "true"
+    assert loaded.properties[RETRIES] != "0"
     equals_the_source(source, M)
 
 

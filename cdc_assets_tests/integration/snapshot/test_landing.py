@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc_assets.errors import Fenced
+from cdc_assets.lake.tables import RETRIES
 from cdc_assets.log.copies.chunks import ChunkProgress, await_another_pin, chunks, restart_copy
 from cdc_assets.log.locks import write_lock
 from cdc_assets.pipeline import Pipeline
@@ -54,6 +55,13 @@ def test_who_looked_before_a_copy_ended_does_not_begin_it_anew(source: Lake) -> 
     assert not restart_copy(source.pipeline.store, row, of_pin=row.pin)
     now = source.row(T)
     assert (now.state, now.epoch) == ("streaming", 1)
+
+
+def test_only_a_copys_own_commits_are_not_tried_again(source: Lake) -> None:
+    source.pin()
+    source.copy()
+    loaded, lake = source.lake_table(T).load(), source.lake_table(T)
+    assert loaded is not None and loaded.properties[RETRIES] == lake.properties()[RETRIES] != "0"
 
 
 def test_a_file_that_cannot_be_read_is_copied_again(source: Lake) -> None:
