@@ -33,6 +33,7 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.layout import arrange, is_arranged
 from cdc_assets.lake.lineage import count, said
+from cdc_assets.lake.lost_reply import healing
 from cdc_assets.lake.publish import append, drop_abandoned, name_cursor, published, writers_branches
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import READING, RETRIES, LakeTable, listed, quoted, ticked
@@ -317,10 +318,11 @@ def tidy_metadata(
         if not manifests_rewritten(before):
             return 0, 0
         _state(lake)
-        session().sql(
-            f"call {CATALOG}.system.rewrite_manifests(table => {lake.procedure_name},"
-            " use_caching => false)"
-        )
+        with healing(session(), lake):
+            session().sql(
+                f"call {CATALOG}.system.rewrite_manifests(table => {lake.procedure_name},"
+                " use_caching => false)"
+            )
         state = lake.state()
         if state.cursor is not None:
             name_cursor(session(), lake, state, state.cursor)

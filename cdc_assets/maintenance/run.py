@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.comments import annotate, statements
+from cdc_assets.lake.lost_reply import before_lost_rewrite, set_back
 from cdc_assets.lake.place import NotListed
 from cdc_assets.lake.publish import name_cursor
 from cdc_assets.lake.standing import is_begun, standing
@@ -37,6 +38,7 @@ from cdc_assets.maintenance.compact import (
     compact,
     set_limits,
     tidy_metadata,
+    writing,
 )
 from cdc_assets.maintenance.expire import (
     NOTHING,
@@ -197,6 +199,7 @@ class _Table:
         if row.state not in SETTLED:
             self._note(left_alone=f"it is {row.state}")
         elif lake.load() is not None:
+            self._heal(lake)
             if row.state == TableState.STREAMING:
                 self._look_after_cursor(lake)
             self._annotate(lake)
@@ -226,6 +229,12 @@ class _Table:
         self._note(compacted=replace(compacted, manifests_before=before, manifests_after=after))
         if busy is not None:
             raise busy
+
+    def _heal(self, lake: LakeTable) -> None:
+        """Undo a rewrite that a run before lost and didn't live to undo: all else would fail."""
+        if before_lost_rewrite(lake.loaded()) is not None:
+            with writing(self._store, lake.row):
+                set_back(self._session(), lake)
 
     def _look_after_cursor(self, lake: LakeTable) -> None:
         """Find others' changes to a table that gets none of ours; keep its cursor within reach.

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.errors import Fenced, TablePaused, TableProblem
 from cdc_assets.lake.comments import annotate
 from cdc_assets.lake.layout import arrange
+from cdc_assets.lake.lost_reply import healing
 from cdc_assets.lake.standing import begin, may_hold_others, pending, standing
 from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.lake.tables import LakeTable
@@ -248,7 +249,7 @@ class _Drain:
                 and not may_hold_others(self._store, lake, self._state, self._loaded)
             ),
         )
-        with merging(self._store, session, lake, self._cursor.offset):
+        with healing(session, lake), merging(self._store, session, lake, self._cursor.offset):
             done = merge(change)
         if done.repaired:
             self._whole_from = _whole_from(self._store.table(self._table))

@@ -1,0 +1,123 @@
+"""A lost reply to a commit neither makes a table unreadable nor stops its maintenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from pyiceberg.table.snapshots import Snapshot
+from pyspark.errors import PySparkException
+
+from cdc_assets.lake.lost_reply import before_lost_rewrite, is_readable
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.lake.tables import RETRIES
+from cdc_assets.maintenance import plan
+from cdc_assets.maintenance.compact import tidy_metadata
+from cdc_assets.maintenance.run import Maintained
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.integration.maintenance.care import (
+    SETUP,
+    M,
+    cycle,
+    equals_the_source,
+    maintained,
+    settings,
+)
+from cdc_assets_tests.support.lake import Lake, lake
+from cdc_assets_tests.support.lost_reply import LosingLine
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def line(postgres_dsn: NewDatabase) -> Iterator[LosingLine]:
+    with LosingLine(postgres_dsn()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(line: LosingLine, spark_server: SparkServer, tmp_home: Path) -> Iterator[Lake]:
+    """A table with some merges, whose catalog is reached by ``line``."""
+    catalog = {"catalog": {"type": "sql", "uri": line.dsn}}
+    with lake(line.server_dsn, spark_server.ensure(), SETUP, "m", lake=catalog) as opened:
+        opened.pin()
+        opened.copy()
+        for i in range(3):
+            cycle(opened, i)
+        yield opened
+
+
+def head(source: Lake) -> Snapshot:
+    current = source.lake_table(M).loaded().current_snapshot()
+    assert current is not None
+    return current
+
+
+def lose_files(snapshot: Snapshot) -> None:
+    """As Iceberg's clean-up does."""
+    Path(snapshot.manifest_list.removeprefix("file:")).unlink()
+
+
+def lose_a_rewrite(source: Lake) -> None:
+    """As a run does that dies before it could undo it."""
+    name = source.lake_table(M).procedure_name
+    source.session.sql(f"call lake.system.rewrite_manifests({name}, false)").collect()
+    lose_files(head(source))
+    assert not is_readable(source.lake_table(M).loaded())
+
+
+def cared_for(source: Lake) -> Maintained:
+    with settings(source, keep_snapshots={"count": 1, "age": "0s"}) as pipeline:
+        return maintained(source, pipeline)[M]
+
+
+@pytest.mark.parametrize("retries", [4, 0])
+def test_a_rewrite_of_manifests_that_is_lost_is_undone(
+    source: Lake, line: LosingLine, retries: int
+) -> None:
+    table = source.lake_table(M)
+    source.session.sql(f"alter table {table.sql_name} set tblproperties ('{RETRIES}'='{retries}')")
+    before = head(source)
+    line.lose_reply("m")
+    with patch.object(plan, "MANY_MANIFESTS", 1), pytest.raises(PySparkException):
+        tidy_metadata(source.pipeline.store, table, lambda: source.session)
+    assert line.lost == 1
+    assert head(source).snapshot_id == before.snapshot_id
+    equals_the_source(source)
+    cycle(source, 4)
+    equals_the_source(source)
+
+
+def test_maintenance_undoes_what_a_run_before_lost(source: Lake) -> None:
+    lose_a_rewrite(source)
+    assert cared_for(source).compacted.slices > 0
+    equals_the_source(source)
+    cycle(source, 4)
+    assert cared_for(source).expired.snapshots > 0
+    equals_the_source(source)
+
+
+def test_a_merge_that_fails_for_it_succeeds_the_next_time(source: Lake) -> None:
+    lose_a_rewrite(source)
+    with pytest.raises(PySparkException):
+        cycle(source, 4)
+    source.drain(M)
+    equals_the_source(source)
+
+
+def test_a_commit_that_changed_rows_is_never_undone(source: Lake) -> None:
+    at = head(source).snapshot_id
+    lose_files(head(source))
+    assert before_lost_rewrite(source.lake_table(M).loaded()) is None
+    with pytest.raises(PySparkException):
+        cycle(source, 4)
+    assert head(source).snapshot_id == at
+
+
+def test_a_rewrite_is_not_undone_where_the_table_lost_more(source: Lake) -> None:
+    before = head(source)
+    lose_a_rewrite(source)
+    lose_files(before)
+    assert before_lost_rewrite(source.lake_table(M).loaded()) is None
