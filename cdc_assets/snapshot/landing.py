@@ -32,6 +32,7 @@ from cdc_assets.lake.catalog.files import PLACES
 from cdc_assets.lake.columns import PROPERTY
 from cdc_assets.lake.copies import SUFFIX, drop_copy
 from cdc_assets.lake.lineage import foreign_change
+from cdc_assets.lake.lost_reply import is_readable
 from cdc_assets.lake.place import below
 from cdc_assets.lake.state import CHUNKS, COPY, lake_state
 from cdc_assets.lake.tables import COPYING, RETRIES, LakeTable
@@ -82,7 +83,7 @@ class Landing:
         shadow = LakeTable(
             self._config, self.lake.table, self._row, suffix=f"{SUFFIX}{self._row.epoch}"
         )
-        if self._complete(loaded):
+        if loaded is not None and self._complete(loaded) and is_readable(loaded):
             self._target = self.lake
         elif self.lake.table.partition_by or not self._is_target(loaded):
             self._target, loaded = shadow, self._ours(shadow)

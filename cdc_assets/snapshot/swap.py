@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.columns import PROPERTY
 from cdc_assets.lake.layout import arrange
+from cdc_assets.lake.lost_reply import is_readable
 from cdc_assets.lake.publish import published
 from cdc_assets.lake.spark.session import summary
 from cdc_assets.lake.state import lake_state
@@ -53,12 +54,13 @@ def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[
 
 
 def _fits(before: Table, made: Table) -> bool:
-    """Whether readers use the table, and its columns are those of the copy."""
+    """Whether readers use the table and can read it, and its columns are those of the copy."""
     columns = [{f.name: str(f.field_type) for f in t.schema().fields} for t in (before, made)]
     return (
         columns[0] == columns[1]
         and before.current_snapshot() is not None
         and COPYING not in before.properties
+        and is_readable(before)
     )
 
 
