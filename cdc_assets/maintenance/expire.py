@@ -21,8 +21,10 @@ from datetime import UTC, datetime
 
 from pyarrow import fs
 from pyiceberg.table import Table
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from cdc_assets.errors import first_line
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.copies import SUFFIX, drop_copy
 from cdc_assets.lake.lineage import OFFSET
@@ -37,6 +39,9 @@ from cdc_assets.maintenance.files import stored
 from cdc_assets.maintenance.plan import expiry
 
 logger = logging.getLogger(__name__)
+
+# Iceberg's error where a file isn't there.
+_GONE = "NotFoundException"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,22 @@ NOTHING = Removed()
 def expire_snapshots(
     lake: LakeTable, session: Callable[[], SparkSession], now: datetime
 ) -> Removed:
-    """Expire what the configuration doesn't keep; asks for a session only if there is any."""
+    """Expire what the configuration doesn't keep; asks for a session only if there is any.
+
+    A commit whose reply was lost leaves a snapshot without its manifest list (``lake.lost_reply``).
+    Iceberg expires it with the others, and fails as it looks for its files: those that weren't
+    deleted are orphans then.
+    """
+    try:
+        return _expire(lake, session, now)
+    except PySparkException as error:
+        if _GONE not in str(error):
+            raise
+        logger.warning("%s: some expired files are left: %s", lake.row.table, first_line(error))
+    return _expire(lake, session, now)
+
+
+def _expire(lake: LakeTable, session: Callable[[], SparkSession], now: datetime) -> Removed:
     loaded = lake.load()
     wanted = expiry(*_history(loaded), lake.config.maintenance, now) if loaded is not None else None
     if loaded is None or wanted is None:

@@ -121,3 +121,19 @@ def test_a_rewrite_is_not_undone_where_the_table_lost_more(source: Lake) -> None
     lose_a_rewrite(source)
     lose_files(before)
     assert before_lost_rewrite(source.lake_table(M).loaded()) is None
+
+
+def test_expiry_goes_on_past_the_remains_of_a_merge(source: Lake, line: LosingLine) -> None:
+    source.execute("delete from m where id = 50")
+    source.flush()
+    line.lose_reply("m", after=1)  # it makes a branch, and then deletes the rows there
+    with pytest.raises(PySparkException):
+        source.drain(M)
+    assert line.lost == 1
+    source.drain(M)
+    snapshots = source.lake_table(M).loaded().metadata.snapshots
+    lost = [s for s in snapshots if not Path(s.manifest_list.removeprefix("file:")).exists()]
+    assert len(lost) == 1
+    cared_for(source)
+    assert source.snapshots(M) <= 3
+    equals_the_source(source)
