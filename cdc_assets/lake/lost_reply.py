@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.publish import patiently
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.store import LogStore
 
 logger = logging.getLogger(__name__)
 
@@ -60,31 +61,35 @@ def before_lost_rewrite(loaded: Table) -> int | None:
     return parent.snapshot_id if _is_there(loaded, parent.manifest_list) else None
 
 
-def set_back(session: SparkSession, lake: LakeTable) -> bool:
-    """Set ``main`` back to the snapshot before a lost rewrite; returns whether there was one.
+def set_back(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
+    """Set ``main`` back to the snapshot before a lost rewrite, if its head is one.
 
-    The caller holds the table's writer lock.
+    The caller holds the table's writer lock. Raises psycopg.OperationalError if the session that
+    has it is lost: a late statement would undo what another writer has published since.
     """
     loaded = lake.load()
     before = before_lost_rewrite(loaded) if loaded is not None else None
     if before is None:
-        return False
+        return
+    store.server_now()
     patiently(
         session, f"call {CATALOG}.system.set_current_snapshot({lake.procedure_name}, {before})"
     )
     logger.warning(
         "%s: a rewrite of its manifests was lost; its lake table is as before it", lake.row.table
     )
-    return True
 
 
 @contextmanager
-def healing(session: SparkSession, lake: LakeTable) -> Iterator[None]:
-    """Around what writes the table: after an error, a lost rewrite isn't in the next one's way."""
+def healing(store: LogStore, session: SparkSession, lake: LakeTable) -> Iterator[None]:
+    """Around what writes the table: after an error, a lost rewrite isn't in the next one's way.
+
+    As ``set_back``; costs nothing without an error.
+    """
     try:
         yield
     except (PySparkException, FileNotFoundError):
-        set_back(session, lake)
+        set_back(store, session, lake)
         raise
 
 

@@ -318,7 +318,7 @@ def tidy_metadata(
         if not manifests_rewritten(before):
             return 0, 0
         _state(lake)
-        with healing(session(), lake):
+        with healing(store, session(), lake):
             session().sql(
                 f"call {CATALOG}.system.rewrite_manifests(table => {lake.procedure_name},"
                 " use_caching => false)"

@@ -234,7 +234,7 @@ class _Table:
         """Undo a rewrite that a run before lost and didn't live to undo: all else would fail."""
         if before_lost_rewrite(lake.loaded()) is not None:
             with writing(self._store, lake.row):
-                set_back(self._session(), lake)
+                set_back(self._store, self._session(), lake)
 
     def _look_after_cursor(self, lake: LakeTable) -> None:
         """Find others' changes to a table that gets none of ours; keep its cursor within reach.

@@ -249,7 +249,8 @@ class _Drain:
                 and not may_hold_others(self._store, lake, self._state, self._loaded)
             ),
         )
-        with healing(session, lake), merging(self._store, session, lake, self._cursor.offset):
+        store, offset = self._store, self._cursor.offset
+        with healing(store, session, lake), merging(store, session, lake, offset):
             done = merge(change)
         if done.repaired:
             self._whole_from = _whole_from(self._store.table(self._table))

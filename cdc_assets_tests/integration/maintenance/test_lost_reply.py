@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+import psycopg
 import pytest
 from pyiceberg.table.snapshots import Snapshot
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from cdc_assets.lake.lost_reply import before_lost_rewrite, is_readable
 from cdc_assets.lake.spark.server import SparkServer
@@ -16,6 +18,7 @@ from cdc_assets.lake.tables import RETRIES
 from cdc_assets.maintenance import plan
 from cdc_assets.maintenance.compact import tidy_metadata
 from cdc_assets.maintenance.run import Maintained
+from cdc_assets.pipeline import Pipeline
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.maintenance.care import (
     SETUP,
@@ -88,6 +91,26 @@ def test_a_rewrite_of_manifests_that_is_lost_is_undone(
     equals_the_source(source)
     cycle(source, 4)
     equals_the_source(source)
+
+
+def test_a_run_that_lost_its_lock_undoes_nothing_and_the_next_one_does(
+    source: Lake, line: LosingLine
+) -> None:
+    store = source.pipeline.store
+
+    def session() -> SparkSession:
+        pid = store.connection.info.backend_pid
+        source.execute(f"select pg_terminate_backend({pid}, 5000)")
+        return source.session
+
+    line.lose_reply("m")
+    with patch.object(plan, "MANY_MANIFESTS", 1), pytest.raises(psycopg.OperationalError):
+        tidy_metadata(store, source.lake_table(M), session)
+    assert line.lost == 1
+    with Pipeline.open(source.config) as source.pipeline:
+        assert not is_readable(source.lake_table(M).loaded())
+        cared_for(source)
+        equals_the_source(source)
 
 
 def test_maintenance_undoes_what_a_run_before_lost(source: Lake) -> None:
