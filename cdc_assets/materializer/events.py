@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.log.batch import Window, selected
@@ -92,6 +93,8 @@ def _event_reader(
                 if whole:
                     columns += ["_lsn", "_ts", "_xid"]
                 found = _selected(rows, start, window, storage, columns)
+                place = found.schema.get_field_index("data")
+                found = found.set_column(place, "data", found["data"].cast(pa.string()))
                 yield from found.to_batches(max_chunksize=20_000)
 
     return read
@@ -102,7 +105,7 @@ _EVENT = {
     "op": ("_op", pa.string()),
     "commit_lsn": ("_commit_lsn", None),
     "unchanged": ("_unchanged_cols", None),
-    "data": ("_data", pa.string()),
+    "data": ("_data", None),
     "lsn": ("_lsn", None),
     "ts": ("_ts", pa.int64()),
     "xid": ("_xid", None),
@@ -115,9 +118,10 @@ def _selected(
     """The rows in the window: ``off``, and what ``columns`` of the file are called in an event."""
     table = rows.read(storage, columns)
     offsets, mask = selected(table, start, window)
-    chosen = table.filter(mask)
-    found = {"off": offsets.filter(mask)}
+    if not pc.all(mask).as_py():  # else a copy of all of it would be made
+        table, offsets = table.filter(mask), offsets.filter(mask)
+    found = {"off": offsets}
     for name, (column, kind) in _EVENT.items():
         if column in columns:
-            found[name] = chosen[column] if kind is None else chosen[column].cast(kind)
+            found[name] = table[column] if kind is None else table[column].cast(kind)
     return pa.table(found)

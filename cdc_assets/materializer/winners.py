@@ -98,12 +98,11 @@ def winners(
 def _codes(key: Sequence[pa.StringArray], length: int) -> npt.NDArray[np.int64]:
     """A number for each of ``length`` changes, equal where the key is; ``key``: its columns."""
     codes = np.zeros(length, np.int64)
-    for column in key:
+    for number, column in enumerate(key):
         found = column.dictionary_encode()
-        # Small again before the next column: their product might not fit.
-        codes = np.unique(
-            codes * len(found.dictionary) + found.indices.to_numpy(), return_inverse=True
-        )[1]
+        codes = codes * len(found.dictionary) + found.indices.to_numpy()
+        if number:  # small again before the next column: their product might not fit
+            codes = np.unique(codes, return_inverse=True)[1]
     return codes
 
 
