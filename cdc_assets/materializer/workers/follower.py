@@ -98,9 +98,9 @@ class Follower:
         if turn.error is None or isinstance(turn.error, TablePaused):
             self._failures.pop(turn.table, None)
             return
-        # Not the table's own: the connection, the catalog. A missing right may be of one table.
-        lost = isinstance(turn.error, psycopg.Error | EnvironmentProblem)
-        lost = lost and not isinstance(turn.error, psycopg.ProgrammingError)
+        # Not the table's own: the connection, the catalog. A missing right or a value is.
+        gone = psycopg.OperationalError | psycopg.InterfaceError | EnvironmentProblem
+        lost = isinstance(turn.error, gone)
         if lost or (isinstance(turn.error, PySparkException) and not turns.usable):
             raise turn.error
         problem = turn.error

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from pyspark.errors import PySparkException
 
-from cdc_assets.errors import TableProblem
+from cdc_assets.errors import EnvironmentProblem, TableProblem
 from cdc_assets.materializer.workers.follower import Follower, Listener
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.postgres.names import TableId
@@ -49,19 +49,27 @@ def test_a_table_s_own_error_is_told_and_stops_no_other() -> None:
         TableProblem(T, "it can't be"),
         PySparkException("a file is gone"),
         psycopg.errors.InsufficientPrivilege("no right"),
+        psycopg.errors.InvalidTextRepresentation("a value"),
         RuntimeError("a defect"),
     ):
         world.judge(error)
-    assert len(world.told) == 4
+    assert len(world.told) == 5
     assert all("public.t" in said for said in world.told)
-    assert world.waits > 70  # 10 s, 20 s, 40 s, 80 s
+    assert world.waits > 150  # 10 s, 20 s, 40 s, 80 s, 160 s
 
 
-@pytest.mark.parametrize("lost", ["session", "connection"])
-def test_a_lost_session_or_connection_is_no_table_s_fault(lost: str) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        PySparkException("x"),
+        psycopg.OperationalError("x"),
+        psycopg.InterfaceError("x"),
+        EnvironmentProblem("x", "y"),
+    ],
+)
+def test_what_is_lost_for_all_tables_is_no_table_s_fault(error: Exception) -> None:
     world = World()
-    world.turns.usable = lost != "session"
-    error = PySparkException("x") if lost == "session" else psycopg.OperationalError("x")
+    world.turns.usable = not isinstance(error, PySparkException)
     with pytest.raises(type(error)):
         world.judge(error)
     assert not world.told
