@@ -40,8 +40,8 @@ def is_readable(loaded: Table) -> bool:
     """Whether the current snapshot's manifests are all there; asks for each of them."""
     current = loaded.current_snapshot()
     return current is None or (
-        _is_there(loaded, current.manifest_list)  # pyiceberg remembers what was in it
-        and all(_is_there(loaded, m.manifest_path) for m in current.manifests(loaded.io))
+        is_there(loaded, current.manifest_list)  # pyiceberg remembers what was in it
+        and all(is_there(loaded, m.manifest_path) for m in current.manifests(loaded.io))
     )
 
 
@@ -55,10 +55,10 @@ def before_lost_rewrite(loaded: Table) -> int | None:
     if head is None or head.summary is None or head.summary.operation is not Operation.REPLACE:
         return None
     parent = loaded.snapshot_by_id(head.parent_snapshot_id) if head.parent_snapshot_id else None
-    if parent is None or _is_there(loaded, head.manifest_list):
+    if parent is None or is_there(loaded, head.manifest_list):
         return None
     # Without it, the warehouse is away, or somebody removed more than a clean-up does.
-    return parent.snapshot_id if _is_there(loaded, parent.manifest_list) else None
+    return parent.snapshot_id if is_there(loaded, parent.manifest_list) else None
 
 
 def set_back(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
@@ -93,5 +93,6 @@ def healing(store: LogStore, session: SparkSession, lake: LakeTable) -> Iterator
         raise
 
 
-def _is_there(loaded: Table, path: str) -> bool:
+def is_there(loaded: Table, path: str) -> bool:
+    """Whether a file of the table exists; one request."""
     return loaded.io.new_input(path).exists()

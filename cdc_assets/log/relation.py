@@ -15,7 +15,7 @@ from typing import Any
 from cdc_assets.log.batch import Outline
 from cdc_assets.log.states import TableState
 from cdc_assets.log.tables import TableRow
-from cdc_assets.postgres.catalog import attributes, describe
+from cdc_assets.postgres.catalog import another, attributes, describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import RelationColumn
 from cdc_assets.postgres.publications import sent_columns
@@ -101,8 +101,13 @@ def altered(source: Connection, rows: Sequence[TableRow], publication: str) -> f
 
 
 def told_by_catalog(source: Connection, row: TableRow, publication: str) -> Told:
-    """The table as a Relation message would report it now. Raises TableProblem if it is gone."""
+    """The table as a Relation message would report it now.
+
+    Raises TableProblem if it is gone, or another one has its name.
+    """
     found = describe(source, row.table)
+    if found.oid != row.oid:
+        raise another(row.table, row.oid)
     sent = sent_columns(source, publication, [found.oid])
     full = found.replica_identity == "f"
     key = () if found.replica_identity == "n" else found.key_columns

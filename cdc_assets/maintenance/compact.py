@@ -293,6 +293,8 @@ def set_limits(store: LogStore, lake: LakeTable, session: Callable[[], SparkSess
     """Set the limits of a table that an earlier version made, or somebody altered. Raises Busy."""
     loaded = lake.load()
     wanted = {key: lake.properties()[key] for key in _LIMITS}
+    if loaded is not None and loaded.properties.get(RETRIES) != "0":
+        del wanted[RETRIES]  # no earlier version's: somebody's own number, or Iceberg's
     if loaded is not None and any(loaded.properties.get(k) != v for k, v in wanted.items()):
         with writing(store, lake.row):
             session().sql(f"alter table {lake.sql_name} set tblproperties ({listed(wanted)})")

@@ -21,13 +21,14 @@ from datetime import UTC, datetime
 
 from pyarrow import fs
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import first_line
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.copies import SUFFIX, drop_copy
 from cdc_assets.lake.lineage import OFFSET
+from cdc_assets.lake.lost_reply import is_there
 from cdc_assets.lake.place import deletable, refuse_misled
 from cdc_assets.lake.tables import COPYING, LakeTable
 from cdc_assets.log.staged.places import Place
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # Iceberg's error where a file isn't there.
 _GONE = "NotFoundException"
+# Before any snapshot was made: else those of five days would be expired with the ones named.
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +71,16 @@ def expire_snapshots(
 ) -> Removed:
     """Expire what the configuration doesn't keep; asks for a session only if there is any.
 
-    A commit whose reply was lost leaves a snapshot without its manifest list (``lake.lost_reply``).
-    Iceberg expires it with the others, and fails as it looks for its files: those that weren't
-    deleted are orphans then.
+    Before that, the snapshots that lost commits left, whatever their age.
     """
-    try:
-        return _expire(lake, session, now)
-    except PySparkException as error:
-        if _GONE not in str(error):
-            raise
-        logger.warning("%s: some expired files are left: %s", lake.row.table, first_line(error))
-    return _expire(lake, session, now)
-
-
-def _expire(lake: LakeTable, session: Callable[[], SparkSession], now: datetime) -> Removed:
+    _expire_lost(lake, session)
     loaded = lake.load()
-    wanted = expiry(*_history(loaded), lake.config.maintenance, now) if loaded is not None else None
-    if loaded is None or wanted is None:
+    if loaded is None:
+        return NOTHING
+    ancestors, others = _history(loaded)
+    made = [_made(snapshot.timestamp_ms) for snapshot in others]
+    wanted = expiry(ancestors, made, lake.config.maintenance, now)
+    if wanted is None:
         return NOTHING
     refuse_misled(lake, loaded)
     storage = Storage.of(lake.config.s3)
@@ -104,7 +100,29 @@ def _expire(lake: LakeTable, session: Callable[[], SparkSession], now: datetime)
     return Removed(sum(int(count or 0) for count in row), max(0, freed), wanted.snapshots)
 
 
-def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[datetime]]:
+def _expire_lost(lake: LakeTable, session: Callable[[], SparkSession]) -> None:
+    """Expire the snapshots whose manifest list was lost with a reply (``lake.lost_reply``).
+
+    Nobody could look for orphans, or expire any snapshot, beside them. Iceberg expires them, and
+    fails as it looks for their files: those are orphans then.
+    """
+    loaded = lake.load()
+    left = _history(loaded)[1] if loaded is not None else []
+    if loaded is None or not (lost := [s for s in left if not is_there(loaded, s.manifest_list)]):
+        return
+    ids = ", ".join(str(snapshot.snapshot_id) for snapshot in lost)
+    try:
+        session().sql(
+            f"call {CATALOG}.system.expire_snapshots(table => {lake.procedure_name},"
+            f" older_than => {_timestamp(_NEVER)}, snapshot_ids => array({ids}))"
+        )
+    except PySparkException as error:
+        if _GONE not in str(error):
+            raise
+    logger.warning("%s: snapshots of lost commits are expired: %s", lake.row.table, ids)
+
+
+def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[Snapshot]]:
     """``main``'s snapshots, the newest first, and those that no branch or tag leads to."""
     by_id = {s.snapshot_id: s for s in loaded.metadata.snapshots}
     led_to: set[int] = set()
@@ -118,8 +136,7 @@ def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[datetime]
                 ancestors.append((_made(snapshot.timestamp_ms), OFFSET in said))
             led_to.add(at)
             at = snapshot.parent_snapshot_id
-    others = [_made(s.timestamp_ms) for s in by_id.values() if s.snapshot_id not in led_to]
-    return ancestors, others
+    return ancestors, [s for s in by_id.values() if s.snapshot_id not in led_to]
 
 
 def _made(timestamp_ms: int) -> datetime:

@@ -173,10 +173,15 @@ class _Drain:
             self._annotate()
         self._whole_from = _whole_from(row)
         self._merges = self._changes = 0
-        self._moved = False
+        self._moved = self._loaded is not loaded
+        self._before = self._cursor
         self._done = Merged(0, 0, 0)
 
     def run(self) -> Drained:
+        with healing(self._store, self._session, self._lake):
+            return self._run()
+
+    def _run(self) -> Drained:
         while True:
             entries, self._cursor = pending(self._store, self._lake, self._cursor)
             self._refuse_another_copy()
@@ -203,7 +208,7 @@ class _Drain:
             self._state.total_rows,
             time.monotonic() - self._began,
             self._state.data_files,
-            self._moved,
+            self._moved or self._cursor.offset != self._before.offset,
         )
 
     # --- a round ---
@@ -249,8 +254,7 @@ class _Drain:
                 and not may_hold_others(self._store, lake, self._state, self._loaded)
             ),
         )
-        store, offset = self._store, self._cursor.offset
-        with healing(store, session, lake), merging(store, session, lake, offset):
+        with merging(self._store, session, lake, self._cursor.offset):
             done = merge(change)
         if done.repaired:
             self._whole_from = _whole_from(self._store.table(self._table))
@@ -264,7 +268,6 @@ class _Drain:
         )
 
     def _record(self, reached: Cursor) -> None:
-        self._moved = self._moved or reached.offset != self._cursor.offset
         self._cursor = reached
         self._store.set_cursor(self._table, reached, self._limits.claim)
 

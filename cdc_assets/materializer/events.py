@@ -118,7 +118,8 @@ def _selected(
     """The rows in the window: ``off``, and what ``columns`` of the file are called in an event."""
     table = rows.read(storage, columns)
     offsets, mask = selected(table, start, window)
-    if not pc.all(mask).as_py():  # else a copy of all of it would be made
+    # Else nothing has to be copied; but a part of a shared file would keep all tables' rows.
+    if rows.first_row is not None or not pc.all(mask).as_py():
         table, offsets = table.filter(mask), offsets.filter(mask)
     found = {"off": offsets}
     for name, (column, kind) in _EVENT.items():

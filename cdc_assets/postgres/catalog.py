@@ -150,11 +150,16 @@ def check_oid(connection: Connection, table: TableId, oid: int) -> None:
     """Raises TableProblem unless the source's table of this name has ``oid``, the log's."""
     found = connection.execute(_RELATION, (table.schema, table.name)).fetchone()
     if found is None or int(found[0]) != oid:
-        raise TableProblem(
-            table,
-            f"the source's table of that name isn't the one that is registered (oid {oid})",
-            f"Copy it anew: cdc-assets resync {table}.",
-        )
+        raise another(table, oid)
+
+
+def another(table: TableId, oid: int) -> TableProblem:
+    """The problem of a table that isn't the one with ``oid``, the log's, any more."""
+    return TableProblem(
+        table,
+        f"the source's table of that name isn't the one that is registered (oid {oid})",
+        f"Copy it anew: cdc-assets resync {table}.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Rounds:
                 self._introduce(table)
             self._say_what_others_did()
             for table in pending:
-                if not self._turns.start(table):
+                if not self._turns.start(table, self._altered.look(table)):
                     break
                 self._known.add(table)
                 self._altered.tried(table)

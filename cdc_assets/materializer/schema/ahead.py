@@ -38,25 +38,47 @@ class Altered:
     def __init__(self, pipeline: Pipeline, tables: Collection[TableId]) -> None:
         self._pipeline = pipeline
         self._tables = tables
-        self._found = frozenset[TableId]()
+        self._found = dict[TableId, Look]()
         self._looked_at = -_CATALOG_SECONDS
 
     def tables(self) -> frozenset[TableId]:
-        """Without those that were tried since the last look; a source that is down alters none."""
+        """Those whose log is in the store up to the look that found them: nobody waits for it.
+
+        Without those that were tried since the last look; a source that is down alters none.
+        """
         if time.monotonic() - self._looked_at >= _CATALOG_SECONDS:
             self._looked_at = time.monotonic()
-            store, publication = self._pipeline.store, self._pipeline.config.publication
-            rows = [row for row in store.tables() if row.table in self._tables]
-            self._found = frozenset()
-            with (
-                suppress(psycopg.OperationalError),
-                self._pipeline.connect_source("schema") as source,
-            ):
-                self._found = altered(source, rows, publication)
-        return self._found
+            self._found = self._search()
+        flushed = self._pipeline.store.flushed_lsn() if self._found else None
+        if flushed is None:
+            return frozenset()
+        return frozenset(table for table, look in self._found.items() if look.lsn <= flushed)
+
+    def look(self, table: TableId) -> Look | None:
+        """The look at a table of :meth:`tables`; None for any other."""
+        return self._found.get(table)
 
     def tried(self, table: TableId) -> None:
-        self._found -= {table}
+        self._found.pop(table, None)
+
+    def _search(self) -> dict[TableId, Look]:
+        """Looks at the tables that are altered now; those before it stand."""
+        store, publication = self._pipeline.store, self._pipeline.config.publication
+        rows = {row.table: row for row in store.tables() if row.table in self._tables}
+        told = dict[TableId, Told]()
+        try:
+            with self._pipeline.connect_source("schema") as source:
+                now = altered(source, list(rows.values()), publication)
+                for table in now - self._found.keys():
+                    with suppress(TableProblem):  # it is gone
+                        told[table] = told_by_catalog(source, rows[table], publication)
+                lsn = current_lsn(source)
+        except psycopg.OperationalError:
+            return {}
+        fresh = {
+            table: Look(told[table], lsn) for table in told if not told[table].same(rows[table])
+        }
+        return {table: self._found[table] for table in now & self._found.keys()} | fresh
 
 
 def look(pipeline: Pipeline, table: TableId) -> Look | None:
@@ -90,6 +112,9 @@ def relation_ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> To
         return None  # the next one looks again
     if seen.told.same(lake.row):
         return None
-    with pipeline.connect_source("schema") as source:
-        now = told_by_catalog(source, lake.row, pipeline.config.publication)
+    try:
+        with pipeline.connect_source("schema") as source:
+            now = told_by_catalog(source, lake.row, pipeline.config.publication)
+    except psycopg.OperationalError:
+        return None
     return now if now == seen.told else None

@@ -78,7 +78,7 @@ class Follower:
                 failing = {t for t, failure in self._failures.items() if failure.again_at > now}
                 wants = set(self._tables) - failing - set(paused(pipeline.store))
                 for table in turns.pending(wants, also=altered.tables()):
-                    if not turns.start(table):
+                    if not turns.start(table, altered.look(table)):
                         break
                     altered.tried(table)
                 self._forget_mended(turns)

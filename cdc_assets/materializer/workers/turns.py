@@ -2,9 +2,8 @@
 
 Of the tables whose turn is due (``workers.cadence``) the least recently served one goes first, and
 a turn ends where the log ended when it began, or after TURN_SECONDS: so a hot table can't starve
-the others, however long its backlog is. Only where all of the log is applied, the source's catalog
-is looked at for a schema change that no row has. Before a turn the worker gives and takes tables to
-make shares fair. The caller handles a table's problems.
+the others, however long its backlog is. Before a turn the worker gives and takes tables to make
+shares fair. The caller handles a table's problems.
 
 A hand is one thread with its own log connection, which has the locks, and its own Spark session,
 whose commits carry the table's cursor. Everything else happens in the caller's thread.
@@ -32,6 +31,7 @@ from cdc_assets.lake.spark.session import is_usable
 from cdc_assets.log.cursors import Backlog
 from cdc_assets.maintenance.crowds import Crowds
 from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.materializer.schema.ahead import Look
 from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
@@ -160,10 +160,10 @@ class Turns:
         )
         return [backlog.table for backlog in due]
 
-    def start(self, table: TableId) -> bool:
-        """Begin to apply the log that is registered now, or else the source's catalog.
+    def start(self, table: TableId, look: Look | None = None) -> bool:
+        """Begin to apply the log that is registered now; False if no hand is free.
 
-        False if no hand is free.
+        ``look``: at a schema change that no row may have; it is applied with the log.
 
         Raises PySparkException if the Spark server is known to be lost.
         """
@@ -173,10 +173,8 @@ class Turns:
             return False
         self._turns += 1
         self._last_turn[table] = self._turns
-        end = self._pipeline.store.log_end(table)
-        until = None if self.offsets.get(table, -1) >= end else end
-        hand = self._free.pop()
-        self._at_work[table] = hand, self._pool.submit(self._apply, hand, table, until)
+        hand, until = self._free.pop(), self._pipeline.store.log_end(table)
+        self._at_work[table] = hand, self._pool.submit(self._apply, hand, table, until, look)
         return True
 
     def wait(self, seconds: float) -> list[Turn]:
@@ -222,13 +220,14 @@ class Turns:
             self._cadence.took(table, drained.seconds / drained.merges)
         return Turn(table, drained, None)
 
-    def _apply(self, hand: _Hand, table: TableId, until: int | None) -> Drained | None:
+    def _apply(self, hand: _Hand, table: TableId, until: int, look: Look | None) -> Drained | None:
         drained = drain(
             hand.pipeline,
             hand.session,
             table,
             until_offset=until,
             budget_seconds=TURN_SECONDS,
+            look=look,
             worker=self._worker.id,
             on_merge=self._told.put,
         )

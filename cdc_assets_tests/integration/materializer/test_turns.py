@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,11 +21,13 @@ from cdc_assets.log.batch import take
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.store import LogEntry
 from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers import turns
 from cdc_assets.materializer.workers.follower import Listener
 from cdc_assets.materializer.workers.turns import Turns
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.operations.merging import follow
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.conftest import NewDatabase
@@ -136,15 +139,21 @@ def test_a_hot_table_doesnt_starve_the_others(
     assert [c.equal for c in source.verify()] == [True] * 3
 
 
-def test_a_turn_says_whether_anything_moved(source: Lake) -> None:
+def test_a_turn_says_whether_anything_moved(source: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     source.execute("insert into a values (1, 1)")
     source.flush()
+
+    def away(*_: object) -> None:
+        raise psycopg.OperationalError("the source is away")
+
     with (
         Worker(source.pipeline, {A}) as worker,
         Turns(source.pipeline, source.session, worker, print) as going,
     ):
         moved = list[bool]()
-        for _ in range(2):
+        for number in range(2):
+            if number:  # a table without anything to be applied needs no source
+                monkeypatch.setattr(Pipeline, "connect_source", away)
             assert going.pending({A}, also={A}) == [A]
             assert going.start(A)
             while not (over := going.wait(1)):
@@ -152,6 +161,28 @@ def test_a_turn_says_whether_anything_moved(source: Lake) -> None:
             assert over[0].drained is not None
             moved.append(over[0].drained.moved)
     assert moved == [True, False]
+
+
+def test_a_schema_change_is_tried_once_the_log_is_there_up_to_it(source: Lake) -> None:
+    """Else the hands would wait for a flusher that is behind, and the other tables with them."""
+    altered = Altered(source.pipeline, source.tables)
+    source.execute("alter table a add column w int")
+    assert altered.tables() == set()
+    source.flush()
+    assert altered.tables() == {A}
+    with (
+        Worker(source.pipeline, {A}) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+    ):
+        assert going.pending({A}, also={A}) == [A]
+        assert going.start(A, altered.look(A))
+        while not (over := going.wait(1)):
+            pass
+    assert over[0].error is None
+    altered.tried(A)
+    assert altered.tables() == set()
+    loaded = source.lake_table(A).loaded()
+    assert loaded.schema().column_names == ["id", "v", "w"]
 
 
 def test_many_tables_are_merged_at_once(source: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

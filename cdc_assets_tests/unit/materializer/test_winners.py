@@ -162,3 +162,24 @@ def test_invariant_4_rows_outside_of_the_window_dont_count(
     found = whole.rows(10**6)
     assert found is not None
     assert found["off"].to_pylist() == list(range(8, 160))
+
+
+def test_a_batch_keeps_no_rows_of_other_tables_that_share_its_files(tmp_path: Path) -> None:
+    rows = {
+        "_op": pa.array(["I"] * 2).dictionary_encode().cast(STAGED_SCHEMA.field("_op").type),
+        "_lsn": [1] * 2,
+        "_commit_lsn": [1] * 2,
+        "_ts": pa.array([0] * 2, pa.timestamp("us", "UTC")),
+        "_xid": [1] * 2,
+        "_unchanged_cols": pa.nulls(2, pa.string()),
+        "_data": pa.array(['{"id": "1"}', json.dumps({"id": "x" * 10**6})], pa.large_string()),
+    }
+    path = tmp_path / "shared.parquet"
+    pq.write_table(pa.table(rows, STAGED_SCHEMA), path)
+    small = StagedRows(TableId("public", "t"), path.as_uri(), 1, 50, first_row=0)
+    entries = [LogEntry(number, small, Lsn.ZERO, AT) for number in range(50)]
+    before = pa.total_allocated_bytes()
+    found = Batch(entries, Window(0, Lsn.ZERO), LOCAL).rows(10**6)
+    assert found is not None
+    assert len(found) == 50
+    assert pa.total_allocated_bytes() - before < 5 * 10**6
