@@ -22,8 +22,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.sensors.sessions import keep_instance
 from cdc_assets.errors import EnvironmentProblem, first_line
 
-# The sensor daemon looks every 5 seconds for sensors that are due: each third look finds these. What
-# they supervise (Spark, flusher, follower) is started again that soon after it ended.
+# The sensor daemon looks every 5 seconds for sensors that are due: each third look finds these.
+# What they supervise (Spark, flusher, follower) is started again that soon after it ended.
 PACE_SECONDS = 13
 # How long a tick looks again for what is missing: the daemon's next look should find it over.
 WAIT_SECONDS = 12.0
