@@ -239,6 +239,32 @@ def _forget_closed_readers(spark: Any) -> None:
         _log.warning("each read of a file takes some of Spark's heap: %s", first_line(error))
 
 
+# Pools of Spark SQL whose threads keep the session that they were made under, until they have idled
+# for a minute: while statements keep coming, for good.
+_POOLS = (
+    "adaptive.AdaptiveSparkPlanExec",
+    "adaptive.ResultQueryStageExec",
+    "exchange.BroadcastExchangeExec",
+    "exchange.ShuffleExchangeExec",
+    "SubqueryExec",
+)
+_IDLE_THREAD_SECONDS = 2
+
+
+def _forget_closed_sessions(spark: Any) -> None:
+    """Have idle threads of Spark's pools end soon, and with them what they keep of sessions."""
+    from py4j.protocol import Py4JError
+
+    java = spark.sparkContext._jvm.java
+    for name in _POOLS:
+        try:
+            found = java.lang.Class.forName(f"org.apache.spark.sql.execution.{name}$")
+            pool = found.getField("MODULE$").get(None).executionContext().executor()
+            pool.setKeepAliveTime(_IDLE_THREAD_SECONDS, java.util.concurrent.TimeUnit.SECONDS)
+        except (Py4JError, TypeError) as error:  # it works without
+            _log.warning("threads of Spark's %s keep sessions: %s", name, first_line(error))
+
+
 def _connect_port(spark: Any) -> int:
     package = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")  # a Scala object
@@ -296,6 +322,7 @@ def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int
     try:
         _write_plain_files(spark)
         _forget_closed_readers(spark)
+        _forget_closed_sessions(spark)
         state = {"port": _connect_port(spark), "token": token, "pid": os.getpid()}
         write_private(server.state_path, json.dumps(state))
         _log.info("serving after %.1f s", time.monotonic() - began)

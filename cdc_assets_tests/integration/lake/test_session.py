@@ -222,3 +222,18 @@ def test_reads_of_files_leave_nothing_in_the_jvm(
         for _ in range(20):
             assert len(rows.collect()) == 1
         assert instances(spark_server, allocator) < before + 10
+
+
+def test_closed_sessions_leave_nothing_in_the_jvm(
+    copied_lake: NewLake, spark_server: SparkServer
+) -> None:
+    """While others go on: threads of Spark's pools keep the session that they were made under."""
+    kept = "org.apache.iceberg.jdbc.JdbcCatalog"
+    with copied_lake("create table t (id int primary key)", "t") as source:
+        name = source.lake_table(TableId("public", "t")).sql_name
+        before = instances(spark_server, kept)
+        for _ in range(8):
+            session = open_session(source.config)
+            session.sql(f"select id, count(*) from {name} group by id").collect()
+            session.stop()
+        wait_for(lambda: instances(spark_server, kept) < before + 4, 30)
