@@ -73,8 +73,9 @@ def expire_snapshots(
 
     Before that, the snapshots that lost commits left, whatever their age.
     """
-    _expire_lost(lake, session)
     loaded = lake.load()
+    if loaded is not None and _expire_lost(lake, loaded, session):
+        loaded = lake.load()
     if loaded is None:
         return NOTHING
     ancestors, others = _history(loaded)
@@ -100,16 +101,16 @@ def expire_snapshots(
     return Removed(sum(int(count or 0) for count in row), max(0, freed), wanted.snapshots)
 
 
-def _expire_lost(lake: LakeTable, session: Callable[[], SparkSession]) -> None:
-    """Expire the snapshots whose manifest list was lost with a reply (``lake.lost_reply``).
+def _expire_lost(lake: LakeTable, loaded: Table, session: Callable[[], SparkSession]) -> bool:
+    """Expire the snapshots whose manifest list was lost with a reply; whether there were any.
 
-    Nobody could look for orphans, or expire any snapshot, beside them. Iceberg expires them, and
-    fails as it looks for their files: those are orphans then.
+    See ``lake.lost_reply``. Nobody could look for orphans, or expire any snapshot, beside them.
+    Iceberg expires them, and fails as it looks for their files: those are orphans then.
     """
-    loaded = lake.load()
-    left = _history(loaded)[1] if loaded is not None else []
-    if loaded is None or not (lost := [s for s in left if not is_there(loaded, s.manifest_list)]):
-        return
+    _, left = _history(loaded)
+    lost = [snapshot for snapshot in left if not is_there(loaded, snapshot.manifest_list)]
+    if not lost:
+        return False
     ids = ", ".join(str(snapshot.snapshot_id) for snapshot in lost)
     try:
         session().sql(
@@ -120,6 +121,7 @@ def _expire_lost(lake: LakeTable, session: Callable[[], SparkSession]) -> None:
         if _GONE not in str(error):
             raise
     logger.warning("%s: snapshots of lost commits are expired: %s", lake.row.table, ids)
+    return True
 
 
 def _history(loaded: Table) -> tuple[list[tuple[datetime, bool]], list[Snapshot]]:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
+from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
@@ -198,8 +199,8 @@ class _Table:
         now = store.server_now().astimezone(UTC)
         if row.state not in SETTLED:
             self._note(left_alone=f"it is {row.state}")
-        elif lake.load() is not None:
-            self._heal(lake)
+        elif (loaded := lake.load()) is not None:
+            self._heal(lake, loaded)
             if row.state == TableState.STREAMING:
                 self._look_after_cursor(lake)
             self._annotate(lake)
@@ -230,9 +231,9 @@ class _Table:
         if busy is not None:
             raise busy
 
-    def _heal(self, lake: LakeTable) -> None:
+    def _heal(self, lake: LakeTable, loaded: Table) -> None:
         """Undo a rewrite that a run before lost and didn't live to undo: all else would fail."""
-        if before_lost_rewrite(lake.loaded()) is not None:
+        if before_lost_rewrite(loaded) is not None:
             with writing(self._store, lake.row):
                 set_back(self._store, self._session(), lake)
 

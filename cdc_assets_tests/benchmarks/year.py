@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -51,6 +50,7 @@ from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.items import forget
 from cdc_assets_tests.benchmarks.pipeline_meters import dagster_bytes
 from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.support.jvm import histogram
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
@@ -270,16 +270,10 @@ def _heap() -> dict[str, float]:
     """Of the Spark server, what is reachable: its heap, and what it keeps of work that is over."""
     for child in psutil.Process().children(recursive=True):
         if child.name() == "java":
-            told = subprocess.run(
-                ["jcmd", str(child.pid), "GC.class_histogram"],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout.splitlines()
-            found = {"JVM heap MB": int(told[-1].split()[2]) / 1e6}
-            for what, name in _KEPT.items():
-                rows = [line.split() for line in told if line.partition(" (")[0].endswith(name)]
-                found[what] = sum(int(row[1]) for row in rows)
+            objects = histogram(child.pid)
+            found = {"JVM heap MB": sum(size for _, size in objects.values()) / 1e6}
+            for what, ending in _KEPT.items():
+                found[what] = sum(n for name, (n, _) in objects.items() if name.endswith(ending))
             return found
     return {}
 

@@ -27,19 +27,29 @@ QUICK_JVM = {
 }
 
 
+def histogram(jvm: int) -> dict[str, tuple[int, int]]:
+    """The live objects of a JVM, by class: how many, and their bytes. Begins with a collection.
+
+    Raises FileNotFoundError where Java came without its tools.
+    """
+    command = [_jcmd() or "jcmd", str(jvm), "GC.class_histogram"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = re.findall(r"^ *\d+: +(\d+) +(\d+) +(\S+)", told, re.MULTILINE)
+    return {name: (int(number), int(size)) for number, size, name in rows}
+
+
+def _jcmd() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("jcmd", path=f"{Path(home) / 'bin'}" if home else None)
+
+
 def instances(server: SparkServer, name: str) -> int:
-    """How many objects of a class the server's JVM has after a full collection.
+    """How many objects of a class the server's JVM has; see :func:`histogram`.
 
     Skips the test where Java came without its tools.
     """
-    home = os.environ.get("JAVA_HOME")
-    tool = shutil.which("jcmd", path=f"{Path(home) / 'bin'}" if home else None)
-    if tool is None:
+    if _jcmd() is None:
         pytest.skip("there is no jcmd")
     starter = psutil.Process(json.loads(server.state_path.read_text())["pid"])
     jvm = next(child for child in starter.children(recursive=True) if child.name() == "java")
-    # The histogram is of live objects: it begins with a collection.
-    command = [tool, str(jvm.pid), "GC.class_histogram"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    row = re.search(rf"^ *\d+: +(\d+) +\d+ +{re.escape(name)}\b", found.stdout, re.MULTILINE)
-    return int(row[1]) if row is not None else 0
+    return histogram(jvm.pid).get(name, (0, 0))[0]
