@@ -141,9 +141,12 @@ def python_worker(port: int) -> str | None:
 
 
 def accumulators(port: int) -> str | None:
-    """PySpark's server of accumulators, whose secret is as long as this one."""
+    """PySpark's server of accumulators, whose secret is as long as this one.
+
+    It serves one connection after the other: those of the attacks before come first.
+    """
     with suppress(OSError), connect(port) as link:
-        link.settimeout(2.0)
+        link.settimeout(4 * _SECONDS)
         try:
             link.sendall(b"0" * 64)
             link.sendall(struct.pack(">i", 1))

@@ -262,13 +262,18 @@ class DirectSession:
         return last[:-1].tobytes() == b"Z\0\0\0\5"
 
     def _make_room(self) -> None:
-        """Move what isn't read yet to the front, of a buffer that grows with what has arrived."""
+        """Move what isn't read yet to the front, of a buffer that grows with what has arrived.
+
+        What isn't read is a torn message: no buffer is twice as large as the largest of them.
+        """
         rest = self._buffer[self._at : self._filled]
         if self._at == 0 and self._filled < len(self._buffer) - SLACK_BYTES:
             return
         size = BATCH_BYTES
-        while size <= 2 * len(rest):
-            size *= 2
+        if len(rest) >= PREFIX.size:
+            length = 1 + PREFIX.unpack_from(rest.data)[1]
+            while size < min(2 * len(rest), length):
+                size *= 2
         if size + SLACK_BYTES == len(self._buffer):
             self._buffer[: len(rest)] = rest.copy()
         else:

@@ -195,6 +195,14 @@ def test_a_row_may_be_larger_than_what_is_read_at_a_time(size: int) -> None:
     assert _read(_stream(kinds, rows), kinds) == rows
 
 
+@pytest.mark.parametrize("size", [2**power * 5 // 4 for power in range(10, 20)])
+def test_the_memory_of_large_rows_is_less_than_twice_the_largest(size: int) -> None:
+    kinds = [Kind("text", pa.string())]
+    with _reading(_stream(kinds, [("x" * size,)] * 8), []) as session:
+        batches = [batch.nbytes for batch in session.read("select", kinds)]
+    assert max(batches) < 2 * size
+
+
 def test_notices_between_rows_are_none_of_them() -> None:
     kinds = [Kind("int4", pa.int32())]
     two = len(_rows_of(kinds, [(1,), (2,)]))
