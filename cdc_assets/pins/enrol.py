@@ -9,7 +9,9 @@ never published if Postgres would then refuse its UPDATE or DELETE (``postgres.i
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psycopg
 
@@ -19,7 +21,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import SourceTable, describe, heaps
+from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (
@@ -32,18 +34,18 @@ from cdc_assets.postgres.publishing import Publishing, publish, withdraw
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.readiness.source.enrolment import (
+    Facts,
+    facts_of,
     refuse_excluded_key,
     refuse_inherited,
     refuse_mode,
-    unread,
-    unsent_columns,
     without_identity,
 )
-from cdc_assets.readiness.source.partitions import refuse_under_root, refuse_unlogged
 from cdc_assets.readiness.source.planning import refuse_unplannable
-from cdc_assets.readiness.source.rights import missing_rights
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # In pipeline_meta: the oid of the publication of inserts, and the LSN from which it may be used.
 INSERTS_FROM = "inserts_from"
@@ -62,24 +64,39 @@ class Enrolled:
     """Numbers of excluded columns that the publication doesn't send; ``table`` is without them."""
 
 
-def described(source: Connection, config: SourceConfig, table: TableId) -> Enrolled:
-    """The table as the source has it now, without the columns that the stream doesn't carry.
+def described(
+    source: Connection, config: SourceConfig, tables: Sequence[TableId]
+) -> dict[TableId, Enrolled | TableProblem | psycopg.errors.LockNotAvailable]:
+    """Each table as the source has it now, without the columns that the stream doesn't carry.
 
-    Raises TableProblem for anything that would make the copy or the stream wrong, or break others.
+    A TableProblem is anything that would make the copy or the stream wrong, or break others.
     """
-    found, wanted = describe(source, table), config.table(table)
+    facts = facts_of(source, config, tables)
+    found = dict[TableId, Enrolled | TableProblem | psycopg.errors.LockNotAvailable]()
+    for table in tables:
+        try:
+            found[table] = _judged(source, config, table, facts)
+        except (TableProblem, psycopg.errors.LockNotAvailable) as problem:
+            found[table] = problem
+    return found
+
+
+def _judged(source: Connection, config: SourceConfig, table: TableId, facts: Facts) -> Enrolled:
+    """Raises TableProblem or LockNotAvailable."""
+    found, wanted = _there(facts.tables[table]), config.table(table)
     refuse_mode(found, wanted)
     refuse_excluded_key(found, wanted)
-    parts = heaps(source, table, found.oid)
-    unsent = unsent_columns(source, config, found)
-    for missing in missing_rights(source, found.oid, unread(wanted, unsent)):
+    parts = _there(facts.heaps[table])
+    unsent = facts.unsent(found)
+    for missing in facts.missing[found.oid]:
         raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
     refuse_unplannable(source, found, parts)
-    refuse_inherited(source, found, wanted)
-    inserts_only = config.streams and bool(without_identity(source, config, found))
+    refuse_inherited(facts, found, wanted)
+    inserts_only = config.streams and bool(without_identity(source, config, facts, found))
+    for problems in (facts.under_root, facts.unlogged):
+        if (problem := problems.get(table)) is not None:
+            raise problem
     if config.streams:
-        refuse_under_root(source, config, found)
-        refuse_unlogged(source, found)
         excluded = wanted.columns.exclude
         refuse_partial_publication(
             source, config.publication, found, excluded, inserts_only=inserts_only
@@ -91,6 +108,12 @@ def described(source: Connection, config: SourceConfig, table: TableId) -> Enrol
         tuple(c.name for c in unsent if c.generated),
         tuple(c.number for c in unsent if not c.generated),
     )
+
+
+def _there(found: T | TableProblem) -> T:
+    if isinstance(found, TableProblem):
+        raise found
+    return found
 
 
 def _to_be_described(row: TableRow | None) -> bool:
@@ -105,35 +128,43 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
     """Describe every unknown table, and again every waiting table that has no chunk read yet."""
     known = {row.table: row for row in store.tables()}
     wanted = [table for table in config.tables if _to_be_described(known.get(table.id))]
+    if not wanted:
+        return
     busy = locked(source, [table.id for table in wanted])
-    for table in wanted:
-        row = known.get(table.id)
-        fresh = row is None or not row.oid
-        if (who := busy.get(table.id)) is not None:
-            store.note_waiting(table.id, _waits_for(who))
-            continue
-        try:
-            found = described(source, config, table.id)
-        except psycopg.errors.LockNotAvailable:  # since just now
-            store.note_waiting(table.id, _waits_for("another session"))
-            continue
-        except TableProblem as problem:
-            if row is None or row.reason != str(problem):
-                logger.warning("%s", problem)
-            if fresh:
-                store.park_unknown(table.id, str(problem))
-            else:
-                store.park(table.id, str(problem))
-            continue
+    free = described(source, config, [table.id for table in wanted if table.id not in busy])
+    with store.connection.transaction():  # one commit, however many they are
+        for table, who in busy.items():
+            store.note_waiting(table, _waits_for(who))
+        for table, found in free.items():
+            _register(config, store, table, found, known.get(table))
+
+
+def _register(
+    config: SourceConfig,
+    store: LogStore,
+    table: TableId,
+    found: Enrolled | TableProblem | psycopg.errors.LockNotAvailable,
+    row: TableRow | None,
+) -> None:
+    if isinstance(found, psycopg.errors.LockNotAvailable):  # since just now
+        store.note_waiting(table, _waits_for("another session"))
+    elif isinstance(found, TableProblem):
+        if row is None or row.reason != str(found):
+            logger.warning("%s", found)
+        if row is None or not row.oid:
+            store.park_unknown(table, str(found))
+        else:
+            store.park(table, str(found))
+    else:
         if found.left_out:
             logger.warning(
                 "%s: Postgres doesn't send its generated columns (%s); the lake table lacks them",
-                table.id,
+                table,
                 ", ".join(found.left_out),
             )
         store.add_table(
             found.table,
-            table.columns.exclude,
+            config.table(table).columns.exclude,
             found.mode,
             inserts_only=found.inserts_only,
             left_out=found.left_out,

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import TableProblem
 from cdc_assets.log.copies.chunks import plan_copy
 from cdc_assets.log.heap_files import remember_heaps
 from cdc_assets.log.heap_record import Moment
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import TableRow
-from cdc_assets.pins.enrol import described
+from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import under
 from cdc_assets.postgres.catalog import Heap, heaps
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.postgres.slots import NewSlot
@@ -59,7 +60,11 @@ def take(
         with under(source, slot.snapshot_name):
             busy = locked(source, [row.table for row in tables])
             free = [row for row in tables if row.table not in busy]
-            plans = [(row, _planned(source, config, row)) for row in free]
+            as_registered = _as_registered(source, config, free)
+            plans = [
+                (row, _planned(source, config, row) if row.table in as_registered else None)
+                for row in free
+            ]
             pinned = [row for row, chunks in plans if chunks is not None]
             if config.streams:
                 _remember_entries(source, config, store, pinned)
@@ -108,23 +113,28 @@ def _planned(source: Connection, config: SourceConfig, row: TableRow) -> Chunks 
         with source.transaction(force_rollback=True):
             if row.snapshot_lsn is not None:
                 return []  # its plan stays; the copy notices a file or a column that is gone
-            return _plan(source, config, row) if _as_registered(source, config, row) else None
+            return _plan(source, config, row)
     except psycopg.errors.LockNotAvailable:
         return None
 
 
-def _as_registered(source: Connection, config: SourceConfig, row: TableRow) -> bool:
-    """Whether the snapshot shows the table as it was registered.
+def _as_registered(
+    source: Connection, config: SourceConfig, rows: Sequence[TableRow]
+) -> set[TableId]:
+    """The tables that the snapshot shows as they were registered, and those with a plan.
 
-    Slot creation waits for running transactions, and one of them may have altered the table. The
-    table goes on waiting then, and is described anew before the next pin.
+    Slot creation waits for running transactions, and one of them may have altered a table. It goes
+    on waiting then, and is described anew before the next pin.
     """
-    try:
-        found = described(source, config, row.table).table
-    except TableProblem:
-        return False
-    now = found.oid, found.columns, found.key_columns
-    return now == (row.oid, row.columns, row.key_columns)
+    with source.transaction(force_rollback=True):  # keeps no lock of what was planned
+        now = described(source, config, [row.table for row in rows if row.snapshot_lsn is None])
+    same = {row.table for row in rows if row.snapshot_lsn is not None}
+    for row in rows:
+        found = now.get(row.table)
+        if isinstance(found, Enrolled):
+            seen = found.table.oid, found.table.columns, found.table.key_columns
+            same |= {row.table} if seen == (row.oid, row.columns, row.key_columns) else set()
+    return same
 
 
 def _plan(source: Connection, config: SourceConfig, row: TableRow) -> Chunks:

@@ -81,75 +81,97 @@ class SourceTable:
         return replace(self, columns=tuple(c for c in self.columns if c.name not in names))
 
 
-_RELATION = """
-select c.oid, c.relkind::text, c.relreplident::text
-  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
- where n.nspname = %s and c.relname = %s
+_RELATIONS = """
+select n.nspname::text, c.relname::text, c.oid, c.relkind::text, c.relreplident::text
+  from unnest(%s::text[], %s::text[]) w (schema, name)
+  join pg_catalog.pg_namespace n on n.nspname = w.schema
+  join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
 """
 
 _COLUMNS = """
 with recursive base as (
-    select a.attnum, a.atttypid as type, a.atttypmod as modifier
+    select a.attrelid, a.attnum, a.atttypid as type, a.atttypmod as modifier
       from pg_catalog.pg_attribute a
-     where a.attrelid = %(oid)s and a.attnum > 0 and not a.attisdropped
+     where a.attrelid = any(%(oids)s::oid[]) and a.attnum > 0 and not a.attisdropped
     union all
-    select b.attnum, t.typbasetype, t.typtypmod
+    select b.attrelid, b.attnum, t.typbasetype, t.typtypmod
       from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd'
 )
-select a.attname, pg_catalog.format_type(b.type, b.modifier), a.attnum, a.attnotnull,
+select a.attrelid, a.attname, pg_catalog.format_type(b.type, b.modifier), a.attnum, a.attnotnull,
        a.attgenerated::text, a.atttypid::bigint, a.atttypmod
   from pg_catalog.pg_attribute a
-  join base b on b.attnum = a.attnum
+  join base b on b.attrelid = a.attrelid and b.attnum = a.attnum
   join pg_catalog.pg_type t on t.oid = b.type and t.typtype <> 'd'
- where a.attrelid = %(oid)s
- order by a.attnum
+ order by a.attrelid, a.attnum
 """
 
 # The replica identity's index wins over the primary key: old tuples carry its columns only. A
 # deferrable primary key doesn't count: Postgres sends no old keys by it.
-_KEY = """
-select array(
+_KEYS = """
+select distinct on (i.indrelid) i.indrelid, array(
     select a.attname
       from unnest(i.indkey::int2[]) with ordinality k (attnum, place)
       join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
      where k.place <= i.indnkeyatts
      order by k.place)
   from pg_catalog.pg_index i
- where i.indrelid = %s and i.indisvalid and i.indimmediate
+ where i.indrelid = any(%(oids)s::oid[]) and i.indisvalid and i.indimmediate
    and (i.indisreplident or i.indisprimary)
- order by i.indisreplident desc
- limit 1
+ order by i.indrelid, i.indisreplident desc
 """
 
 
 def describe(connection: Connection, table: TableId) -> SourceTable:
     """The table as it is now; raises TableProblem when it isn't there or isn't a table."""
-    with connection.cursor() as cursor:
-        cursor.execute(_RELATION, (table.schema, table.name))
-        row = cursor.fetchone()
-        if row is None:
-            raise TableProblem(
+    found = describe_all(connection, [table])[table]
+    if isinstance(found, TableProblem):
+        raise found
+    return found
+
+
+def describe_all(
+    connection: Connection, tables: Sequence[TableId]
+) -> dict[TableId, SourceTable | TableProblem]:
+    """Each table as it is now, or the problem of one that isn't there or isn't a table."""
+    relations = _relations(connection, tables)
+    which = {"oids": [oid for oid, _, _ in relations.values()]}
+    columns = dict[int, list[Column]]()
+    for oid, *column in connection.execute(_COLUMNS, which):
+        columns.setdefault(oid, []).append(Column(*column))
+    keys = {oid: tuple(key) for oid, key in connection.execute(_KEYS, which)}
+    found = dict[TableId, SourceTable | TableProblem]()
+    for table in tables:
+        oid, kind, identity = relations.get(table, (0, "", ""))
+        if not oid:
+            found[table] = TableProblem(
                 table, "not found in the source", "Create it, or take it out of the configuration."
             )
-        oid, kind, identity = row
-        if kind not in ("r", "p"):
-            raise TableProblem(
+        elif kind not in ("r", "p"):
+            found[table] = TableProblem(
                 table,
                 "it is not a table: views, foreign tables and sequences have no changes to follow",
                 "Replicate the tables underneath it.",
             )
-        cursor.execute(_COLUMNS, {"oid": oid})
-        columns = tuple(Column(*found) for found in cursor.fetchall())
-        cursor.execute(_KEY, (oid,))
-        key = cursor.fetchone()
-    found = tuple(key[0]) if key else ()
-    return SourceTable(table, int(oid), kind, columns, found, identity)
+        else:
+            mine = tuple(columns.get(oid, ()))
+            found[table] = SourceTable(table, oid, kind, mine, keys.get(oid, ()), identity)
+    return found
+
+
+def _relations(
+    connection: Connection, tables: Sequence[TableId]
+) -> dict[TableId, tuple[int, str, str]]:
+    """The oid, the kind and the replica identity of what has these names."""
+    names = [table.schema for table in tables], [table.name for table in tables]
+    rows = connection.execute(_RELATIONS, names).fetchall()
+    return {
+        TableId(schema, name): (int(oid), kind, letter) for schema, name, oid, kind, letter in rows
+    }
 
 
 def check_oid(connection: Connection, table: TableId, oid: int) -> None:
     """Raises TableProblem unless the source's table of this name has ``oid``, the log's."""
-    found = connection.execute(_RELATION, (table.schema, table.name)).fetchone()
-    if found is None or int(found[0]) != oid:
+    if _relations(connection, [table]).get(table, (0,))[0] != oid:
         raise another(table, oid)
 
 
@@ -258,12 +280,49 @@ def heaps(connection: Connection, table: TableId, oid: int) -> list[Heap]:
     found = connection.execute(_HEAPS, {"oid": oid}).fetchall()
     foreign = [TableId(schema, name) for schema, name, _, kind, *_ in found if kind != "r"]
     if foreign:
-        raise TableProblem(
-            table,
-            f"its partition {foreign[0]} is a foreign table, whose rows and changes are elsewhere",
-            "Detach it, or replicate the other partitions as tables of their own.",
-        )
+        raise _elsewhere(table, foreign[0])
     return [
         Heap(TableId(schema, name), int(heap), int(filenode), int(pages), bool(leaf))
         for schema, name, heap, _, leaf, filenode, pages in found
     ]
+
+
+_HEAP_NAMES = """
+with recursive part (root, oid) as (
+    select w.oid, w.oid from unnest(%s::oid[]) w (oid)
+    union all
+    select p.root, i.inhrelid from part p
+      join pg_catalog.pg_inherits i on i.inhparent = p.oid
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
+select p.root, n.nspname::text, c.relname::text, c.relkind::text
+  from part p
+  join pg_catalog.pg_class c on c.oid = p.oid and c.relkind <> 'p'
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ order by p.root, c.oid
+"""
+
+
+def heap_names(
+    connection: Connection, tables: Sequence[SourceTable]
+) -> dict[TableId, list[TableId] | TableProblem]:
+    """What the :func:`heaps` of these tables are called; waits for no lock."""
+    found: dict[int, list[TableId]] = {table.oid: [] for table in tables}
+    foreign = dict[int, TableId]()
+    for root, schema, name, kind in connection.execute(_HEAP_NAMES, ([*found],)):
+        found[root].append(TableId(schema, name))
+        if kind != "r":
+            foreign.setdefault(root, TableId(schema, name))
+    return {
+        table.id: _elsewhere(table.id, foreign[table.oid])
+        if table.oid in foreign
+        else found[table.oid]
+        for table in tables
+    }
+
+
+def _elsewhere(table: TableId, partition: TableId) -> TableProblem:
+    return TableProblem(
+        table,
+        f"its partition {partition} is a foreign table, whose rows and changes are elsewhere",
+        "Detach it, or replicate the other partitions as tables of their own.",
+    )

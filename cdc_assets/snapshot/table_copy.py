@@ -163,7 +163,8 @@ class TableCopy:
                 try:
                     found = describe(source, self.table)
                     with suppress(psycopg.errors.LockNotAvailable):  # another session alters it
-                        refuse_unplannable(source, found, heaps(source, self.table, found.oid))
+                        named = [heap.id for heap in heaps(source, self.table, found.oid)]
+                        refuse_unplannable(source, found, named)
                 except TableProblem as problem:
                     self._store.park(self.table, str(problem), self._row.epoch)
                     raise

@@ -11,7 +11,7 @@ import pytest
 
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
-from cdc_assets.pins.enrol import described
+from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.postgres.publications import GENERATED_COLUMNS
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.readiness.source.server import preflight
@@ -86,7 +86,8 @@ def test_promise_9_generated_columns_are_granted_and_published_where_they_can_be
     with connect(_dsn(owner, "cdc_source")) as source:
         codes = {f.code for f in preflight(source, config) if f.table and f.severity != "info"}
         assert codes == set()
-        found = described(source, config, config.tables[0].id)
+        found = described(source, config, [config.tables[0].id])[config.tables[0].id]
+        assert isinstance(found, Enrolled)
     assert found.left_out == (() if sends else ("twice",))
 
 

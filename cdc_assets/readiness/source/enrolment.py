@@ -1,37 +1,77 @@
-"""Rules that keep a table from being enrolled, shared by ``check`` and ``pins.enrol``."""
+"""Rules that keep a table from being enrolled, shared by ``check`` and ``pins.enrol``.
+
+What they ask of the source is read for many tables at once (:func:`facts_of`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
 from cdc_assets.errors import TableProblem
-from cdc_assets.postgres.catalog import Column, SourceTable
-from cdc_assets.postgres.identity import Trouble, children, remedy, sentence
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
+from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, troubles
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (
     SentColumns,
     published_in_bulk,
     sent_columns,
-    unidentified,
 )
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.readiness.source.partitions import under_roots, unlogged
+from cdc_assets.readiness.source.rights import missing_rights
 
 # The alternative, appended to the SQL of the first way out.
 OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alone"
-
 
 # A copy alone has every column with stored values.
 _STORED = SentColumns(("", "s"), {})
 
 
-def unsent_columns(source: Connection, config: SourceConfig, found: SourceTable) -> list[Column]:
-    """Columns that the stream doesn't carry: generated ones, and those that a list leaves out."""
-    sent = _STORED
-    if config.streams:
-        sent = sent_columns(source, config.publication, [found.oid])
-    return [c for c in found.columns if not sent.has(found.oid, c.number, c.generated)]
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the source's catalogs have on some tables, by name or oid."""
+
+    tables: Mapping[TableId, SourceTable | TableProblem]
+    heaps: Mapping[TableId, Sequence[TableId] | TableProblem]
+    sent: SentColumns
+    missing: Mapping[int, Sequence[Finding]]
+    """Rights that the role lacks."""
+    heirs: Mapping[int, Sequence[TableId]]
+    troubles: Mapping[int, Sequence[Trouble]]
+    under_root: Mapping[TableId, TableProblem]
+    unlogged: Mapping[TableId, TableProblem]
+
+    def unsent(self, table: SourceTable) -> list[Column]:
+        """Columns that the stream lacks: generated ones, and those that a list leaves out."""
+        return [
+            column
+            for column in table.columns
+            if not self.sent.has(table.oid, column.number, column.generated)
+        ]
+
+
+def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]) -> Facts:
+    """Read them: a dozen statements, which wait for no lock, for however many tables."""
+    found = describe_all(source, tables)
+    there = [table for table in found.values() if isinstance(table, SourceTable)]
+    oids = [table.oid for table in there]
+    sent = sent_columns(source, config.publication, oids) if config.streams else _STORED
+    facts = Facts(
+        found,
+        heap_names(source, there),
+        sent,
+        {},
+        children(source, oids),
+        troubles(source, oids, sent.generated, sent.listed) if config.streams else {},
+        under_roots(source, config, there) if config.streams else {},
+        unlogged(source, there) if config.streams else {},
+    )
+    wanted = {t.oid: unread(config.table(t.id), facts.unsent(t)) for t in there}
+    return replace(facts, missing=missing_rights(source, wanted))
 
 
 def unread(table: TableConfig, unsent: Collection[Column]) -> set[str]:
@@ -50,18 +90,17 @@ def inherited(table: TableId, found: Sequence[TableId]) -> TableProblem:
     )
 
 
-def refuse_inherited(source: Connection, found: SourceTable, table: TableConfig) -> None:
+def refuse_inherited(facts: Facts, found: SourceTable, table: TableConfig) -> None:
     """Raise TableProblem if others inherit from the table, unless ``only`` is set."""
-    if (heirs := children(source, [found.oid])) and not table.only:
-        raise inherited(found.id, heirs[found.oid])
+    if (heirs := facts.heirs.get(found.oid)) and not table.only:
+        raise inherited(found.id, heirs)
 
 
 def without_identity(
-    source: Connection, config: SourceConfig, found: SourceTable
+    source: Connection, config: SourceConfig, facts: Facts, found: SourceTable
 ) -> Sequence[Trouble]:
     """Why only its inserts can be published, if so; raises TableProblem unless mode allows that."""
-    wrong = unidentified(source, config.publication, [found.oid]).get(found.oid, ())
-    if not wrong:
+    if not (wrong := facts.troubles.get(found.oid, ())):
         return ()
     what, way_out = sentence(found.id, wrong), remedy(wrong)
     if any(trouble.refused for trouble in wrong):

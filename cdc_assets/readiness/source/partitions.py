@@ -8,6 +8,7 @@ waited for. ``now`` checks the followed tables in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import LiteralString
 
 from cdc_assets.config.source import SourceConfig
@@ -18,12 +19,13 @@ from cdc_assets.postgres.publications import inserts_publication, published_tabl
 from cdc_assets.postgres.session.connect import Connection
 
 _ABOVE = """
-select n.nspname::text, c.relname::text
-  from pg_catalog.pg_partition_ancestors(%(oid)s::oid::regclass) with ordinality a (relid, place)
+select w.oid, n.nspname::text, c.relname::text
+  from pg_catalog.pg_class w
+  cross join lateral pg_catalog.pg_partition_ancestors(w.oid) with ordinality a (relid, place)
   join pg_catalog.pg_class c on c.oid = a.relid
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
- where a.relid <> %(oid)s::oid
- order by a.place desc
+ where w.oid = any(%s::oid[]) and w.relispartition and a.relid <> w.oid
+ order by w.oid, a.place desc
 """
 # Of the relation c: the first of its heaps, itself included, that isn't in the WAL.
 UNLOGGED: LiteralString = """
@@ -49,36 +51,52 @@ def sent_as(root: object) -> str:
     )
 
 
-def refuse_under_root(connection: Connection, config: SourceConfig, table: SourceTable) -> None:
-    """Raise TableProblem for a partition whose root is published, or will be."""
-    above = [TableId(*row) for row in connection.execute(_ABOVE, {"oid": table.oid}).fetchall()]
-    if not above:
-        return
+def under_roots(
+    connection: Connection, config: SourceConfig, tables: Sequence[SourceTable]
+) -> dict[TableId, TableProblem]:
+    """The problems of partitions whose root is published, or will be."""
+    above = dict[int, list[TableId]]()
+    for oid, schema, name in connection.execute(_ABOVE, ([table.oid for table in tables],)):
+        above.setdefault(oid, []).append(TableId(schema, name))
+    published = _published_roots(connection, config) if above else []
+    found = dict[TableId, TableProblem]()
+    for table in tables:
+        roots = above.get(table.oid, ())
+        taken = next((root for there in published for root in roots if root in there), None)
+        if taken is not None:
+            found[table.id] = TableProblem(
+                table.id,
+                sent_as(taken),
+                f"Replicate one of them alone: take {table.id} out of the configuration, or"
+                f" {taken} out of it and of the publication.",
+            )
+    return found
+
+
+def _published_roots(connection: Connection, config: SourceConfig) -> list[set[TableId]]:
+    """The tables of each publication that sends changes as those of the topmost one."""
+    found = list[set[TableId]]()
     for name in (config.publication, inserts_publication(config.publication)):
         row = connection.execute(
             "select pubviaroot from pg_catalog.pg_publication where pubname = %s", (name,)
         ).fetchone()
-        if row is not None and not row[0]:  # one that doesn't exist yet will be made so
-            continue
-        there = {table.id for table in config.tables}
-        there |= (published_tables(connection, name) or {}).keys()
-        if taken := [root for root in above if root in there]:
-            raise TableProblem(
-                table.id,
-                sent_as(taken[0]),
-                f"Replicate one of them alone: take {table.id} out of the configuration, or"
-                f" {taken[0]} out of it and of the publication.",
-            )
+        if row is None or row[0]:  # one that doesn't exist yet will be made so
+            there = {table.id for table in config.tables}
+            found.append(there | (published_tables(connection, name) or {}).keys())
+    return found
 
 
-def refuse_unlogged(connection: Connection, table: SourceTable) -> None:
-    """Raise TableProblem for a table that isn't in the WAL, or has a partition that isn't."""
-    row = connection.execute(
-        f"select {UNLOGGED} from pg_catalog.pg_class c where c.oid = %s".encode(), (table.oid,)
-    ).fetchone()
-    if row is not None and row[0] is not None:
-        raise TableProblem(
+def unlogged(connection: Connection, tables: Sequence[SourceTable]) -> dict[TableId, TableProblem]:
+    """The problems of tables that aren't in the WAL, or have a partition that isn't."""
+    query = f"select c.oid, {UNLOGGED} from pg_catalog.pg_class c where c.oid = any(%s::oid[])"
+    rows = connection.execute(query.encode(), ([table.oid for table in tables],)).fetchall()
+    first = {oid: heap for oid, heap in rows if heap is not None}
+    return {
+        table.id: TableProblem(
             table.id,
-            f"{row[0]} is unlogged or temporary: its changes aren't in the WAL",
-            f"alter table {row[0]} set logged;",
+            f"{first[table.oid]} is unlogged or temporary: its changes aren't in the WAL",
+            f"alter table {first[table.oid]} set logged;",
         )
+        for table in tables
+        if table.oid in first
+    }

@@ -13,7 +13,8 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.postgres.catalog import Heap, SourceTable
+from cdc_assets.postgres.catalog import SourceTable
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 
 # The functions that the table's indexes, statistics and constraints call, directly or by operators,
@@ -58,7 +59,9 @@ _OF_THE_TABLE = (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivi
 PLANNING_TIMEOUT = "set local statement_timeout = '10s'"
 
 
-def refuse_unplannable(connection: Connection, table: SourceTable, heaps: Iterable[Heap]) -> None:
+def refuse_unplannable(
+    connection: Connection, table: SourceTable, heaps: Iterable[TableId]
+) -> None:
     """Raise TableProblem, which names the functions, if a query of ``heaps`` can't be planned.
 
     One statement for each heap, by itself as a copy reads it: planning takes a lock of each index.
@@ -69,9 +72,7 @@ def refuse_unplannable(connection: Connection, table: SourceTable, heaps: Iterab
         for heap in heaps:
             with connection.transaction(force_rollback=True):
                 connection.execute(PLANNING_TIMEOUT)
-                connection.execute(
-                    sql.SQL("explain select from only {}").format(heap.id.identifier)
-                )
+                connection.execute(sql.SQL("explain select from only {}").format(heap.identifier))
     except psycopg.errors.LockNotAvailable:
         raise
     except psycopg.DatabaseError as error:

@@ -3,12 +3,13 @@
 A copy reads each heap (the plain table, or a leaf of a partitioned one) by its own name, and
 Postgres then demands rights on that heap, which inherits none of its root's, and USAGE of its
 schema. A grant by columns is enough if it has the wanted columns, and the system columns of a row's
-page and age. Read-only, one query a table, which waits for no lock.
+page and age. Read-only, one query for all tables, which waits for no lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from psycopg import sql
 
@@ -23,38 +24,54 @@ _LISTED = 5
 SYSTEM_COLUMNS = ("ctid", "xmin", "cmin")
 
 _RIGHTS = """
-with recursive part (oid) as (
-    select %(oid)s::oid
+with recursive part (root, oid) as (
+    select w.oid, w.oid from unnest(%(oids)s::oid[]) w (oid)
     union all
-    select i.inhrelid from part p
+    select p.root, i.inhrelid from part p
       join pg_catalog.pg_inherits i on i.inhparent = p.oid
-      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
-select n.nspname::text, c.relname::text,
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition),
+excluded (root, name) as (
+    select * from unnest(%(roots)s::oid[], %(excluded)s::text[]))
+select p.root, n.nspname::text, c.relname::text,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        pg_catalog.has_table_privilege(c.oid, 'SELECT')
        or not exists (
            select from pg_catalog.pg_attribute a
             where a.attrelid = c.oid and not a.attisdropped
               and (a.attnum > 0 or a.attname::text = any(%(system)s::text[]))
-              and a.attname::text <> all(%(excluded)s::text[])
+              and (p.root, a.attname::text) not in (select e.root, e.name from excluded e)
               and not pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')),
        pg_catalog.row_security_active(c.oid), current_user::text
   from part p
   join pg_catalog.pg_class c on c.oid = p.oid
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
- order by c.oid
+ order by p.root, c.oid
 """
 
 
 def missing_rights(
-    connection: Connection, oid: int, excluded: Collection[str] = ()
-) -> list[Finding]:
-    """Reasons why this role would see only some of the table, or nothing; the remedies are SQL.
+    connection: Connection, tables: Mapping[int, Collection[str]]
+) -> dict[int, list[Finding]]:
+    """Reasons why this role would see only some of a table, or nothing; the remedies are SQL.
 
-    ``excluded``: columns that aren't wanted, unsent ones among them.
+    ``tables``: by oid, the columns that aren't wanted, unsent ones among them.
     """
-    wanted = {"oid": oid, "system": list(SYSTEM_COLUMNS), "excluded": list(excluded)}
-    rows = connection.execute(_RIGHTS, wanted).fetchall()
+    excluded = [(oid, name) for oid, names in tables.items() for name in names]
+    which = {
+        "oids": [*tables],
+        "system": list(SYSTEM_COLUMNS),
+        "roots": [oid for oid, _ in excluded],
+        "excluded": [name for _, name in excluded],
+    }
+    heaps: dict[int, list[tuple[Any, ...]]] = {oid: [] for oid in tables}
+    for root, *heap in connection.execute(_RIGHTS, which):
+        heaps[root].append(tuple(heap))
+    return {oid: _missing(connection, heaps[oid], names) for oid, names in tables.items()}
+
+
+def _missing(
+    connection: Connection, rows: Sequence[tuple[Any, ...]], excluded: Collection[str]
+) -> list[Finding]:
     closed = sorted({schema for schema, _, usable, *_ in rows if usable is False})
     unread = [TableId(s, n) for s, n, _, readable, *_ in rows if readable is False]
     hidden = [TableId(s, n) for s, n, *_, filtered, _ in rows if filtered]

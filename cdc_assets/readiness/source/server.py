@@ -22,6 +22,7 @@ from cdc_assets.messages.findings import Finding, Severity
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.session.connect import Connection, pools_transactions
 from cdc_assets.postgres.slots import FAILOVER_SLOTS, SlotStatus, slot_status
+from cdc_assets.readiness.source.enrolment import Facts, facts_of
 from cdc_assets.readiness.source.left import left_findings
 from cdc_assets.readiness.source.now import review
 from cdc_assets.readiness.source.publications import publication_findings
@@ -51,24 +52,26 @@ def preflight(
     With ``store``, the log's record of the source is compared too (``dsn``: the source's). Without
     ``record``, checks that the restart record makes are left to it: a standby, the slot's state.
     """
+    wanted = config.tables if tables is None else tables
+    facts = facts_of(connection, config, [table.id for table in wanted])
     return [
         *_server(connection, config.streams, dsn, standby=record),
         *role_findings(connection, config),
         *(_objects(connection, config, store, record=record) if config.streams else ()),
         *(
             replace(finding, table=table.name)
-            for table in (config.tables if tables is None else tables)
-            for finding in _unless_locked(connection, config, table)
+            for table in wanted
+            for finding in _unless_locked(connection, config, table, facts)
         ),
     ]
 
 
 def _unless_locked(
-    connection: Connection, config: SourceConfig, table: TableConfig
+    connection: Connection, config: SourceConfig, table: TableConfig, facts: Facts
 ) -> list[Finding]:
     """The findings about a table; if it is locked, the only finding is that."""
     try:
-        return list(table_findings(connection, config, table))
+        return list(table_findings(connection, config, table, facts))
     except psycopg.errors.LockNotAvailable:
         return [
             Finding(

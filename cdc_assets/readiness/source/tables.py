@@ -11,7 +11,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
-from cdc_assets.postgres.catalog import SourceTable, describe, heaps
+from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.identity import remedy, sentence
 from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.publications import (
@@ -24,44 +24,43 @@ from cdc_assets.postgres.publications import (
 )
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.enrolment import (
+    Facts,
     refuse_excluded_key,
     refuse_inherited,
     refuse_mode,
-    unread,
-    unsent_columns,
     without_identity,
 )
-from cdc_assets.readiness.source.partitions import refuse_under_root, refuse_unlogged
 from cdc_assets.readiness.source.planning import refuse_unplannable
-from cdc_assets.readiness.source.rights import missing_rights
 
 
 def table_findings(
-    connection: Connection, config: SourceConfig, table: TableConfig
+    connection: Connection, config: SourceConfig, table: TableConfig, facts: Facts
 ) -> Iterator[Finding]:
-    try:
-        found = describe(connection, table.id)
-    except TableProblem as problem:
-        yield _error("table_missing", problem)
+    """What is to be said of one of the tables that ``facts`` is about."""
+    found = facts.tables[table.id]
+    if isinstance(found, TableProblem):
+        yield _error("table_missing", found)
         return
     follows = config.streams
-    identity = [*_identity(connection, config, table, found)] if follows else []
+    identity = [*_identity(connection, config, table, found, facts)] if follows else []
     yield from identity
     yield from _refused("table_mode", refuse_mode, found, table)
     inserts_only = any(finding.code == "inserts_only" for finding in identity)
-    yield from _refused("table_inherited", refuse_inherited, connection, found, table)
+    yield from _refused("table_inherited", refuse_inherited, facts, found, table)
     if follows and not identity and found.replica_identity != "f":
         yield from _toast(connection, found, table)
-    if follows:
-        yield from _refused("table_under_root", refuse_under_root, connection, config, found)
-        yield from _refused("table_unlogged", refuse_unlogged, connection, found)
-    left_out = unsent_columns(connection, config, found)
-    missing = missing_rights(connection, found.oid, unread(table, left_out))
+    if (problem := facts.under_root.get(found.id)) is not None:
+        yield _error("table_under_root", problem)
+    if (problem := facts.unlogged.get(found.id)) is not None:
+        yield _error("table_unlogged", problem)
+    left_out = facts.unsent(found)
+    missing = facts.missing[found.oid]
     yield from missing
     if follows:
         yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
     try:
-        parts = heaps(connection, found.id, found.oid)
+        if isinstance(parts := facts.heaps[found.id], TableProblem):
+            raise parts
         if not missing:
             yield from _refused("table_unplannable", refuse_unplannable, connection, found, parts)
         if follows:
@@ -159,10 +158,11 @@ def _identity(
     config: SourceConfig,
     table: TableConfig,
     found: SourceTable,
+    facts: Facts,
 ) -> Iterator[Finding]:
     """Whether Postgres would let changes through once they are published."""
     try:
-        wrong = without_identity(connection, config, found)
+        wrong = without_identity(connection, config, facts, found)
     except TableProblem as problem:
         yield _error("replica_identity", problem)
         return
