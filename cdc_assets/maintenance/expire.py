@@ -111,6 +111,7 @@ def _expire_lost(lake: LakeTable, loaded: Table, session: Callable[[], SparkSess
     lost = [snapshot for snapshot in left if not is_there(loaded, snapshot.manifest_list)]
     if not lost:
         return False
+    refuse_misled(lake, loaded)
     ids = ", ".join(str(snapshot.snapshot_id) for snapshot in lost)
     try:
         session().sql(

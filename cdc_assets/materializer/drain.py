@@ -128,7 +128,9 @@ def drain(
             raise TablePaused(table, since)
         most = batch_bytes or pipeline.config.lake.merge_bytes
         limits = _Limits(below, until_offset, budget_seconds, most, look, claim)
-        return _Drain(pipeline, session, row, limits, on_merge).run()
+        lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
+        with healing(store, session, lake):  # to begin may write, too: an alteration's last step
+            return _Drain(pipeline, session, lake, limits, on_merge).run()
     finally:
         with suppress(psycopg.OperationalError):  # a session that is gone has no locks
             store.unlock(lock)
@@ -144,19 +146,19 @@ class _Drain:
         self,
         pipeline: Pipeline,
         session: SparkSession,
-        row: TableRow,
+        lake: LakeTable,
         limits: _Limits,
         on_merge: Callable[[str], None],
     ) -> None:
         self._pipeline = pipeline
         self._store = pipeline.store
         self._session = session
-        self._table = row.table
+        self._table = lake.row.table
         self._limits = limits
         self._on_merge = on_merge
         self._began = time.monotonic()
         self._storage = Storage.of(pipeline.config.s3)
-        self._lake = LakeTable(pipeline.config, pipeline.config.table(row.table), row)
+        self._lake = lake
         self._refuse_another_mode()
         loaded = begin(self._store, session, self._lake)
         self._state = lake_state(loaded)
@@ -169,19 +171,15 @@ class _Drain:
         )
         if self._loaded is not loaded:
             self._now(self._loaded, self._state)
-        if self._store.cursor(row.table) is None:
+        if self._store.cursor(self._table) is None:
             self._annotate()
-        self._whole_from = _whole_from(row)
+        self._whole_from = _whole_from(lake.row)
         self._merges = self._changes = 0
         self._moved = self._loaded is not loaded
         self._before = self._cursor
         self._done = Merged(0, 0, 0)
 
     def run(self) -> Drained:
-        with healing(self._store, self._session, self._lake):
-            return self._run()
-
-    def _run(self) -> Drained:
         while True:
             entries, self._cursor = pending(self._store, self._lake, self._cursor)
             self._refuse_another_copy()

@@ -116,9 +116,10 @@ def reaches(flushed: Lsn | None, end: Lsn | None) -> bool:
 
 # By source, where the source's WAL ended at a tick, and when that was (monotonic). It is kept until
 # the log has reached it: if each tick moved it on, the log of a quiet source, which moves every ten
-# seconds, would hardly ever reach it. After PROOF_SECONDS it proves nothing of now.
+# seconds, would hardly ever reach it. After PROOF_SECONDS it proves nothing of now: a tick may be
+# late by as much as its pace.
 _ends: dict[str, tuple[Lsn, float]] = {}
-PROOF_SECONDS = 20.0
+PROOF_SECONDS = 3.0 * PACE_SECONDS
 
 
 def materializer_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:

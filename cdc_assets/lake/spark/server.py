@@ -246,6 +246,7 @@ _POOLS = (
     "adaptive.ResultQueryStageExec",
     "exchange.BroadcastExchangeExec",
     "exchange.ShuffleExchangeExec",
+    "SubqueryBroadcastExec",
     "SubqueryExec",
 )
 _IDLE_THREAD_SECONDS = 2

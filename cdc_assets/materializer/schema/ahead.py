@@ -39,6 +39,7 @@ class Altered:
         self._pipeline = pipeline
         self._tables = tables
         self._found = dict[TableId, Look]()
+        self._ready = dict[TableId, Look]()
         self._looked_at = -_CATALOG_SECONDS
 
     def tables(self) -> frozenset[TableId]:
@@ -49,36 +50,41 @@ class Altered:
         if time.monotonic() - self._looked_at >= _CATALOG_SECONDS:
             self._looked_at = time.monotonic()
             self._found = self._search()
-        flushed = self._pipeline.store.flushed_lsn() if self._found else None
-        if flushed is None:
-            return frozenset()
-        return frozenset(table for table, look in self._found.items() if look.lsn <= flushed)
+        store = self._pipeline.store
+        flushed = (store.flushed_lsn() if self._found else None) or Lsn.ZERO
+        self._ready = {table: look for table, look in self._found.items() if look.lsn <= flushed}
+        if len(self._ready) < len(self._found):  # else an idle flusher would take its time
+            store.note_awaited(min(one.lsn for one in self._found.values() if one.lsn > flushed))
+        return frozenset(self._ready)
 
     def look(self, table: TableId) -> Look | None:
         """The look at a table of :meth:`tables`; None for any other."""
-        return self._found.get(table)
+        return self._ready.get(table)
 
     def tried(self, table: TableId) -> None:
-        self._found.pop(table, None)
+        """The table had a turn: with its look, if it had one; else that stands."""
+        if self._ready.pop(table, None) is not None:
+            del self._found[table]
 
     def _search(self) -> dict[TableId, Look]:
         """Looks at the tables that are altered now; those before it stand."""
         store, publication = self._pipeline.store, self._pipeline.config.publication
         rows = {row.table: row for row in store.tables() if row.table in self._tables}
-        told = dict[TableId, Told]()
+        fresh = dict[TableId, Told]()
         try:
             with self._pipeline.connect_source("schema") as source:
                 now = altered(source, list(rows.values()), publication)
                 for table in now - self._found.keys():
                     with suppress(TableProblem):  # it is gone
-                        told[table] = told_by_catalog(source, rows[table], publication)
-                lsn = current_lsn(source)
-        except psycopg.OperationalError:
+                        told = told_by_catalog(source, rows[table], publication)
+                        if not told.same(rows[table]):
+                            fresh[table] = told
+                # Only then, since it writes to the source's WAL.
+                lsn = current_lsn(source) if fresh else Lsn.ZERO
+        except (psycopg.OperationalError, psycopg.InternalError):  # a server in recovery has no WAL
             return {}
-        fresh = {
-            table: Look(told[table], lsn) for table in told if not told[table].same(rows[table])
-        }
-        return {table: self._found[table] for table in now & self._found.keys()} | fresh
+        standing = {table: self._found[table] for table in now & self._found.keys()}
+        return standing | {table: Look(told, lsn) for table, told in fresh.items()}
 
 
 def look(pipeline: Pipeline, table: TableId) -> Look | None:
@@ -115,6 +121,6 @@ def relation_ahead(pipeline: Pipeline, lake: LakeTable, seen: Look | None) -> To
     try:
         with pipeline.connect_source("schema") as source:
             now = told_by_catalog(source, lake.row, pipeline.config.publication)
-    except psycopg.OperationalError:
+    except (psycopg.OperationalError, TableProblem):  # it is gone since
         return None
     return now if now == seen.told else None

@@ -100,7 +100,9 @@ class Follower:
             return
         # Not the table's own: the connection, the catalog. A missing right or a value is.
         gone = psycopg.OperationalError | psycopg.InterfaceError | EnvironmentProblem
-        lost = isinstance(turn.error, gone)
+        # States of class 25 are the session's: it may only read, or took too long.
+        state = turn.error.sqlstate if isinstance(turn.error, psycopg.Error) else None
+        lost = isinstance(turn.error, gone) or (state or "").startswith("25")
         if lost or (isinstance(turn.error, PySparkException) and not turns.usable):
             raise turn.error
         problem = turn.error

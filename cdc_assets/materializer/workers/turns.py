@@ -173,7 +173,8 @@ class Turns:
             return False
         self._turns += 1
         self._last_turn[table] = self._turns
-        hand, until = self._free.pop(), self._pipeline.store.log_end(table)
+        until = self._pipeline.store.log_end(table)
+        hand = self._free.pop()
         self._at_work[table] = hand, self._pool.submit(self._apply, hand, table, until, look)
         return True
 

@@ -224,16 +224,24 @@ def test_reads_of_files_leave_nothing_in_the_jvm(
         assert instances(spark_server, allocator) < before + 10
 
 
+@pytest.mark.parametrize("joined", [False, True])
 def test_closed_sessions_leave_nothing_in_the_jvm(
-    copied_lake: NewLake, spark_server: SparkServer
+    copied_lake: NewLake, spark_server: SparkServer, *, joined: bool
 ) -> None:
     """While others go on: threads of Spark's pools keep the session that they were made under."""
     kept = "org.apache.iceberg.jdbc.JdbcCatalog"
-    with copied_lake("create table t (id int primary key)", "t") as source:
-        name = source.lake_table(TableId("public", "t")).sql_name
+    parts = {"name": "p", "partition_by": ["part"]}
+    setup = "create table t (id int primary key); create table p (id int primary key, part int);"
+    setup += "insert into t values (1); insert into p select i, i % 5 from generate_series(1, 99) i"
+    with copied_lake(setup, "t", parts) as source:
+        t, p = (source.lake_table(table).sql_name for table in source.tables)
+        query = f"select id, count(*) from {t} group by id"
+        if joined:  # partitions are chosen by what the other table has
+            query = f"select p.id from {p} p join {t} t on p.part = t.id where t.id + 1 = 2"
+            assert "dynamicpruning" in source.session.sql(f"explain {query}").collect()[0][0]
         before = instances(spark_server, kept)
         for _ in range(8):
             session = open_session(source.config)
-            session.sql(f"select id, count(*) from {name} group by id").collect()
+            session.sql(query).collect()
             session.stop()
         wait_for(lambda: instances(spark_server, kept) < before + 4, 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,12 +13,14 @@ from pyiceberg.table.snapshots import Snapshot
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from cdc_assets.errors import TableProblem
 from cdc_assets.lake.lost_reply import before_lost_rewrite, is_readable
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.tables import RETRIES
-from cdc_assets.maintenance import plan
+from cdc_assets.maintenance import expire, plan
 from cdc_assets.maintenance.compact import tidy_metadata
 from cdc_assets.maintenance.run import Maintained
+from cdc_assets.materializer.schema import alter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.maintenance.care import (
@@ -141,6 +144,22 @@ def test_a_commit_that_changed_rows_is_never_undone(source: Lake) -> None:
     assert head(source).snapshot_id == at
 
 
+def test_an_alteration_that_is_ended_and_fails_for_it_succeeds_the_next_time(
+    source: Lake,
+) -> None:
+    """A writer dies before it filled a column: the next one fills it before anything else."""
+    source.execute("alter table m add w int default 7; insert into m select max(id) + 1 from m")
+    source.flush()
+    died = psycopg.OperationalError("it died")
+    with patch.object(alter, "fill", side_effect=died), pytest.raises(psycopg.OperationalError):
+        source.drain(M)
+    lose_a_rewrite(source)
+    with pytest.raises(PySparkException):
+        source.drain(M)
+    source.drain(M)
+    equals_the_source(source)
+
+
 def test_a_rewrite_is_not_undone_where_the_table_lost_more(source: Lake) -> None:
     before = head(source)
     lose_a_rewrite(source)
@@ -167,3 +186,19 @@ def test_care_goes_on_past_the_remains_of_a_merge(source: Lake, line: LosingLine
     assert cared_for(source).expired.snapshots > 0
     assert source.snapshots(M) <= 3
     equals_the_source(source)
+
+
+def test_nothing_is_expired_of_a_table_that_is_somebody_elses(
+    source: Lake, line: LosingLine
+) -> None:
+    source.execute("delete from m where id = 50")
+    source.flush()
+    line.lose_reply("m", after=1)
+    with pytest.raises(PySparkException):
+        source.drain(M)
+    source.drain(M)
+    ids = {s.snapshot_id for s in source.lake_table(M).loaded().metadata.snapshots}
+    refused = patch.object(expire, "refuse_misled", side_effect=TableProblem(M, "it isn't ours"))
+    with refused, pytest.raises(TableProblem):
+        expire.expire_snapshots(source.lake_table(M), lambda: source.session, datetime.now(UTC))
+    assert {s.snapshot_id for s in source.lake_table(M).loaded().metadata.snapshots} == ids

@@ -18,10 +18,12 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log.batch import take
+from cdc_assets.log.locks import flusher_lock
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.store import LogEntry
 from cdc_assets.materializer.drain import drain
-from cdc_assets.materializer.schema.ahead import Altered
+from cdc_assets.materializer.schema import ahead
+from cdc_assets.materializer.schema.ahead import _CATCH_UP_SECONDS, Altered
 from cdc_assets.materializer.workers import turns
 from cdc_assets.materializer.workers.follower import Listener
 from cdc_assets.materializer.workers.turns import Turns
@@ -183,6 +185,57 @@ def test_a_schema_change_is_tried_once_the_log_is_there_up_to_it(source: Lake) -
     assert altered.tables() == set()
     loaded = source.lake_table(A).loaded()
     assert loaded.schema().column_names == ["id", "v", "w"]
+
+
+def test_a_turn_at_rows_waits_for_no_schema_change(source: Lake) -> None:
+    """A flusher is at work, and behind: the table's other rows come when they come."""
+    source.execute("insert into a values (1, 1)")
+    source.flush()
+    source.execute("alter table a add column w int")
+    altered = Altered(source.pipeline, source.tables)
+    with (
+        Pipeline.open(source.config) as other,
+        other.store.locked(flusher_lock(other.store.source)),
+        Worker(source.pipeline, {A}) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+    ):
+        assert altered.tables() == set()
+        assert source.pipeline.store.awaited_lsn() > Lsn.ZERO  # the flusher is told to hurry
+        wait_for(lambda: going.pending({A}) == [A])
+        assert altered.look(A) is None
+        assert going.start(A, altered.look(A))
+        altered.tried(A)
+        while not (over := going.wait(1)):
+            pass
+    assert over[0].drained is not None
+    assert over[0].drained.seconds < _CATCH_UP_SECONDS
+    source.flush()
+    assert altered.tables() == {A}  # by the look that was before the turn
+
+
+def test_a_table_that_is_dropped_after_a_look_is_no_problem_of_its_log(source: Lake) -> None:
+    altered = Altered(source.pipeline, source.tables)
+    source.execute("insert into a values (1, 1); alter table a add column w int")
+    assert altered.tables() == set()
+    source.flush()
+    assert altered.tables() == {A}
+    source.execute("drop table a")
+    end = source.pipeline.store.log_end(A)
+    done = drain(source.pipeline, source.session, A, until_offset=end, look=altered.look(A))
+    assert done is not None
+    assert done.changes == 1
+
+
+def test_a_look_for_schema_changes_writes_nothing(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an idle source were none, and one in recovery, which can't be written, ended merges."""
+
+    def writes(_: object) -> Lsn:
+        raise AssertionError
+
+    monkeypatch.setattr(ahead, "current_lsn", writes)
+    assert Altered(source.pipeline, source.tables).tables() == set()
 
 
 def test_many_tables_are_merged_at_once(source: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -15,9 +16,10 @@ from dagster._serdes import deserialize_value, serialize_value
 from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.names import FAILED_TAG, SEVERAL, TABLE_TAG, TableAssets, run_tags
 from cdc_assets.dagster.sensors import checks, flusher, materializer, sessions, snapshot
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS
 from cdc_assets.dagster.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
 from cdc_assets.log.copies.chunks import ChunkProgress
-from cdc_assets.observe.status import TableStatus
+from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -283,6 +285,23 @@ def test_the_log_is_level_once_it_reaches_where_the_wal_ended() -> None:
     assert not materializer.reaches(Lsn(0x2000), Lsn.parse("0/2030"))
     assert not materializer.reaches(None, Lsn.parse("0/2000"))
     assert not materializer.reaches(Lsn(0x2000), None)
+
+
+@pytest.mark.parametrize("apart", [PACE_SECONDS, 20.0, 2.0 * PACE_SECONDS])
+def test_late_ticks_prove_that_a_quiet_log_is_level(
+    apart: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its WAL grows a little, and its log follows every ten seconds."""
+    proven = list[bool]()
+    monkeypatch.setattr(materializer, "_ends", {})
+    for tick in range(10):
+        now = 1000.0 + tick * apart
+        status = SimpleNamespace(applied_lsn="0/0", lag_bytes=int(now * 1000))
+        flushed = Lsn(int((now - now % 10.5) * 1000))
+        found = SimpleNamespace(flusher=SimpleNamespace(flushed_lsn=flushed), tables=[status])
+        monkeypatch.setattr("time.monotonic", lambda now=now: now)
+        proven.append(materializer._is_proven(CONFIG, cast("SourceStatus", found)))
+    assert sum(proven) >= 5
 
 
 def test_a_staged_log_is_reported_at_first_sight_then_once_a_minute_if_it_grew() -> None:

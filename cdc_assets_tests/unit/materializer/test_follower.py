@@ -63,6 +63,7 @@ def test_a_table_s_own_error_is_told_and_stops_no_other() -> None:
     [
         PySparkException("x"),
         psycopg.OperationalError("x"),
+        psycopg.errors.ReadOnlySqlTransaction("x"),
         psycopg.InterfaceError("x"),
         EnvironmentProblem("x", "y"),
     ],
