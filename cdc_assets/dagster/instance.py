@@ -11,13 +11,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
 import yaml
-from dagster._core.definitions.freshness import FreshnessStateRecord
+from dagster._core.definitions.freshness import (
+    FreshnessState,
+    FreshnessStateRecord,
+    FreshnessStateRecordBody,
+)
 from dagster._core.events import ASSET_EVENTS, DagsterEventType
 from dagster._core.instance import RUNLESS_RUN_ID
 from dagster._core.instance.ref import InstanceRef
@@ -50,6 +55,15 @@ def _of_run(url: str) -> Engine:
     """An engine of a run's own file, which may be removed: without connections."""
     waits = {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}
     return create_engine(url, connect_args=waits, poolclass=NullPool)
+
+
+def _without_policy(key: dg.AssetKey) -> FreshnessStateRecord:
+    return FreshnessStateRecord(
+        entity_key=key,
+        freshness_state=FreshnessState.NOT_APPLICABLE,
+        updated_at=datetime.fromtimestamp(0, UTC),
+        record_body=FreshnessStateRecordBody(metadata={}),
+    )
 
 
 class _Kept:
@@ -210,13 +224,21 @@ class SqliteStorage(DagsterSqliteStorage):
 class Instance(dg.DagsterInstance):
     """Its storage is :class:`SqliteStorage`, where ``dagster.yaml`` names no other.
 
-    A daemon that opens it fetches the code locations anew every four minutes, not each minute.
+    A daemon that opens it fetches the code locations anew every four minutes, not each minute, and
+    doesn't write of each asset without a freshness policy that it has none.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         if (daemon := sys.modules.get(_DAEMON)) is not None:
             setattr(daemon, _INTERVAL, REFRESH_SECONDS)
+
+    def get_freshness_state_records(
+        self, keys: Sequence[dg.AssetKey]
+    ) -> Mapping[dg.AssetKey, FreshnessStateRecord]:
+        """An asset of which nothing was written yet has no policy, as far as is known."""
+        found = super().get_freshness_state_records(keys)
+        return {key: found.get(key) or _without_policy(key) for key in keys}
 
     def dispose(self) -> None:
         """Dispose the storage of ticks, too; Dagster's own has nothing to be disposed."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
@@ -32,9 +33,9 @@ def _distinct(text: str, table: TableId) -> str:
     return f"{plain(text)}_{hashlib.sha256(str(table).encode()).hexdigest()[:6]}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableAssets:
-    """The names of one table's assets."""
+    """The names of one table's assets; what sensors ask for at each tick is made once."""
 
     config: SourceConfig
     table: TableId
@@ -54,19 +55,19 @@ class TableAssets:
                 parts[0] = _distinct(schema, self.table)
         return dg.AssetKey([kind, self.config.name, *parts])
 
-    @property
+    @cached_property
     def source(self) -> dg.AssetKey:
         return self._path("postgres")
 
-    @property
+    @cached_property
     def snapshot(self) -> dg.AssetKey:
         return self._path("snapshot")
 
-    @property
+    @cached_property
     def staged_log(self) -> dg.AssetKey:
         return self._path("staged_log")
 
-    @property
+    @cached_property
     def lake(self) -> dg.AssetKey:
         name = self.config.lake_name(self.table)
         shown = plain(name)
@@ -78,7 +79,7 @@ class TableAssets:
             shown = _distinct(name, self.table)
         return dg.AssetKey([self.config.namespace, shown])
 
-    @property
+    @cached_property
     def maintenance(self) -> dg.AssetKey:
         return self._path("maintenance")
 

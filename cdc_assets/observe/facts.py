@@ -86,10 +86,13 @@ class Facts:
     unchecked: tuple[Unchecked, ...] = ()
 
 
-def facts(pipeline: Pipeline) -> Facts:
-    """Ask everything. Raises psycopg.OperationalError when a database can't be reached."""
+def facts(pipeline: Pipeline, status: SourceStatus | None = None) -> Facts:
+    """Ask everything that ``status`` doesn't have, which is collected unless it is given.
+
+    Raises psycopg.OperationalError when a database can't be reached.
+    """
     config, store = pipeline.config, pipeline.store
-    status = collect(pipeline)
+    status = status or collect(pipeline)
     merged = store.connection.execute(
         "select extract(epoch from clock_timestamp() - max(updated_at))::float8 from mat_cursor"
         " where consumer_group = %s and source = %s",

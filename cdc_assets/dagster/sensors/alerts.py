@@ -24,7 +24,7 @@ from dagster._core.storage.asset_check_execution_record import (
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, sample, values
 from cdc_assets.dagster.names import TABLE_TAG, WORK_TAG, WORKS, TableAssets, all_tables, run_tags
-from cdc_assets.dagster.sensors.sessions import keep_instance, session
+from cdc_assets.dagster.sensors.sessions import keep_instance, session, status_of
 from cdc_assets.log.states import TableState
 from cdc_assets.messages.texts import of_markdown
 from cdc_assets.observe.conditions import conditions, unknown
@@ -60,7 +60,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
         keep_instance(context)
         try:
             with session(config, "alerts sensor") as pipeline:
-                found = facts(pipeline)
+                found = facts(pipeline, status_of(pipeline, "alerts"))
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
             found = unreachable(config, error)
         keys = _checks(context, tables)
@@ -70,7 +70,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
             stale=stale(context.instance, tables),
             failed_runs=failed_runs(context.instance, config),
             failed_checks=failed_checks(known),
-            unchecked=unchecked(known, _due(config, keys, found.status)),
+            unchecked=unchecked(known, _due(config, tables, keys, found.status)),
         )
         known_before = Memory.load(context.cursor)
         wrong = [*conditions(found, config), *undelivered(known_before)]
@@ -199,13 +199,14 @@ def failed_checks(
 
 
 def _due(
-    config: SourceConfig, keys: Sequence[dg.AssetCheckKey], status: SourceStatus | None
+    config: SourceConfig,
+    tables: Sequence[TableAssets],
+    keys: Sequence[dg.AssetCheckKey],
+    status: SourceStatus | None,
 ) -> list[dg.AssetCheckKey]:
     """The checks that have to be run again and again: of tables that stream."""
     states = {table.name: table.state for table in status.tables} if status is not None else {}
-    streaming = {
-        n.lake for n in all_tables(config) if states.get(str(n.table)) == TableState.STREAMING
-    }
+    streaming = {n.lake for n in tables if states.get(str(n.table)) == TableState.STREAMING}
     return [
         key
         for key in keys

@@ -22,10 +22,10 @@ from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import keep_instance, session
+from cdc_assets.dagster.sensors.sessions import keep_instance, session, status_of
 from cdc_assets.log.states import TableState
 from cdc_assets.log.verified import keys_unfinished
-from cdc_assets.observe.status import TableStatus, collect
+from cdc_assets.observe.status import TableStatus
 
 TICK_SECONDS = 15
 EVERY_SECONDS = 600.0
@@ -171,7 +171,7 @@ def checks_sensor(
             now = time.time()
             if memory.asks:
                 memory.settle(last, lambda keys: _failed(instance, keys))
-            statuses = {status.name: status for status in collect(pipeline).tables}
+            statuses = {status.name: status for status in status_of(pipeline, "checks").tables}
             unfinished = keys_unfinished(pipeline.store)
         looks = [
             (

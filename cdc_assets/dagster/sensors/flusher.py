@@ -19,11 +19,11 @@ from cdc_assets.dagster.names import TableAssets, all_tables
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.services import demo_is_made
-from cdc_assets.dagster.sensors.sessions import ResourceSensor, session
+from cdc_assets.dagster.sensors.sessions import ResourceSensor, session, status_of
 from cdc_assets.errors import ReplicationProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.log.wishes import dropped_since
-from cdc_assets.observe.status import SourceStatus, collect
+from cdc_assets.observe.status import SourceStatus
 from cdc_assets.process.children import Status
 
 # An event costs some 44 ms on SQLite and nobody reads more than one a minute.
@@ -77,7 +77,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
                 f" {flusher.log_path}.",
             )
         with reachable(config), session(config, "flusher sensor") as pipeline:
-            found = collect(pipeline)
+            found = status_of(pipeline, "flusher")
             ends = pipeline.store.log_ends()
         return dg.SensorResult(
             skip_reason=sentence(status, found),

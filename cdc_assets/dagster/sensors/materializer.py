@@ -32,12 +32,12 @@ from cdc_assets.dagster.sensors.runs import (
     wait_seconds,
 )
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import session
+from cdc_assets.dagster.sensors.sessions import session, status_of
 from cdc_assets.errors import FollowerProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import DESCRIPTION, bounded
-from cdc_assets.observe.status import SourceStatus, TableStatus, collect
+from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
 
 
@@ -163,7 +163,7 @@ def materializer_sensor(
     @patient
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         with reachable(config), session(config, "materializer sensor") as pipeline:
-            found = collect(pipeline)
+            found = status_of(pipeline, "materializer")
             if all(status.state != TableState.STREAMING for status in found.tables):
                 raise NotYet("No table is copied yet; there is nothing to apply the log to.")
             proven = _is_proven(config, found)

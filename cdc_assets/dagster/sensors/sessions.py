@@ -1,20 +1,60 @@
-"""What outlives a tick: a connection to the log, and Dagster's instance."""
+"""What outlives a tick: a connection to the log, Dagster's instance, and a look at the source.
+
+The daemon has the sensors of a source tick side by side, and several need its status, which costs
+0.2 s of CPU with 500 tables: one of them collects it, and the others take the same.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.observe.status import SourceStatus, collect
 from cdc_assets.pipeline import Pipeline
+
+# How old a look may be that another sensor takes.
+LOOK_SECONDS = 2.0
 
 _idle: dict[tuple[str, str, str], Pipeline] = {}
 _instances: list[dg.DagsterInstance] = []
 _lock = threading.Lock()
+
+
+@dataclass(slots=True)
+class _Look:
+    """The last look at a source, and the sensors that have taken it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    taken_by: set[str] = field(default_factory=set)
+    at: float = 0.0
+    found: SourceStatus | None = None
+
+
+_looks = defaultdict[str, _Look](_Look)  # by configuration
+
+
+def status_of(pipeline: Pipeline, sensor: str) -> SourceStatus:
+    """The source's status, which another sensor may have collected a moment ago.
+
+    No sensor gets the same look twice. Raises what :func:`collect` raises.
+    """
+    with _lock:
+        look = _looks[pipeline.config.dump()]
+    with look.lock:
+        recent = time.monotonic() - look.at < LOOK_SECONDS
+        if look.found is None or not recent or sensor in look.taken_by:
+            look.found, look.at = None, time.monotonic()  # it may raise
+            look.found, look.taken_by = collect(pipeline), set()
+        look.taken_by.add(sensor)
+        return look.found
 
 
 def keep_instance(context: dg.SensorEvaluationContext) -> None:

@@ -233,3 +233,16 @@ def test_a_daemon_fetches_code_locations_rarely_and_before_it_gives_up(folder: P
     )
     before, now, tolerance = map(int, done.stdout.split())
     assert before < now == kept.REFRESH_SECONDS < tolerance
+
+
+def test_nothing_is_written_of_assets_without_a_freshness_policy(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The daemon writes what changed: first of each asset, unless its state is known."""
+    states = instance.get_freshness_state_records(KEYS)
+    assert {state.freshness_state for state in states.values()} == {FreshnessState.NOT_APPLICABLE}
+    assert list(states) == KEYS
+    _say(instance, KEYS[1], FreshnessState.PASS)
+    states = instance.get_freshness_state_records(KEYS)
+    assert states[KEYS[1]].freshness_state == FreshnessState.PASS
+    assert states[KEYS[0]].updated_at.timestamp() == 0  # which Dagster's UI takes for never

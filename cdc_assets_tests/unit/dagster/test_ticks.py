@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import dagster as dg
+import psycopg
 import pytest
 from dagster._core.instance import InstanceRef
 from dagster._serdes import deserialize_value, serialize_value
@@ -20,6 +21,7 @@ from cdc_assets.dagster.sensors.pace import PACE_SECONDS
 from cdc_assets.dagster.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
 from cdc_assets.log.copies.chunks import ChunkProgress
 from cdc_assets.observe.status import SourceStatus, TableStatus
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -333,3 +335,31 @@ def test_ticks_of_a_code_server_share_one_instance(tmp_path: Path) -> None:
     assert ticked(tmp_path / "a") is first
     assert ticked(tmp_path / "b") is not first
     assert first.get_runs() == []  # it outlives its tick
+
+
+def test_sensors_that_tick_together_look_at_the_source_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But none is shown the same twice, nor what failed for another, nor what is old."""
+    looks, now = list[object](), [100.0]
+
+    def collect(_pipeline: object) -> object:
+        looks.append(object())
+        if len(looks) == 4:
+            raise psycopg.OperationalError("gone")
+        return looks[-1]
+
+    monkeypatch.setattr(sessions, "collect", collect)
+    monkeypatch.setattr(sessions, "_looks", type(sessions._looks)(sessions._Look))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pipeline = cast("Pipeline", SimpleNamespace(config=CONFIG))
+    first = sessions.status_of(pipeline, "a")
+    assert sessions.status_of(pipeline, "b") is first
+    second = sessions.status_of(pipeline, "a")
+    assert second is not first
+    assert sessions.status_of(pipeline, "b") is second
+    now[0] += sessions.LOOK_SECONDS
+    assert sessions.status_of(pipeline, "c") not in (first, second)
+    with pytest.raises(psycopg.OperationalError):
+        sessions.status_of(pipeline, "c")
+    assert sessions.status_of(pipeline, "b") is looks[4]
