@@ -87,14 +87,14 @@ class _NothingToPublish(Exception):
 
 
 @contextmanager
-def writing(store: LogStore, row: TableRow, wait_seconds: float = LOCK_SECONDS) -> Iterator[None]:
+def writing(store: LogStore, row: TableRow, *, patient: bool = True) -> Iterator[None]:
     """Hold the writer lock of the table that ``row`` describes.
 
-    Raises Busy after ``wait_seconds``, also if its copy was begun anew since: a commit would name
-    the old copy, and have its columns.
+    Raises Busy after LOCK_SECONDS, at once unless ``patient``; also if its copy was begun anew
+    since: a commit would name the old copy, and have its columns.
     """
     lock = write_lock(row.table)
-    if not (store.lock_within(lock, wait_seconds) if wait_seconds else store.try_lock(lock)):
+    if not (store.lock_within(lock, LOCK_SECONDS) if patient else store.try_lock(lock)):
         raise Busy("somebody else writes it")
     try:
         now = store.copy_state(row.table)

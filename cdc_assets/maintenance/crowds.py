@@ -121,7 +121,7 @@ def _thinned(pipeline: Pipeline, session: SparkSession, table: TableId) -> int:
     if (row := store.table(table)) is None:
         raise Busy("it is gone")
     lake = LakeTable(config, config.table(table), row)
-    with writing(store, row, 0.0):
+    with writing(store, row, patient=False):
         _refuse_at_rest(store, table)
         loaded = lake.loaded()
         current = loaded.current_snapshot()

@@ -10,13 +10,14 @@ tells those that it could look into.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - asked for by name, and nobody may read it
-import gc
 import json
 import os
 import pwd
+import select
 import socket
 import struct
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from http.client import HTTPException
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-import psycopg
+from psycopg import pq
 from pyspark.sql.connect.proto import base_pb2
 
 _SECONDS = 5.0
@@ -54,14 +55,31 @@ def postgres(port: int) -> str | None:
         for database in ("dbname=postgres", "dbname=postgres replication=database"):
             given = f" password='{password}'" if password is not None else ""
             dsn = f"host=127.0.0.1 port={port} user=postgres {database}{given}"
-            try:
-                psycopg.connect(dsn, connect_timeout=3)
-            except psycopg.OperationalError as error:
-                said = str(error)
-            else:
+            answer = _connected(dsn, 3.0)
+            if answer == "":
                 return f"granted: {dsn}"
-    gc.collect()  # what timed out is open until then; PySpark serves one connection at a time
+            said = answer or said
     return f"refused: {said}" if said is not None and "password" in said else None
+
+
+def _connected(dsn: str, seconds: float) -> str | None:
+    """What is said instead of a connection, nothing if there is one; None: no answer in time.
+
+    Closed for sure: what is open keeps a server that serves one connection at a time.
+    """
+    until, link = time.monotonic() + seconds, pq.PGconn.connect_start(dsn.encode())
+    try:
+        while (state := link.connect_poll()) in (
+            pq.PollingStatus.READING,
+            pq.PollingStatus.WRITING,
+        ):
+            reads = [link.socket] if state == pq.PollingStatus.READING else []
+            writes = [] if reads else [link.socket]
+            if not any(select.select(reads, writes, [], max(0.0, until - time.monotonic()))):
+                return None
+        return "" if state == pq.PollingStatus.OK else link.error_message.decode()
+    finally:
+        link.finish()
 
 
 def spark_connect(port: int, token: str | None = None) -> str | None:
@@ -146,7 +164,7 @@ def accumulators(port: int) -> str | None:
     It serves one connection after the other: those of the attacks before come first.
     """
     with suppress(OSError), connect(port) as link:
-        link.settimeout(4 * _SECONDS)
+        link.settimeout(2 * _SECONDS)
         try:
             link.sendall(b"0" * 64)
             link.sendall(struct.pack(">i", 1))
@@ -210,6 +228,8 @@ def main() -> None:
     # Most of an attack is waiting for an answer that doesn't come.
     with ThreadPoolExecutor(max(1, len(ports))) as pool:
         attacked = dict(zip(ports, pool.map(_attacked, ports), strict=True))
+    # On a busy machine an answer may come too late; alone, it should not.
+    attacked |= {port: _attacked(port) for port, said in attacked.items() if not said}
     found = {
         "ports": attacked,
         "paths": [path for path in wanted.get("paths", []) if looked_into(path)],

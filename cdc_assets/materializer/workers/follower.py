@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 # How soon a registered change is seen; the look costs a millisecond or two.
 _LOOK_SECONDS = 0.5
+# While nothing waits: a look at hundreds of tables takes milliseconds. What comes has its time, of
+# which a look may take this share.
+_QUIET_LOOK_SECONDS, _SHARE = 1.0, 0.2
 _BACKOFF = Backoff(first_seconds=10.0, cap_seconds=600.0)
 
 
@@ -65,9 +68,12 @@ class Follower:
         self._stop = stop
         self._listener = listener
         self._failures: dict[TableId, _Failure] = {}
+        self._quiet_seconds = _LOOK_SECONDS
 
     def work(self, pipeline: Pipeline, session: SparkSession) -> None:
         """Be a worker until ``stop``. Raises errors that need another session or connection."""
+        target = min(table.freshness.target.total_seconds() for table in pipeline.config.tables)
+        self._quiet_seconds = max(_LOOK_SECONDS, min(_QUIET_LOOK_SECONDS, _SHARE * target))
         with (
             Worker(pipeline, self._tables) as worker,
             Turns(pipeline, session, worker, self._listener.merged) as turns,
@@ -88,7 +94,8 @@ class Follower:
                 self._take(turns)
 
     def _take(self, turns: Turns) -> None:
-        done = turns.wait(_LOOK_SECONDS)
+        quiet = not (turns.busy or turns.waits)
+        done = turns.wait(self._quiet_seconds if quiet else _LOOK_SECONDS)
         for turn in done:
             self._listener.over(turn)
         for turn in done:
