@@ -150,12 +150,12 @@ def test_no_port_of_ours_gives_anything_without_a_secret(platform: Platform) -> 
     got = {(port, ports[port]): said for port, said in found.items() if "granted" in str(said)}
     assert not got, pformat(got)
     # Each speaks a protocol that is known here, and refuses in its words; but for the accumulators
-    # of PySpark's own process, its only port, which hang up, or are busy with whoever came first.
-    own = [port for port, command in ports.items() if "cdc_assets.lake.spark.server" in command]
+    # of PySpark's own process, which hang up.
     unknown = {
         (port, ports[port]): said
         for port, said in found.items()
-        if not said.keys() - {"accumulators"} and [port] != own
+        if not said.keys() - {"accumulators"}
+        and not (said and "cdc_assets.lake.spark.server" in ports[port])
     }
     assert not unknown, pformat(unknown)
     refusing = {attack for said in found.values() for attack in said}
