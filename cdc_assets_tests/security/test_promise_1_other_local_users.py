@@ -50,8 +50,15 @@ class Platform:
 
     @property
     def family(self) -> list[psutil.Process]:
+        """Without the Spark server of other tests, which may be running beside this one's."""
         children = psutil.Process().children(recursive=True)
-        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        there = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        others = set[psutil.Process]()
+        for child in there:
+            command = child.cmdline()
+            if "cdc_assets.lake.spark.server" in command and str(self.home) not in command:
+                others |= {child, *child.children(recursive=True)}
+        return [child for child in there if child not in others]
 
     def ports(self) -> dict[int, str]:
         """Every port that a process of ours listens on, and whose it is."""
