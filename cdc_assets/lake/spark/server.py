@@ -35,8 +35,9 @@ from typing import Any
 
 import psutil
 
-from cdc_assets.errors import EnvironmentProblem, SparkProblem, first_line
+from cdc_assets.errors import EnvironmentProblem, SparkProblem
 from cdc_assets.lake.spark.jars import provided
+from cdc_assets.lake.spark.jvm import mend
 from cdc_assets.lake.spark.properties import (
     SparkServerSettings,
     properties_text,
@@ -200,72 +201,6 @@ def _start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) 
         file.unlink()
 
 
-def _write_plain_files(spark: Any) -> None:
-    """Write no checksum beside each local file, as on an object store.
-
-    Hadoop would write and open twice as many files, and run a chmod for each.
-    """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-    try:
-        jvm, context = spark.sparkContext._jvm, spark.sparkContext._jsc
-        place = jvm.java.net.URI("file:///")
-        # The one that everybody in this JVM gets.
-        files = jvm.org.apache.hadoop.fs.FileSystem.get(place, context.hadoopConfiguration())
-        files.setWriteChecksum(False)
-        files.setVerifyChecksum(False)
-    except Py4JError as error:  # it works without
-        _log.warning("local files have checksums beside them: %s", first_line(error))
-
-
-def _forget_closed_readers(spark: Any) -> None:
-    """Let the JVM collect the Arrow allocators of files that were read.
-
-    Iceberg makes one for each file and never closes it (apache/iceberg#13937), and the root of all
-    allocators keeps its children: some 500 bytes for each read of a file, until the heap is full.
-    So the root is given a map that keeps none which nobody else has.
-    """
-    from py4j.protocol import Py4JError
-
-    try:
-        jvm = spark.sparkContext._jvm
-        iceberg = jvm.org.apache.iceberg
-        root = iceberg.arrow.ArrowAllocation.rootAllocator()
-        children = root.getClass().getSuperclass().getDeclaredField("childAllocators")
-        children.setAccessible(True)
-        makes = iceberg.relocated.com.google.common.collect.MapMaker()
-        children.set(root, makes.weakKeys().weakValues().makeMap())
-    except (Py4JError, TypeError) as error:  # TypeError: there is no such class
-        _log.warning("each read of a file takes some of Spark's heap: %s", first_line(error))
-
-
-# Pools of Spark SQL whose threads keep the session that they were made under, until they have idled
-# for a minute: while statements keep coming, for good.
-_POOLS = (
-    "adaptive.AdaptiveSparkPlanExec",
-    "adaptive.ResultQueryStageExec",
-    "exchange.BroadcastExchangeExec",
-    "exchange.ShuffleExchangeExec",
-    "SubqueryBroadcastExec",
-    "SubqueryExec",
-)
-_IDLE_THREAD_SECONDS = 2
-
-
-def _forget_closed_sessions(spark: Any) -> None:
-    """Have idle threads of Spark's pools end soon, and with them what they keep of sessions."""
-    from py4j.protocol import Py4JError
-
-    java = spark.sparkContext._jvm.java
-    for name in _POOLS:
-        try:
-            found = java.lang.Class.forName(f"org.apache.spark.sql.execution.{name}$")
-            pool = found.getField("MODULE$").get(None).executionContext().executor()
-            pool.setKeepAliveTime(_IDLE_THREAD_SECONDS, java.util.concurrent.TimeUnit.SECONDS)
-        except (Py4JError, TypeError) as error:  # it works without
-            _log.warning("threads of Spark's %s keep sessions: %s", name, first_line(error))
-
-
 def _connect_port(spark: Any) -> int:
     package = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")  # a Scala object
@@ -321,9 +256,7 @@ def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int
     spark = _start_spark(properties, scratch, jars.class_path)
     jvm = spark.sparkContext._gateway.proc
     try:
-        _write_plain_files(spark)
-        _forget_closed_readers(spark)
-        _forget_closed_sessions(spark)
+        mend(spark)
         state = {"port": _connect_port(spark), "token": token, "pid": os.getpid()}
         write_private(server.state_path, json.dumps(state))
         _log.info("serving after %.1f s", time.monotonic() - began)

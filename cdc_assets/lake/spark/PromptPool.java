@@ -1,0 +1,94 @@
+import java.util.concurrent.Callable;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.RunnableFuture;
+import java.util.concurrent.ThreadFactory;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+
+/**
+ * A pool whose results are seen when they are there.
+ *
+ * Iceberg asks its tasks in turn whether they are done, and sleeps for 10 ms if one isn't: a dozen
+ * times a commit, for tasks of half a millisecond. Those of this pool say so once they are done, or
+ * after a while. And a task that nobody can ask has a moment to be done before it is let alone.
+ */
+public class PromptPool extends ThreadPoolExecutor {
+    private static final long WHILE_MILLIS = 100, MOMENT_MILLIS = 5, IDLE_SECONDS = 2;
+
+    /** An idle thread ends soon: it keeps the Spark session that it was made under. */
+    public PromptPool(int threads, ThreadFactory made) {
+        super(threads, threads, IDLE_SECONDS, TimeUnit.SECONDS, new LinkedBlockingQueue(), made);
+        allowCoreThreadTimeOut(true);
+    }
+
+    protected RunnableFuture newTaskFor(Callable task) {
+        return new Task(task);
+    }
+
+    protected RunnableFuture newTaskFor(Runnable task, Object result) {
+        return new Task(task, result);
+    }
+
+    public void execute(Runnable task) {
+        if (task instanceof Task) {
+            super.execute(task);
+            return;
+        }
+        Noted noted = new Noted(task);
+        super.execute(noted);
+        try {
+            noted.done.await(MOMENT_MILLIS, TimeUnit.MILLISECONDS);
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    private static class Task extends FutureTask {
+        Task(Callable task) {
+            super(task);
+        }
+
+        Task(Runnable task, Object result) {
+            super(task, result);
+        }
+
+        public boolean isDone() {
+            if (!super.isDone()) {
+                try {
+                    get(WHILE_MILLIS, TimeUnit.MILLISECONDS);
+                } catch (InterruptedException interrupted) {
+                    Thread.currentThread().interrupt();
+                } catch (TimeoutException later) {
+                    return false;
+                } catch (ExecutionException failed) {
+                    return true;
+                } catch (CancellationException cancelled) {
+                    return true;
+                }
+            }
+            return super.isDone();
+        }
+    }
+
+    private static class Noted implements Runnable {
+        final CountDownLatch done = new CountDownLatch(1);
+        private final Runnable task;
+
+        Noted(Runnable task) {
+            this.task = task;
+        }
+
+        public void run() {
+            try {
+                task.run();
+            } finally {
+                done.countDown();
+            }
+        }
+    }
+}
