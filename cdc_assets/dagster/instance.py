@@ -8,6 +8,7 @@ configuration are Dagster's own: without ``instance_class`` the same folder goes
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ _EVENTS = SqlEventLogStorageTable
 # itself; if it can't fetch for more than five minutes, it ends.
 _DAEMON, _INTERVAL = "dagster._daemon.controller", "RELOAD_WORKSPACE_INTERVAL"
 REFRESH_SECONDS = 240
+# The daemon goes through all assets to see whose freshness is another one: policies are of minutes.
+_FRESHNESS, _FRESHNESS_SETTING = "dagster._daemon.freshness", "FRESHNESS_DAEMON_INTERVAL_SECONDS"
+FRESHNESS_SECONDS = 60
 
 
 def _kept(url: str) -> Engine:
@@ -224,14 +228,18 @@ class SqliteStorage(DagsterSqliteStorage):
 class Instance(dg.DagsterInstance):
     """Its storage is :class:`SqliteStorage`, where ``dagster.yaml`` names no other.
 
-    A daemon that opens it fetches the code locations anew every four minutes, not each minute, and
-    doesn't write of each asset without a freshness policy that it has none.
+    A daemon that opens it fetches the code locations anew every four minutes, not each minute. It
+    looks at freshness each minute, not each half, unless a variable sets that, and doesn't write
+    of each asset without a freshness policy that it has none.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         if (daemon := sys.modules.get(_DAEMON)) is not None:
             setattr(daemon, _INTERVAL, REFRESH_SECONDS)
+        freshness = sys.modules.get(_FRESHNESS)
+        if freshness is not None and _FRESHNESS_SETTING not in os.environ:
+            freshness.FreshnessDaemon.__init__.__defaults__ = (FRESHNESS_SECONDS,)
 
     def get_freshness_state_records(
         self, keys: Sequence[dg.AssetKey]

@@ -24,7 +24,7 @@ from dagster._core.storage.asset_check_execution_record import (
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, sample, values
 from cdc_assets.dagster.names import TABLE_TAG, WORK_TAG, WORKS, TableAssets, all_tables, run_tags
-from cdc_assets.dagster.sensors.sessions import keep_instance, session, status_of
+from cdc_assets.dagster.sensors.sessions import LOOK_SECONDS, keep_instance, session, status_of
 from cdc_assets.log.states import TableState
 from cdc_assets.messages.texts import of_markdown
 from cdc_assets.observe.conditions import conditions, unknown
@@ -60,7 +60,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
         keep_instance(context)
         try:
             with session(config, "alerts sensor") as pipeline:
-                found = facts(pipeline, status_of(pipeline, "alerts"))
+                found = facts(pipeline, status_of(pipeline, "alerts", within_seconds=LOOK_SECONDS))
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
             found = unreachable(config, error)
         keys = _checks(context, tables)

@@ -22,7 +22,7 @@ from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
-from cdc_assets.dagster.sensors.sessions import keep_instance, session, status_of
+from cdc_assets.dagster.sensors.sessions import LOOK_SECONDS, keep_instance, session, status_of
 from cdc_assets.log.states import TableState
 from cdc_assets.log.verified import keys_unfinished
 from cdc_assets.observe.status import TableStatus
@@ -171,7 +171,10 @@ def checks_sensor(
             now = time.time()
             if memory.asks:
                 memory.settle(last, lambda keys: _failed(instance, keys))
-            statuses = {status.name: status for status in status_of(pipeline, "checks").tables}
+            statuses = {
+                status.name: status
+                for status in status_of(pipeline, "checks", within_seconds=LOOK_SECONDS).tables
+            }
             unfinished = keys_unfinished(pipeline.store)
         looks = [
             (

@@ -1,7 +1,7 @@
 """What outlives a tick: a connection to the log, Dagster's instance, and a look at the source.
 
-The daemon has the sensors of a source tick side by side, and several need its status, which costs
-0.2 s of CPU with 500 tables: one of them collects it, and the others take the same.
+The sensors of a source tick within seconds of each other, and several need its status, which takes
+0.2 s of CPU with 500 tables. Those that act on it collect it; those that tell of it take the same.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.observe.status import SourceStatus, collect
 from cdc_assets.pipeline import Pipeline
 
-# How old a look may be that another sensor takes.
-LOOK_SECONDS = 2.0
+# How old another sensor's look may be, for one that tells of it: two thirds of its pace.
+LOOK_SECONDS = 10.0
 
 _idle: dict[tuple[str, str, str], Pipeline] = {}
 _instances: list[dg.DagsterInstance] = []
@@ -41,15 +41,15 @@ class _Look:
 _looks = defaultdict[str, _Look](_Look)  # by configuration
 
 
-def status_of(pipeline: Pipeline, sensor: str) -> SourceStatus:
-    """The source's status, which another sensor may have collected a moment ago.
+def status_of(pipeline: Pipeline, sensor: str, *, within_seconds: float = 0.0) -> SourceStatus:
+    """The source's status, as another sensor may have collected it ``within_seconds``.
 
     No sensor gets the same look twice. Raises what :func:`collect` raises.
     """
     with _lock:
         look = _looks[pipeline.config.dump()]
     with look.lock:
-        recent = time.monotonic() - look.at < LOOK_SECONDS
+        recent = time.monotonic() - look.at < within_seconds
         if look.found is None or not recent or sensor in look.taken_by:
             look.found, look.at = None, time.monotonic()  # it may raise
             look.found, look.taken_by = collect(pipeline), set()

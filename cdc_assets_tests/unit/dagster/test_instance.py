@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -233,6 +234,27 @@ def test_a_daemon_fetches_code_locations_rarely_and_before_it_gives_up(folder: P
     )
     before, now, tolerance = map(int, done.stdout.split())
     assert before < now == kept.REFRESH_SECONDS < tolerance
+
+
+@pytest.mark.parametrize("told", [None, "7"])
+def test_a_daemon_looks_at_freshness_each_minute_or_as_it_is_told(
+    folder: Path, told: str | None
+) -> None:
+    asked = (
+        "from dagster._daemon import controller as c; import dagster as dg;"
+        f" instance = dg.DagsterInstance.from_config({str(folder)!r});"
+        " print(c.create_daemon_of_type('FRESHNESS_DAEMON', instance).interval_seconds)"
+    )
+    setting = {} if told is None else {"FRESHNESS_DAEMON_INTERVAL_SECONDS": told}
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        env={**os.environ, **setting},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert int(done.stdout) == (kept.FRESHNESS_SECONDS if told is None else int(told))
 
 
 def test_nothing_is_written_of_assets_without_a_freshness_policy(

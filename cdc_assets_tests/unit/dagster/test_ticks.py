@@ -340,7 +340,7 @@ def test_ticks_of_a_code_server_share_one_instance(tmp_path: Path) -> None:
 def test_sensors_that_tick_together_look_at_the_source_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """But none is shown the same twice, nor what failed for another, nor what is old."""
+    """But one that acts sees none of another's, and nobody what is old, failed or known to it."""
     looks, now = list[object](), [100.0]
 
     def collect(_pipeline: object) -> object:
@@ -353,13 +353,19 @@ def test_sensors_that_tick_together_look_at_the_source_once(
     monkeypatch.setattr(sessions, "_looks", type(sessions._looks)(sessions._Look))
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     pipeline = cast("Pipeline", SimpleNamespace(config=CONFIG))
-    first = sessions.status_of(pipeline, "a")
-    assert sessions.status_of(pipeline, "b") is first
-    second = sessions.status_of(pipeline, "a")
+
+    def told(sensor: str) -> object:
+        return sessions.status_of(pipeline, sensor, within_seconds=sessions.LOOK_SECONDS)
+
+    first = sessions.status_of(pipeline, "acts")
+    assert told("a") is first
+    second = told("a")
     assert second is not first
-    assert sessions.status_of(pipeline, "b") is second
+    assert told("b") is second
     now[0] += sessions.LOOK_SECONDS
-    assert sessions.status_of(pipeline, "c") not in (first, second)
+    third = told("b")
+    assert third not in (first, second)
     with pytest.raises(psycopg.OperationalError):
-        sessions.status_of(pipeline, "c")
-    assert sessions.status_of(pipeline, "b") is looks[4]
+        sessions.status_of(pipeline, "acts")
+    assert told("b") is looks[4]
+    assert sessions.status_of(pipeline, "acts") is looks[5]
