@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import first_line
-from cdc_assets.lake.catalog.catalog import spark_settings
+from cdc_assets.lake.catalog.catalog import CATALOG, spark_settings
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.process.home import home
@@ -135,6 +136,39 @@ def is_usable(session: SparkSession) -> bool:
         logger.info("a session of Spark is lost: %s", first_line(error))
         return False
     return True
+
+
+_DISTRIBUTION = "spark.sql.iceberg.distribution-mode"
+# The first Iceberg that is known to put several deletion vectors of a file together at the commit.
+_PUTS_TOGETHER = (1, 12)
+_versions: WeakKeyDictionary[SparkSession, tuple[int, ...]] = WeakKeyDictionary()
+
+
+@contextmanager
+def unshuffled(session: SparkSession) -> Iterator[None]:
+    """While it lasts, a task of Iceberg's itself writes the deletion vectors of what it has found.
+
+    Else rows are brought to one task a file, which costs a small merge 15 % of its CPU. Where
+    several tasks read a file they write several vectors of it, which earlier versions would leave:
+    with those, nothing is done.
+    """
+    if session not in _versions:
+        _versions[session] = _iceberg(session)
+    if _versions[session] < _PUTS_TOGETHER:
+        yield
+        return
+    session.conf.set(_DISTRIBUTION, "none")
+    try:
+        yield
+    finally:
+        session.conf.unset(_DISTRIBUTION)
+
+
+def _iceberg(session: SparkSession) -> tuple[int, ...]:
+    """The version of the server's Iceberg; of one that isn't a release, nothing."""
+    [(version,)] = session.sql(f"select {CATALOG}.system.iceberg_version()").collect()
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 # A snapshot summary's properties go by an option of a DataFrame's write, or by a session setting,

@@ -8,12 +8,14 @@ append the new ones. Readers see one step, and each commit carries the cursor.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_assets.lake.publish import append, published
+from cdc_assets.lake.spark.session import unshuffled
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import names_of
@@ -25,6 +27,8 @@ from cdc_assets.materializer.reread import Reread
 # A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
 # the table.
 _KEYS = "cdc_keys"
+# From this version of Iceberg's format on, deletes are vectors; before, files are written anew.
+_VECTORS = 3
 # How appended files are compressed: for speed where they aren't sent anywhere, since every merge
 # reads the keys of all files, and compaction soon writes them anew as the table's property says.
 _CODEC, _LEVEL = "compression-codec", "compression-level"
@@ -96,17 +100,23 @@ def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | N
     session, lake = change.session, change.lake
     with published(session, lake, change.state, change.loaded) as branch:
         if delete is not None:
-            if delete.keys is None:
-                session.sql(f"delete from {branch} t where {delete.condition}")
-            else:
-                delete.keys.createOrReplaceTempView(_KEYS)
-                session.sql(
-                    f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS})"
-                    f" s on {delete.condition} when matched then delete"
-                )
+            vectors = change.loaded.format_version >= _VECTORS
+            with unshuffled(session) if vectors else nullcontext():
+                _delete(session, branch, delete)
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(change, new) if new is not None else None
         append(session, lake, change.state, branch, change.cursor, rows, _compressed(change))
+
+
+def _delete(session: SparkSession, branch: str, delete: Deletion) -> None:
+    if delete.keys is None:
+        session.sql(f"delete from {branch} t where {delete.condition}")
+        return
+    delete.keys.createOrReplaceTempView(_KEYS)
+    session.sql(
+        f"merge into {branch} t using (select /*+ broadcast({_KEYS}) */ * from {_KEYS}) s"
+        f" on {delete.condition} when matched then delete"
+    )
 
 
 def _compressed(change: Change) -> Mapping[str, str]:

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 
+from cdc_assets.lake.catalog.catalog import CATALOG
+from cdc_assets.lake.tables import listed
 from cdc_assets.materializer import winners
 from cdc_assets.materializer.actions import keys
 from cdc_assets.postgres.names import TableId
@@ -90,6 +93,46 @@ def test_only_the_rows_of_the_batchs_keys_are_replaced(
             assert source.equal(table), (table, statements)
     # Nor has a local file a checksum beside it.
     assert list(tmp_home.rglob("*.parquet")) and not list(tmp_home.rglob("*.crc"))
+
+
+LONG = TableId("public", "long")
+SPLIT = {
+    "write.parquet.row-group-size-bytes": "20000",
+    "write.parquet.row-group-check-min-record-count": "100",
+    "write.parquet.compression-codec": "uncompressed",
+    "read.split.target-size": "40000",
+    "read.split.open-file-cost": "1",
+    "read.split.adaptive-size.enabled": "false",
+}
+
+
+@pytest.mark.parametrize("way", ["named", "joined"])
+def test_a_file_that_several_tasks_read_has_one_deletion_vector(
+    copied_lake: NewLake, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way != "named":
+        monkeypatch.setattr(keys, "_NAMED", 0)
+    setup = "create table long (id int primary key, v text);"
+    setup += "insert into long select n, repeat(md5(n::text), 4) from generate_series(1, 5000) n"
+    with copied_lake(setup, "long") as source:
+        source.execute("delete from long where id = 1")
+        source.catch_up()  # a copied table's first merge gives it the format that has vectors
+        lake = source.lake_table(LONG)
+        source.session.sql(f"alter table {lake.sql_name} set tblproperties ({listed(SPLIT)})")
+        source.session.sql(
+            f"call {CATALOG}.system.rewrite_data_files({lake.procedure_name},"
+            " options => map('rewrite-all', 'true'))"
+        )
+        table = source.session.table(lake.sql_name)
+        assert table.select(F.spark_partition_id()).distinct().count() > 5
+        for statement in ("update long set v = 'a'", "delete from long"):
+            source.execute(f"{statement} where id % 89 = 0")
+            source.catch_up()
+            found = source.session.sql(f"select * from {lake.sql_name}.delete_files").collect()
+            of = [row.referenced_data_file for row in found]
+            assert len(of) == len(set(of)) > 0
+            assert any("merged-dvs" in row.file_path for row in found)
+            assert source.equal(LONG)
 
 
 CUT, CUT_8 = TableId("public", "cut"), TableId("public", "cut8")
