@@ -1,14 +1,17 @@
 """When a table's turn is due.
 
 A merge costs nearly the same for one change as for a thousand, so it waits: until the oldest change
-would else be older than ``freshness.target`` once it is visible, or a batch is full.
+would else be older than ``freshness.target`` once it is visible, or a batch is full. Where tables
+would have to wait for each other, some begin earlier.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Collection
 from datetime import datetime
 
 from cdc_assets.config.source import SourceConfig
@@ -37,6 +40,22 @@ class Cadence:
         """Remember how long a merge of the table took."""
         self._merge_seconds.setdefault(table, deque(maxlen=_REMEMBERED)).append(seconds)
 
+    def begin_seconds(
+        self, backlogs: Collection[Backlog], now: datetime, hands: int
+    ) -> dict[TableId, float]:
+        """How soon the merge of each has to begin for none of them to come too late.
+
+        Changes of many tables are flushed together, so that these are due together, and only
+        ``hands`` of them are merged at once: the first ones begin before they are due.
+        """
+        due = sorted((self.due_seconds(backlog, now), backlog.table) for backlog in backlogs)
+        begins = dict[TableId, float]()
+        free_until = deque([math.inf] * hands)  # of each hand, when its later merge has to begin
+        for soon, table in reversed(due):
+            begins[table] = min(soon, free_until.popleft() - self._expected(table))
+            free_until.append(begins[table])
+        return begins
+
     def due_seconds(self, backlog: Backlog, now: datetime) -> float:
         """How soon a merge has to begin not to come too late; ``now``: of the log.
 
@@ -56,6 +75,9 @@ class Cadence:
         if backlog.bytes >= self._config.lake.merge_bytes or backlog.rows >= BATCH_ROWS:
             return 0.0
         target = self._config.table(table).freshness.target.total_seconds()
+        return target - age - self._expected(table)
+
+    def _expected(self, table: TableId) -> float:
+        """How long the table's next merge takes."""
         took = self._merge_seconds.get(table, (_FIRST_SECONDS,))
-        expected = min(max(took), _ODD * statistics.median(took))
-        return target - age - expected
+        return min(max(took), _ODD * statistics.median(took))

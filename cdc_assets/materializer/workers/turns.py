@@ -149,8 +149,9 @@ class Turns:
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
         due, self.waits, self._next_due = list[Backlog](), False, math.inf
+        begins = self._cadence.begin_seconds(waiting, at, config.lake.max_parallel_tables)
         for backlog in waiting:
-            soon = 0.0 if backlog.table in also else self._cadence.due_seconds(backlog, at)
+            soon = 0.0 if backlog.table in also else begins[backlog.table]
             if soon <= _AT_ONCE_SECONDS:
                 due.append(backlog)
             else:

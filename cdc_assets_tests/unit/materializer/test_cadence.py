@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,8 +19,12 @@ T = TableId("public", "t")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+OTHERS = [TableId("public", f"t{number}") for number in range(5)]
+
+
 def config(target: str) -> SourceConfig:
-    tables = [{"name": "public.t", "freshness": {"target": target}}]
+    names = ["public.t", *map(str, OTHERS)]
+    tables = [{"name": name, "freshness": {"target": target}} for name in names]
     dsn = "postgresql://u@h/d"
     return parse_config({"name": "s", "postgres": {"dsn": dsn}, "tables": tables}, "test")
 
@@ -50,6 +55,35 @@ def test_the_longest_of_the_last_merges_is_expected_again_unless_it_was_an_odd_o
     assert cadence.due_seconds(backlog(4.5), NOW) == pytest.approx(2.0)
     cadence.took(T, 60.0)
     assert cadence.due_seconds(backlog(3.5), NOW) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("hands", "begins"),
+    [(1, [0.5, 1.5, 2.5, 3.5, 4.5]), (2, [2.5, 3.5, 3.5, 4.5, 4.5]), (5, [4.5] * 5)],
+)
+def test_tables_that_are_due_together_begin_one_after_the_other(
+    hands: int, begins: list[float]
+) -> None:
+    cadence = Cadence(config("10s"))
+    waiting = [replace(backlog(3.5), table=table) for table in OTHERS]
+    for table in OTHERS:
+        cadence.took(table, 1.0)
+    found = cadence.begin_seconds(waiting, NOW, hands)
+    assert [found[table] for table in OTHERS] == pytest.approx(begins)
+
+
+def test_a_table_that_nobody_waits_for_begins_when_it_is_due() -> None:
+    cadence = Cadence(config("10s"))
+    ages = [8.0, 5.0, 2.0]
+    waiting = [replace(backlog(age), table=table) for table, age in zip(OTHERS, ages, strict=False)]
+    for table in OTHERS:
+        cadence.took(table, 1.0)
+    found = cadence.begin_seconds(waiting, NOW, 1)
+    assert list(map(found.__getitem__, OTHERS[:3])) == pytest.approx([0.0, 3.0, 6.0])
+    # Five minutes behind: it takes nothing from the one that isn't.
+    late = replace(backlog(300.0), table=T)
+    found = cadence.begin_seconds([late, waiting[2]], NOW, 1)
+    assert found == pytest.approx({T: -292.0, OTHERS[2]: 6.0})
 
 
 @pytest.mark.parametrize("full", [{"bytes": 10**9}, {"rows": BATCH_ROWS}])
