@@ -52,7 +52,7 @@ class Cadence:
         begins = dict[TableId, float]()
         free_until = deque([math.inf] * hands)  # of each hand, when its later merge has to begin
         for soon, table in reversed(due):
-            begins[table] = min(soon, free_until.popleft() - self._expected(table))
+            begins[table] = min(soon, free_until.popleft() - statistics.median(self._took(table)))
             free_until.append(begins[table])
         return begins
 
@@ -78,6 +78,9 @@ class Cadence:
         return target - age - self._expected(table)
 
     def _expected(self, table: TableId) -> float:
-        """How long the table's next merge takes."""
-        took = self._merge_seconds.get(table, (_FIRST_SECONDS,))
+        """How long the table's next merge takes at most."""
+        took = self._took(table)
         return min(max(took), _ODD * statistics.median(took))
+
+    def _took(self, table: TableId) -> Collection[float]:
+        return self._merge_seconds.get(table, (_FIRST_SECONDS,))
