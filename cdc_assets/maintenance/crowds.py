@@ -63,39 +63,30 @@ class Crowds:
         self._one = threading.Lock()
         self._rests_until = 0.0
 
-    def thin_out(
-        self,
-        pipeline: Pipeline,
-        session: SparkSession,
-        table: TableId,
-        data_files: int,
-        merges: int,
-    ) -> None:
-        """Put tiny files of ``table`` together if they are a crowd, now that it was merged.
-
-        It has ``data_files`` after so many merges. Takes the table's writer lock. Whatever prevents
-        it is left to maintenance; raises PySparkException only if the Spark server is lost.
-        """
-        if pipeline.config.maintenance.every is None:
-            return
+    def is_crowd(self, table: TableId, data_files: int, merges: int) -> bool:
+        """Whether ``table`` has too many tiny files: ``data_files`` after so many merges."""
         if (left := self._left.get(table)) is None:  # what a merge of it adds isn't known yet
             self._left[table] = _Left(0, data_files)
-            return
+            return False
         left.files = min(left.files, data_files)
         is_spread = data_files - left.seen > _SPREAD * merges
         left.seen = data_files
-        if data_files - left.files < CROWD or is_spread or not self._one.acquire(blocking=False):
-            return
-        try:
+        rests = time.monotonic() < max(left.until, self._rests_until)
+        return data_files - left.files >= CROWD and not (is_spread or rests or self._one.locked())
+
+    def thin_out(self, pipeline: Pipeline, session: SparkSession, table: TableId) -> None:
+        """Put tiny files of ``table``, which are a crowd, together; one table at a time.
+
+        Takes the table's writer lock. Whatever prevents it is left to maintenance; raises
+        PySparkException only if the Spark server is lost.
+        """
+        left = self._left[table]
+        with self._one:
             began = time.monotonic()
-            if began < max(left.until, self._rests_until):
-                return
-            left.files = left.seen = self._thinned(pipeline, session, table, data_files)
+            left.files = left.seen = self._thinned(pipeline, session, table, left.seen)
             now = time.monotonic()
             left.until = now + max(_PAUSE_SECONDS, _PAUSES * (now - began))
             self._rests_until = now + _RESTS * (now - began)
-        finally:
-            self._one.release()
 
     @staticmethod
     def _thinned(pipeline: Pipeline, session: SparkSession, table: TableId, data_files: int) -> int:

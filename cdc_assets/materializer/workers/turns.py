@@ -6,7 +6,8 @@ the others, however long its backlog is. Before a turn the worker gives and take
 shares fair. The caller handles a table's problems.
 
 A hand is one thread with its own log connection, which has the locks, and its own Spark session,
-whose commits carry the table's cursor. Everything else happens in the caller's thread.
+whose commits carry the table's cursor. One of them is left for the tiny files that merges leave, so
+that no table waits for those of another. Everything else happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Turns:
         self._told = SimpleQueue[str]()
         self._busy_until: dict[TableId, float] = {}
         self._at_work: dict[TableId, tuple[_Hand, Future[Drained | None]]] = {}
+        self._thinned = set[TableId]()  # of those at work: their files are put together
         self._turns = 0
         self._last_turn: dict[TableId, int] = {}
         self._cadence = Cadence(pipeline.config)
@@ -98,6 +100,8 @@ class Turns:
         self._worked_at: float | None = None  # since freed memory went back; monotonic
         self._free = self._hands(session)
         self._pool = ThreadPoolExecutor(len(self._free), "hand")
+        # One hand is for what merges leave behind.
+        self._side_by_side = max(1, len(self._free) - 1)
         self.mine: frozenset[TableId] = frozenset()
         """This worker's tables, as of the last :meth:`pending`."""
         self.offsets: Mapping[TableId, int] = {}
@@ -149,7 +153,7 @@ class Turns:
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
         due, self.waits, self._next_due = list[Backlog](), False, math.inf
-        begins = self._cadence.begin_seconds(waiting, at, config.lake.max_parallel_tables)
+        begins = self._cadence.begin_seconds(waiting, at, self._side_by_side)
         for backlog in waiting:
             soon = 0.0 if backlog.table in also else begins[backlog.table]
             if soon <= _AT_ONCE_SECONDS:
@@ -170,7 +174,7 @@ class Turns:
         """
         if self._lost is not None:
             raise self._lost
-        if not self._free:
+        if not self._free or len(self._at_work) - len(self._thinned) >= self._side_by_side:
             return False
         self._turns += 1
         self._last_turn[table] = self._turns
@@ -201,14 +205,20 @@ class Turns:
             time.sleep(seconds)
         while not self._told.empty():
             self._on_merge(self._told.get())
-        return [
-            self._over(table) for table, (_, future) in list(self._at_work.items()) if future.done()
-        ]
+        done = [table for table, (_, future) in self._at_work.items() if future.done()]
+        return [turn for table in done if (turn := self._over(table)) is not None]
 
-    def _over(self, table: TableId) -> Turn:
+    def _over(self, table: TableId) -> Turn | None:
         hand, future = self._at_work.pop(table)
         self._free.append(hand)
         error = future.exception()
+        if table in self._thinned:
+            self._thinned.remove(table)
+            if isinstance(error, PySparkException):
+                self._lost = error
+            elif error is not None:
+                raise error
+            return None
         if error is not None and not isinstance(error, Fenced):
             if not isinstance(error, Exception):
                 raise error
@@ -220,10 +230,27 @@ class Turns:
             self._busy_until[table] = time.monotonic() + BUSY_SECONDS
         elif drained.merges:
             self._cadence.took(table, drained.seconds / drained.merges)
+            self._thin_out(table, drained)
         return Turn(table, drained, None)
 
+    def _thin_out(self, table: TableId, drained: Drained) -> None:
+        """Begin to put the table's tiny files together if they are a crowd, now that it is level.
+
+        A merge of it that is due meanwhile waits.
+        """
+        is_kept = self._pipeline.config.maintenance.every is not None
+        crowd = is_kept and self._crowds.is_crowd(table, drained.data_files, drained.merges)
+        if not crowd or not self._free:
+            return
+        hand = self._free.pop()
+        self._thinned.add(table)
+        self._at_work[table] = hand, self._pool.submit(self._put_together, hand, table)
+
+    def _put_together(self, hand: _Hand, table: TableId) -> None:
+        self._crowds.thin_out(hand.pipeline, hand.session, table)
+
     def _apply(self, hand: _Hand, table: TableId, until: int, look: Look | None) -> Drained | None:
-        drained = drain(
+        return drain(
             hand.pipeline,
             hand.session,
             table,
@@ -233,18 +260,11 @@ class Turns:
             worker=self._worker.id,
             on_merge=self._told.put,
         )
-        if drained is not None and drained.merges:
-            files, merges = drained.data_files, drained.merges
-            try:
-                self._crowds.thin_out(hand.pipeline, hand.session, table, files, merges)
-            except PySparkException as error:
-                self._lost = error  # the merge is done all the same
-        return drained
 
     def _hands(self, session: SparkSession) -> list[_Hand]:
-        """As many as are configured."""
+        """As many as are configured, and one."""
         config = self._pipeline.config
-        beside = sessions_beside(session, config, config.lake.max_parallel_tables)
+        beside = sessions_beside(session, config, config.lake.max_parallel_tables + 1)
         sessions = self._cleanup.enter_context(beside)
         hands = []
         for each in sessions:

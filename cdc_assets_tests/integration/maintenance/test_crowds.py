@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import pytest
@@ -54,6 +55,8 @@ def _turn(source: Lake, turns: Turns) -> None:
     assert turn.error is None
     assert turn.drained is not None
     assert turn.drained.merges == 1
+    while turns.busy:  # its files are put together
+        assert turns.wait(0.1) == []
 
 
 def _merged(source: Lake, pipeline: Pipeline, times: int) -> list[int]:
@@ -96,12 +99,52 @@ def test_a_compaction_that_fails_fails_no_merge(
         assert source.equal(T)
 
 
+def test_no_other_table_waits_for_it(copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda _self, table, *_: table == T)
+    monkeypatch.setattr(crowds.Crowds, "thin_out", held)
+    others = [TableId("public", name) for name in ("u", "v")]
+    setup = SETUP + "create table u (id int primary key); create table v (id int primary key)"
+    with (
+        copied_lake(setup, "t", "u", "v") as source,
+        settings(source) as pipeline,
+        Worker(pipeline, source.tables) as worker,
+        Turns(pipeline, source.session, worker, lambda _: None) as turns,
+    ):
+        source.execute("insert into t values (100, 'n'); insert into u values (1)")
+        source.execute("insert into v values (1)")
+        source.flush()
+        assert set(turns.pending(source.tables, also=source.tables)) == set(source.tables)
+        assert turns.start(T)
+        [turn] = wait_for(lambda: turns.wait(0.1))
+        assert turn.table == T
+        assert begun.wait(60)
+        source.execute("delete from t where id = 100")
+        source.flush()
+        assert set(turns.pending(source.tables, also=source.tables)) == {*others}
+        assert [turns.start(table) for table in others] == [True, True]  # as many as configured
+        done = list(wait_for(lambda: turns.wait(0.1)))
+        while len(done) < len(others):
+            done += turns.wait(0.1)
+        assert turns.busy
+        go_on.set()
+        while turns.busy:
+            assert turns.wait(0.1) == []
+        assert turns.pending(source.tables, also=[T]) == [T]
+
+
 def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
     copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(*_: object) -> None:
         raise PySparkException("the server is gone")
 
+    monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda *_: True)
     monkeypatch.setattr(crowds.Crowds, "thin_out", lost)
     with (
         copied_lake(SETUP, "t") as source,
@@ -132,8 +175,9 @@ def test_it_waits_for_nobody_and_leaves_tables_at_rest_alone(
             """Of a table that is said to have many files."""
             began, caplog_before = time.monotonic(), len(caplog.records)
             found = crowds.Crowds()
-            for _ in range(2):  # what a merge adds is known from the second on
-                found.thin_out(pipeline, source.session, T, CROWD, 1)
+            assert not found.is_crowd(T, CROWD, 1)  # what a merge adds isn't known yet
+            assert found.is_crowd(T, CROWD, 1)
+            found.thin_out(pipeline, source.session, T)
             if _files(source) < before:
                 return True
             assert time.monotonic() - began < 10.0
