@@ -20,7 +20,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.observe.status import SourceStatus, collect
 from cdc_assets.pipeline import Pipeline
 
-# How old another sensor's look may be, for one that tells of it: two thirds of its pace.
+# How old another sensor's look may be, for one that tells of it: less than its pace.
 LOOK_SECONDS = 10.0
 
 _idle: dict[tuple[str, str, str], Pipeline] = {}
