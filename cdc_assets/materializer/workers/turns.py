@@ -46,7 +46,7 @@ TURN_SECONDS = 20.0
 # A table that another writer has (a comparison, compaction) is tried again after this time.
 BUSY_SECONDS = 5.0
 # A table whose turn is as near as this isn't waited for.
-_AT_ONCE_SECONDS = 0.05
+_AT_ONCE_SECONDS = 0.2
 # What the batches of a merge take of this process.
 _KEPT_BYTES = 256 * 2**20
 # Without any turn for so long, what its merges have freed goes back.
