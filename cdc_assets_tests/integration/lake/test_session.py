@@ -174,7 +174,7 @@ def test_sessions_that_merge_nothing_are_used_so_that_they_are_kept(
             Turns(source.pipeline, source.session, worker, lambda _: None) as turns,
         ):
             turns.wait(0.0)
-            assert len(set(asked)) == source.config.lake.max_parallel_tables == 2
+            assert len(set(asked)) == source.config.lake.max_parallel_tables + 1 == 3
             with pytest.raises(PySparkException, match="lost while nothing was merged"):
                 turns.wait(0.0)
 
