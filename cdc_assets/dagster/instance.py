@@ -237,9 +237,10 @@ class Instance(dg.DagsterInstance):
         super().__init__(*arguments, **more)
         if (daemon := sys.modules.get(_DAEMON)) is not None:
             setattr(daemon, _INTERVAL, REFRESH_SECONDS)
-        freshness = sys.modules.get(_FRESHNESS)
-        if freshness is not None and _FRESHNESS_SETTING not in os.environ:
-            freshness.FreshnessDaemon.__init__.__defaults__ = (FRESHNESS_SECONDS,)
+        made: Any = getattr(sys.modules.get(_FRESHNESS), "FreshnessDaemon", None)
+        its_own = made.__init__.__defaults__ if made is not None else ()
+        if len(its_own or ()) == 1 and _FRESHNESS_SETTING not in os.environ:
+            made.__init__.__defaults__ = (FRESHNESS_SECONDS,)
 
     def get_freshness_state_records(
         self, keys: Sequence[dg.AssetKey]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import TableProblem
 from cdc_assets.log.copies.chunks import plan_copy
 from cdc_assets.log.heap_files import remember_heaps
 from cdc_assets.log.heap_record import Moment
@@ -114,7 +115,7 @@ def _planned(source: Connection, config: SourceConfig, row: TableRow) -> Chunks 
             if row.snapshot_lsn is not None:
                 return []  # its plan stays; the copy notices a file or a column that is gone
             return _plan(source, config, row)
-    except psycopg.errors.LockNotAvailable:
+    except (TableProblem, psycopg.errors.LockNotAvailable):  # described anew before the next pin
         return None
 
 

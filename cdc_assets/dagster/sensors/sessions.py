@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -32,29 +31,35 @@ _lock = threading.Lock()
 class _Look:
     """The last look at a source, and the sensors that have taken it."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    taken_by: set[str] = field(default_factory=set)
-    at: float = 0.0
-    found: SourceStatus | None = None
+    at: float
+    found: SourceStatus
+    taken_by: set[str]
 
 
-_looks = defaultdict[str, _Look](_Look)  # by configuration
+_looks = dict[str, _Look]()  # by configuration
 
 
 def status_of(pipeline: Pipeline, sensor: str, *, within_seconds: float = 0.0) -> SourceStatus:
     """The source's status, as another sensor may have collected it ``within_seconds``.
 
-    No sensor gets the same look twice. Raises what :func:`collect` raises.
+    No sensor gets the same look twice, or waits for another's. Raises what :func:`collect` raises.
     """
+    key, now = pipeline.config.dump(), time.monotonic()
     with _lock:
-        look = _looks[pipeline.config.dump()]
-    with look.lock:
-        recent = time.monotonic() - look.at < within_seconds
-        if look.found is None or not recent or sensor in look.taken_by:
-            look.found, look.at = None, time.monotonic()  # it may raise
-            look.found, look.taken_by = collect(pipeline), set()
-        look.taken_by.add(sensor)
-        return look.found
+        look = _looks.get(key)
+        if look is not None and now - look.at < within_seconds and sensor not in look.taken_by:
+            look.taken_by.add(sensor)
+            return look.found
+    try:
+        found = collect(pipeline)
+    except BaseException:
+        with _lock:
+            _looks.pop(key, None)  # nobody is told that all is well
+        raise
+    with _lock:
+        if (newest := _looks.get(key)) is None or newest.at <= now:
+            _looks[key] = _Look(now, found, {sensor})
+    return found
 
 
 def keep_instance(context: dg.SensorEvaluationContext) -> None:

@@ -15,7 +15,7 @@ import java.util.concurrent.TimeoutException;
  *
  * Iceberg asks its tasks in turn whether they are done, and sleeps for 10 ms if one isn't: a dozen
  * times a commit, for tasks of half a millisecond. Those of this pool say so once they are done, or
- * after a while. And a task that nobody can ask has a moment to be done before it is let alone.
+ * after a while. And where nothing else is at work, a task that nobody can ask has a moment to be done.
  */
 public class PromptPool extends ThreadPoolExecutor {
     private static final long WHILE_MILLIS = 100, MOMENT_MILLIS = 5, IDLE_SECONDS = 2;
@@ -35,7 +35,8 @@ public class PromptPool extends ThreadPoolExecutor {
     }
 
     public void execute(Runnable task) {
-        if (task instanceof Task) {
+        boolean alone = getActiveCount() == 0 && getQueue().isEmpty();
+        if (task instanceof Task || !alone) {  // of many, each would wait for the one before
             super.execute(task);
             return;
         }

@@ -69,18 +69,19 @@ def _see_results_at_once(spark: Any) -> None:
     inner = shared.getClass().getDeclaredField("e")
     inner.setAccessible(True)
     replaced = inner.get(shared)
-    factory = jvm.java.lang.Class.forName("java.util.concurrent.ThreadFactory")
-    pool = _made(
-        spark,
-        "PromptPool",
-        {
-            jvm.java.lang.Integer.TYPE: replaced.getCorePoolSize(),
-            factory: replaced.getThreadFactory(),
-        },
-    )
-    inner.set(shared, pool)
-    deletes = jvm.java.lang.Class.forName("org.apache.iceberg.hadoop.HadoopFileIO")
-    _set(deletes.getDeclaredField("executorService"), None, pool)
+    integer, factory = jvm.java.lang.Integer.TYPE, "java.util.concurrent.ThreadFactory"
+
+    def prompt() -> Any:
+        given = {
+            integer: replaced.getCorePoolSize(),
+            jvm.java.lang.Class.forName(factory): replaced.getThreadFactory(),
+        }
+        return _made(spark, "PromptPool", given)
+
+    inner.set(shared, prompt())
+    # Tasks of the one may wait for tasks of the other.
+    deletes = _loader(spark).loadClass("org.apache.iceberg.hadoop.HadoopFileIO")
+    _set(deletes.getDeclaredField("executorService"), None, prompt())
 
 
 def _forget_closed_readers(spark: Any) -> None:
@@ -125,11 +126,16 @@ def _made(spark: Any, name: str, arguments: Mapping[Any, Any]) -> Any:
     """An object of the class ``name``, of this folder's source; ``arguments`` by their types."""
     jvm = spark.sparkContext._jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+    compiler.setParentClassLoader(_loader(spark))
     compiler.cook((resources.files(__package__) / f"{name}.java").read_text())
     made = compiler.getClassLoader().loadClass(name)
     makes = made.getConstructor(_array(spark, jvm.java.lang.Class, arguments))
     return makes.newInstance(_array(spark, jvm.java.lang.Object, arguments.values()))
+
+
+def _loader(spark: Any) -> Any:
+    """The loader of the class path and of ``spark.jars``."""
+    return spark.sparkContext._jvm.java.lang.Thread.currentThread().getContextClassLoader()
 
 
 def _set(field: Any, of: Any, value: Any) -> None:

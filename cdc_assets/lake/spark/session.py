@@ -149,16 +149,18 @@ def unshuffled(session: SparkSession) -> Iterator[None]:
     """While it lasts, a task of Iceberg's itself writes the deletion vectors of what it has found.
 
     Else rows are brought to one task a file, which costs a small merge 15 % of its CPU. Where
-    several tasks read a file they write several vectors of it, which earlier versions would leave:
-    with those, nothing is done.
+    several tasks read a file they write several vectors of it: one too many each, which is an
+    orphan at once, and which earlier versions would leave in the table. With those, nothing is
+    done.
     """
     if session not in _versions:
-        _versions[session] = _iceberg(session)
+        chosen = session.conf.get(_DISTRIBUTION, None)  # by the server's user
+        _versions[session] = _iceberg(session) if chosen is None else ()
     if _versions[session] < _PUTS_TOGETHER:
         yield
         return
-    session.conf.set(_DISTRIBUTION, "none")
     try:
+        session.conf.set(_DISTRIBUTION, "none")
         yield
     finally:
         session.conf.unset(_DISTRIBUTION)
@@ -167,7 +169,7 @@ def unshuffled(session: SparkSession) -> Iterator[None]:
 def _iceberg(session: SparkSession) -> tuple[int, ...]:
     """The version of the server's Iceberg; of one that isn't a release, nothing."""
     [(version,)] = session.sql(f"select {CATALOG}.system.iceberg_version()").collect()
-    found = re.match(r"(\d+)\.(\d+)", version)
+    found = re.fullmatch(r"(\d+)\.(\d+)\.\d+", version)
     return tuple(map(int, found.groups())) if found else ()
 
 

@@ -29,6 +29,8 @@ from cdc_assets.materializer.reread import Reread
 _KEYS = "cdc_keys"
 # From this version of Iceberg's format on, deletes are vectors; before, files are written anew.
 _VECTORS = 3
+# Iceberg splits no table into tasks of fewer bytes, so that one of these reads each file.
+_SMALL_BYTES = 16 * 2**20
 # How appended files are compressed: for speed where they aren't sent anywhere, since every merge
 # reads the keys of all files, and compaction soon writes them anew as the table's property says.
 _CODEC, _LEVEL = "compression-codec", "compression-level"
@@ -100,12 +102,24 @@ def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | N
     session, lake = change.session, change.lake
     with published(session, lake, change.state, change.loaded) as branch:
         if delete is not None:
-            vectors = change.loaded.format_version >= _VECTORS
-            with unshuffled(session) if vectors else nullcontext():
+            with unshuffled(session) if _is_small(change.loaded) else nullcontext():
                 _delete(session, branch, delete)
         # Even without rows: a delete of whole files or of nothing doesn't carry the cursor.
         rows = _whole(change, new) if new is not None else None
         append(session, lake, change.state, branch, change.cursor, rows, _compressed(change))
+
+
+def _is_small(loaded: Table) -> bool:
+    """Whether each task that deletes writes few vectors, and no other of the same files."""
+    snapshot = loaded.current_snapshot()
+    summary = snapshot.summary if snapshot is not None else None
+    size = summary.get("total-files-size") if summary is not None else None
+    return (
+        loaded.format_version >= _VECTORS
+        and loaded.spec().is_unpartitioned()
+        and size is not None
+        and int(size) < _SMALL_BYTES
+    )
 
 
 def _delete(session: SparkSession, branch: str, delete: Deletion) -> None:

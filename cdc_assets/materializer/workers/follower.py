@@ -55,7 +55,7 @@ class Listener:
         """A turn is over."""
 
     def looked(self, turns: Turns) -> None:
-        """The log was looked at, some times a second while turns end, else each half of one."""
+        """The log was looked at, some times a second while turns end, else each second at least."""
 
 
 class Follower:

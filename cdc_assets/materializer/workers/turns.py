@@ -153,7 +153,8 @@ class Turns:
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
         due, self.waits, self._next_due = list[Backlog](), False, math.inf
-        begins = self._cadence.begin_seconds(waiting, at, self._side_by_side)
+        timed = [backlog for backlog in waiting if backlog.table not in also]
+        begins = self._cadence.begin_seconds(timed, at, self._side_by_side)
         for backlog in waiting:
             soon = 0.0 if backlog.table in also else begins[backlog.table]
             if soon <= _AT_ONCE_SECONDS:

@@ -17,7 +17,9 @@ from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, tr
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (
     SentColumns,
+    inserts_publication,
     published_in_bulk,
+    published_tables,
     sent_columns,
 )
 from cdc_assets.postgres.session.connect import Connection
@@ -44,6 +46,8 @@ class Facts:
     troubles: Mapping[int, Sequence[Trouble]]
     under_root: Mapping[TableId, TableProblem]
     unlogged: Mapping[TableId, TableProblem]
+    published: Mapping[str, Mapping[TableId, int] | None]
+    """The tables of both publications; None for one that isn't there."""
 
     def unsent(self, table: SourceTable) -> list[Column]:
         """Columns that the stream lacks: generated ones, and those that a list leaves out."""
@@ -60,6 +64,7 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
     there = [table for table in found.values() if isinstance(table, SourceTable)]
     oids = [table.oid for table in there]
     sent = sent_columns(source, config.publication, oids) if config.streams else _STORED
+    both = (config.publication, inserts_publication(config.publication))
     facts = Facts(
         found,
         heap_names(source, there),
@@ -69,6 +74,7 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
         troubles(source, oids, sent.generated, sent.listed) if config.streams else {},
         under_roots(source, config, there) if config.streams else {},
         unlogged(source, there) if config.streams else {},
+        {name: published_tables(source, name) for name in both} if config.streams else {},
     )
     wanted = {t.oid: unread(config.table(t.id), facts.unsent(t)) for t in there}
     return replace(facts, missing=missing_rights(source, wanted))

@@ -13,12 +13,11 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.identity import remedy, sentence
-from cdc_assets.postgres.names import TableId, lake_column
+from cdc_assets.postgres.names import lake_column
 from cdc_assets.postgres.publications import (
     creation,
     placement,
     publication_of,
-    published_tables,
     refuse_partial_publication,
     removal,
 )
@@ -57,7 +56,7 @@ def table_findings(
     missing = facts.missing[found.oid]
     yield from missing
     if follows:
-        yield from _publishable(connection, config, found.id, found.oid, inserts_only=inserts_only)
+        yield from _publishable(connection, config, found, facts, inserts_only=inserts_only)
     try:
         if isinstance(parts := facts.heaps[found.id], TableProblem):
             raise parts
@@ -119,15 +118,20 @@ def _error(code: str, problem: TableProblem) -> Finding:
 
 
 def _publishable(
-    connection: Connection, config: SourceConfig, table: TableId, oid: int, *, inserts_only: bool
+    connection: Connection,
+    config: SourceConfig,
+    found: SourceTable,
+    facts: Facts,
+    *,
+    inserts_only: bool,
 ) -> Iterator[Finding]:
     """Whether this role can publish the table in its publication, if it isn't published yet."""
     name = publication_of(config.publication, inserts_only=inserts_only)
-    present = published_tables(connection, name)
+    table, present = found.id, facts.published[name]
     if present is None and not inserts_only:
         return  # publication_findings reports that
     other = publication_of(config.publication, inserts_only=not inserts_only)
-    moves = table in (published_tables(connection, other) or {})
+    moves = table in (facts.published[other] or {})
     needed, involved = list[str](), [name, *([other] if moves else [])]
     if present is None:
         needed.append(creation(connection, name, beside=config.publication))
@@ -141,7 +145,7 @@ def _publishable(
         " and not exists (select from pg_catalog.pg_publication p where p.pubname = any(%s)"
         " and not pg_has_role(p.pubowner, 'USAGE')), quote_ident(current_user)"
         " from pg_catalog.pg_class c where c.oid = %s",
-        (present is not None, involved, oid),
+        (present is not None, involved, found.oid),
     ).fetchone() or (True, "")
     if needed and not able:
         yield Finding(

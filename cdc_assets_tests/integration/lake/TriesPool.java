@@ -15,13 +15,24 @@ public class TriesPool {
         CountDownLatch held = new CountDownLatch(1);
         Future<?> quick = pool.submit(() -> pause(20));
         said("a task that is nearly done is waited for", quick.isDone());
-        Future<?> slow = pool.submit(() -> await(held));
-        said("one that goes on isn't done", !slow.isDone());
+        while (pool.getActiveCount() > 0) {
+            pause(1);
+        }
         AtomicBoolean ran = new AtomicBoolean();
         pool.execute(() -> ran.set(true));
         said("what nobody can ask has a moment", ran.get());
         pool.execute(() -> await(held));
         said("and no more than that", held.getCount() == 1);
+        CountDownLatch begun = new CountDownLatch(100);
+        long before = System.nanoTime();
+        for (int i = 0; i < 100; i++) {
+            pool.execute(() -> begun.countDown());
+        }
+        long millis = (System.nanoTime() - before) / 1_000_000;
+        begun.await();
+        said("and none beside others: " + millis + " ms", millis < 250);
+        Future<?> slow = pool.submit(() -> await(held));
+        said("one that goes on isn't done", !slow.isDone());
         Thread.currentThread().interrupt();
         boolean done = slow.isDone();
         said("an interruption ends the wait, and is kept", !done && Thread.interrupted());

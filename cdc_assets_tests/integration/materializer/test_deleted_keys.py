@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.lake.catalog.catalog import CATALOG
+from cdc_assets.lake.spark import session as sessions
+from cdc_assets.lake.spark.session import unshuffled
 from cdc_assets.lake.tables import listed
 from cdc_assets.materializer import winners
 from cdc_assets.materializer.actions import keys
@@ -156,3 +162,41 @@ def test_keys_near_the_least_of_their_type_are_found_in_truncated_partitions(
             source.catch_up()
             assert source.equal(CUT)
             assert source.equal(CUT_8)
+
+
+KEY = "spark.sql.iceberg.distribution-mode"
+TWO = "create table two (id int primary key); insert into two values (1), (2)"
+
+
+def test_a_distribution_that_a_user_has_chosen_stays(copied_lake: NewLake) -> None:
+    with copied_lake(TWO, "two") as source:
+        source.session.conf.set(KEY, "range")
+        for number in (1, 2):
+            source.execute(f"delete from two where id = {number}")
+            source.catch_up()
+        assert source.session.conf.get(KEY, None) == "range"
+
+
+def test_a_lost_reply_leaves_no_distribution(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with copied_lake(TWO, "two") as source:
+        conf = type(source.session.conf)
+        done = conf.set
+
+        def lost(self: Any, key: str, value: str) -> None:
+            done(self, key, value)
+            if key == KEY:
+                raise PySparkException("the reply is lost")
+
+        monkeypatch.setattr(conf, "set", lost)
+        with pytest.raises(PySparkException), unshuffled(source.session):
+            pass
+        assert source.session.conf.get(KEY, None) is None
+
+
+@pytest.mark.parametrize("version", ["1.12.0-SNAPSHOT", "1.12.0-amzn-0", "unknown"])
+def test_only_a_release_of_iceberg_is_known(version: str) -> None:
+    rows = SimpleNamespace(collect=lambda: [(version,)])
+    session = SimpleNamespace(sql=lambda _: rows)
+    assert sessions._iceberg(cast("SparkSession", session)) == ()

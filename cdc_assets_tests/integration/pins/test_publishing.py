@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from typing import Any
+
 import psycopg
 import pytest
 
@@ -9,9 +12,11 @@ from cdc_assets.config.addresses import source_dsn
 from cdc_assets.config.source import parse_config
 from cdc_assets.flusher import guard as guarding
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.states import TableState
 from cdc_assets.materializer.reread import rereader
 from cdc_assets.observe.status import collect
 from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.pins.enrol import described
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -198,3 +203,28 @@ def test_a_table_that_nobody_asks_for_any_more_costs_a_tick_nothing(
         pins.tick()
         pins.close()
     assert states(source)["public.u"] == "waiting"
+
+
+def test_a_partition_that_comes_while_tables_are_pinned_stops_no_other(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("""
+        create table a (id int primary key);
+        create table p (id int not null) partition by range (id);
+        alter table p replica identity full;
+        create foreign data wrapper w; create server s foreign data wrapper w;
+        create foreign table f (id int not null) server s;
+    """)
+    settings = {**source.settings("public.a", "public.p"), "snapshot": {"mode": "initial"}}
+    look = described
+
+    def then_attached(*given: Any) -> Any:
+        found = look(*given)
+        source.execute("alter table p attach partition f for values from (0) to (9)")
+        return found
+
+    monkeypatch.setattr("cdc_assets.pins.taking.described", then_attached)
+    with Pipeline.open(parse_config(settings, "test")) as pipeline, closing(Pins(pipeline)) as pins:
+        pins.prepare()
+        states = {row.table.name: row.state for row in pipeline.store.tables()}
+        assert states == {"a": TableState.COPYING, "p": TableState.WAITING}

@@ -10,6 +10,7 @@ import pytest
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.connect import connect
 from cdc_assets.readiness.source.enrolment import facts_of
 from cdc_assets.readiness.source.rights import missing_rights
 from cdc_assets.readiness.source.server import preflight
@@ -115,6 +116,34 @@ def test_what_is_asked_does_not_grow_with_the_tables(
     of_all = len(asked)
     facts_of(source.connection, _config(source), _TABLES[10:12])
     assert of_all == len(asked) - of_all
+
+
+def test_publications_are_read_once_for_all_tables(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute(f"{_ODD}; create publication {_config(source).publication} for table plain")
+    asked, execute = list[str](), psycopg.Cursor.execute
+
+    def counted(cursor: Any, query: Any, *given: Any, **more: Any) -> Any:
+        asked.append(str(query))
+        return execute(cursor, query, *given, **more)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", counted)
+
+    def times(*tables: TableId) -> int:
+        asked.clear()
+        config = _config(source)
+        some = [table for table in config.tables if table.id in tables]
+        preflight(source.connection, config, tables=some)
+        return sum("c.relispartition and p.pubviaroot" in query for query in asked)
+
+    assert times(*_TABLES) == times(*_TABLES[:2]) > 0
+
+
+def test_no_statement_of_ours_is_compiled(source: Bench) -> None:
+    """Over the catalogs of hundreds of tables that takes the source seconds, for tenths of one."""
+    with connect(source.dsn) as connection:
+        assert connection.execute("show jit").fetchone() == ("off",)
 
 
 def test_a_column_that_one_table_leaves_out_is_wanted_of_the_others(source: Bench) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -255,6 +256,19 @@ def test_a_daemon_looks_at_freshness_each_minute_or_as_it_is_told(
         timeout=120,
     )
     assert int(done.stdout) == (kept.FRESHNESS_SECONDS if told is None else int(told))
+
+
+def test_a_dagster_with_another_freshness_daemon_is_left_as_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Another:
+        def __init__(self, interval_seconds: int = 30, jitter: int = 0) -> None:
+            self.given = interval_seconds, jitter
+
+    for module in (SimpleNamespace(FreshnessDaemon=Another), SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, kept._FRESHNESS, module)
+        with dg.DagsterInstance.from_config(str(folder)):
+            assert Another().given == (30, 0)
 
 
 def test_nothing_is_written_of_assets_without_a_freshness_policy(

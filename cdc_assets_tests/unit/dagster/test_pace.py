@@ -89,17 +89,17 @@ def test_without_threads_no_tick_waits() -> None:
 
 
 def test_a_dear_look_is_repeated_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "WAIT_SECONDS", 1.5)
+    monkeypatch.setattr(pace, "WAIT_SECONDS", 5.0)
     looks: list[None] = []
 
     @patient
     def tick(_: dg.SensorEvaluationContext) -> None:
         looks.append(None)
-        time.sleep(0.03)
+        time.sleep(0.1)
         raise NotYet("no table is copied yet")
 
     tick(THREADS)
-    assert len(looks) == 2  # the second one 30 × 0.03 s later; a third one would end too late
+    assert len(looks) == 2  # the second one 30 × 0.1 s later; a third one would end too late
 
 
 def test_ticks_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -350,7 +352,7 @@ def test_sensors_that_tick_together_look_at_the_source_once(
         return looks[-1]
 
     monkeypatch.setattr(sessions, "collect", collect)
-    monkeypatch.setattr(sessions, "_looks", type(sessions._looks)(sessions._Look))
+    monkeypatch.setattr(sessions, "_looks", {})
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     pipeline = cast("Pipeline", SimpleNamespace(config=CONFIG))
 
@@ -369,3 +371,23 @@ def test_sensors_that_tick_together_look_at_the_source_once(
         sessions.status_of(pipeline, "acts")
     assert told("b") is looks[4]
     assert sessions.status_of(pipeline, "acts") is looks[5]
+
+
+def test_no_sensor_waits_for_another_ones_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(3)
+
+    def collect(_pipeline: object) -> object:
+        together.wait(20)  # a source that hangs, for each of them
+        raise psycopg.OperationalError("gone")
+
+    monkeypatch.setattr(sessions, "collect", collect)
+    monkeypatch.setattr(sessions, "_looks", {})
+    pipeline = cast("Pipeline", SimpleNamespace(config=CONFIG))
+
+    def look(sensor: str) -> object:
+        return sessions.status_of(pipeline, sensor, within_seconds=sessions.LOOK_SECONDS)
+
+    with ThreadPoolExecutor(3) as threads:
+        looks = [threads.submit(look, sensor) for sensor in ("a", "b", "c")]
+        errors = [one.exception() for one in looks]
+    assert [type(error) for error in errors] == [psycopg.OperationalError] * 3
