@@ -5,7 +5,6 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RunnableFuture;
-import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -20,9 +19,10 @@ import java.util.concurrent.TimeoutException;
 public class PromptPool extends ThreadPoolExecutor {
     private static final long WHILE_MILLIS = 100, MOMENT_MILLIS = 5, IDLE_SECONDS = 2;
 
-    /** An idle thread ends soon: it keeps the Spark session that it was made under. */
-    public PromptPool(int threads, ThreadFactory made) {
-        super(threads, threads, IDLE_SECONDS, TimeUnit.SECONDS, new LinkedBlockingQueue(), made);
+    /** As large as another. An idle thread ends soon: it keeps the Spark session it was made under. */
+    public PromptPool(ThreadPoolExecutor like) {
+        super(like.getCorePoolSize(), like.getCorePoolSize(), IDLE_SECONDS, TimeUnit.SECONDS,
+              new LinkedBlockingQueue(), like.getThreadFactory());
         allowCoreThreadTimeOut(true);
     }
 

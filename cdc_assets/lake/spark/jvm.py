@@ -8,7 +8,7 @@ by the compiler that Spark has for its own code.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -56,7 +56,7 @@ def _write_plain_files(spark: Any) -> None:
 def _set_modes_without_processes(spark: Any) -> None:
     """Set the mode of a local file by a system call: a fork costs 5 ms, and a merge has a dozen."""
     jvm, context = spark.sparkContext._jvm, spark.sparkContext._jsc
-    raw = _made(spark, "SystemCalls", {})
+    raw = _constructor(spark, "SystemCalls").newInstance(_array(spark, jvm.java.lang.Object))
     raw.initialize(jvm.java.net.URI("file:///"), context.hadoopConfiguration())
     within = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FilterFileSystem")
     _set(within.getDeclaredField("fs"), _local_files(spark), raw)
@@ -68,20 +68,13 @@ def _see_results_at_once(spark: Any) -> None:
     shared = iceberg.util.ThreadPools.getWorkerPool()
     inner = shared.getClass().getDeclaredField("e")
     inner.setAccessible(True)
-    replaced = inner.get(shared)
-    integer, factory = jvm.java.lang.Integer.TYPE, "java.util.concurrent.ThreadFactory"
-
-    def prompt() -> Any:
-        given = {
-            integer: replaced.getCorePoolSize(),
-            jvm.java.lang.Class.forName(factory): replaced.getThreadFactory(),
-        }
-        return _made(spark, "PromptPool", given)
-
-    inner.set(shared, prompt())
-    # Tasks of the one may wait for tasks of the other.
+    given = _array(spark, jvm.java.lang.Object, inner.get(shared))
+    executor = jvm.java.lang.Class.forName("java.util.concurrent.ThreadPoolExecutor")
+    prompt = _constructor(spark, "PromptPool", executor)
+    inner.set(shared, prompt.newInstance(given))
+    # Another one: tasks of the first may wait for tasks of this.
     deletes = _loader(spark).loadClass("org.apache.iceberg.hadoop.HadoopFileIO")
-    _set(deletes.getDeclaredField("executorService"), None, prompt())
+    _set(deletes.getDeclaredField("executorService"), None, prompt.newInstance(given))
 
 
 def _forget_closed_readers(spark: Any) -> None:
@@ -122,15 +115,14 @@ def _local_files(spark: Any) -> Any:
     return jvm.org.apache.hadoop.fs.FileSystem.get(place, context.hadoopConfiguration())
 
 
-def _made(spark: Any, name: str, arguments: Mapping[Any, Any]) -> Any:
-    """An object of the class ``name``, of this folder's source; ``arguments`` by their types."""
+def _constructor(spark: Any, name: str, *types: Any) -> Any:
+    """That of the class ``name``, of this folder's source, which takes such arguments."""
     jvm = spark.sparkContext._jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(_loader(spark))
     compiler.cook((resources.files(__package__) / f"{name}.java").read_text())
     made = compiler.getClassLoader().loadClass(name)
-    makes = made.getConstructor(_array(spark, jvm.java.lang.Class, arguments))
-    return makes.newInstance(_array(spark, jvm.java.lang.Object, arguments.values()))
+    return made.getConstructor(_array(spark, jvm.java.lang.Class, *types))
 
 
 def _loader(spark: Any) -> Any:
@@ -143,7 +135,7 @@ def _set(field: Any, of: Any, value: Any) -> None:
     field.set(of, value)
 
 
-def _array(spark: Any, kind: Any, values: Collection[Any]) -> Any:
+def _array(spark: Any, kind: Any, *values: Any) -> Any:
     array = spark.sparkContext._gateway.new_array(kind, len(values))
     for place, value in enumerate(values):
         array[place] = value

@@ -5,13 +5,14 @@ import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 
 /** What Iceberg relies on, of its tasks and their pool; prints what is so. */
 public class TriesPool {
     public static void main(String[] none) throws Exception {
-        PromptPool pool = new PromptPool(4, Executors.defaultThreadFactory());
+        PromptPool pool = new PromptPool((ThreadPoolExecutor) Executors.newFixedThreadPool(4));
         CountDownLatch held = new CountDownLatch(1);
         Future<?> quick = pool.submit(() -> pause(20));
         said("a task that is nearly done is waited for", quick.isDone());

@@ -78,6 +78,19 @@ def _config(source: Bench) -> SourceConfig:
     return parse_config(settings, "test")
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements so far."""
+    found, execute = list[str](), psycopg.Cursor.execute
+
+    def noted(cursor: Any, query: Any, *given: Any, **more: Any) -> Any:
+        found.append(str(query))
+        return execute(cursor, query, *given, **more)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    return found
+
+
 def test_each_of_many_tables_is_judged_as_if_it_were_alone(source: Bench) -> None:
     source.execute(_ODD)
     config = _config(source)
@@ -101,34 +114,17 @@ def test_each_of_many_tables_is_judged_as_if_it_were_alone(source: Bench) -> Non
         assert [f for f in findings if f.table == wanted.name] == [f for f in found if f.table]
 
 
-def test_what_is_asked_does_not_grow_with_the_tables(
-    source: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_asked_does_not_grow_with_the_tables(source: Bench, asked: list[str]) -> None:
     source.execute(_ODD)
-    asked, execute = list[str](), psycopg.Cursor.execute
-
-    def counted(cursor: Any, query: Any, *given: Any, **more: Any) -> Any:
-        asked.append(str(query))
-        return execute(cursor, query, *given, **more)
-
-    monkeypatch.setattr(psycopg.Cursor, "execute", counted)
+    asked.clear()
     facts_of(source.connection, _config(source), _TABLES)
     of_all = len(asked)
     facts_of(source.connection, _config(source), _TABLES[10:12])
     assert of_all == len(asked) - of_all
 
 
-def test_publications_are_read_once_for_all_tables(
-    source: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publications_are_read_once_for_all_tables(source: Bench, asked: list[str]) -> None:
     source.execute(f"{_ODD}; create publication {_config(source).publication} for table plain")
-    asked, execute = list[str](), psycopg.Cursor.execute
-
-    def counted(cursor: Any, query: Any, *given: Any, **more: Any) -> Any:
-        asked.append(str(query))
-        return execute(cursor, query, *given, **more)
-
-    monkeypatch.setattr(psycopg.Cursor, "execute", counted)
 
     def times(*tables: TableId) -> int:
         asked.clear()
