@@ -15,7 +15,7 @@ from cdc_assets.dagster.assets.health import health_asset
 from cdc_assets.dagster.assets.lake import lake_assets
 from cdc_assets.dagster.assets.maintenance import maintenance_assets
 from cdc_assets.dagster.assets.postgres import source_spec
-from cdc_assets.dagster.assets.snapshot import snapshot_asset
+from cdc_assets.dagster.assets.snapshot import snapshot_assets
 from cdc_assets.dagster.assets.staged_log import staged_log_spec
 from cdc_assets.dagster.checks.ready import ready_checks
 from cdc_assets.dagster.checks.sample import sample_checks
@@ -67,7 +67,7 @@ def build_defs(
         assets=[
             *(source_spec(names) for names in tables),
             *(staged_log_spec(names) for names in tables),
-            *(snapshot_asset(names) for names in tables),
+            snapshot_assets(config),
             lake_assets(config),
             maintenance_assets(config),
             health_asset(config),

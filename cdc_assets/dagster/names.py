@@ -115,11 +115,6 @@ class TableAssets:
             **more,
         )
 
-    @property
-    def op_suffix(self) -> str:
-        """Unique among the operations of a code location."""
-        return "__".join(self.source.path[1:])
-
 
 def all_tables(config: SourceConfig) -> list[TableAssets]:
     """The names of every configured table, in the configuration's order."""

@@ -1,140 +1,173 @@
-"""The copy of a table as a Dagster asset: one partition a chunk.
+"""The copies of all tables as Dagster assets: one a table, and one partition a chunk.
 
-A run copies chunks of one table, or several tables whole. Such a run has no partitions itself, and
-its first step copies all of them in one Spark job; the others find theirs copied, or what is wrong
-with it. Partitions are marked as they land, so that the UI shows the copy while it runs; the asset
-is skippable, or Dagster would mark every partition once more at the end. Reading, writing and what
-a restart may trust are in ``snapshot.coordinator``.
+A run copies chunks of one table, or several tables whole, in one Spark job. Such a run has no
+partitions itself: their tables' have nothing in common. Partitions are marked as they land, so that
+the UI shows the copy while it runs; the assets are skippable, or Dagster would mark every partition
+once more at the end. Reading, writing and what a restart may trust are in ``snapshot.coordinator``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import dagster as dg
 from pyspark.sql import SparkSession
 
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
 from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
-from cdc_assets.errors import CdcError, CopyRestarted, Fenced, first_line
+from cdc_assets.errors import (
+    CdcError,
+    CopyRestarted,
+    Fenced,
+    TableProblem,
+    TablesFailed,
+    first_line,
+)
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.log.copies.chunks import ChunkProgress
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.waits import locked
+from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.snapshot.coordinator import copy_table, copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
 
 # Of several tables at once, a line in the run's log.
 _SAY_SECONDS = 5.0
-# The runs, of which a process has one, whose tables were copied together: which failed, and why.
-_together: dict[str, Mapping[TableId, CdcError]] = {}
 
 
-def snapshot_asset(names: TableAssets) -> dg.AssetsDefinition:
+def snapshot_spec(names: TableAssets) -> dg.AssetSpec:
     """``snapshot/<source>/<schema>/<table>``, partitioned by ctid range."""
-    config, resource = names.config, f"spark_{names.config.name}"
+    return names.spec(
+        names.snapshot,
+        {"postgres", "spark", "iceberg"},
+        f"The first copy of {names.table}, read in ranges of pages under one exported"
+        " snapshot. A range that has landed isn't copied again.",
+        deps=[names.source],
+        partitions_def=names.partitions,
+        skippable=True,
+    )
+
+
+def snapshot_assets(config: SourceConfig) -> dg.AssetsDefinition:
+    """The operation ``copy_<source>`` over the copy of every table."""
+    resource = f"spark_{config.name}"
+    tables = all_tables(config)
 
     @dg.multi_asset(
-        name=f"copy_{names.op_suffix}",
-        specs=[
-            names.spec(
-                names.snapshot,
-                {"postgres", "spark", "iceberg"},
-                f"The first copy of {names.table}, read in ranges of pages under one exported"
-                " snapshot. A range that has landed isn't copied again.",
-                deps=[names.source],
-                partitions_def=names.partitions,
-                skippable=True,
-            )
-        ],
-        partitions_def=names.partitions,
+        name=f"copy_{config.name}",
+        specs=[snapshot_spec(names) for names in tables],
+        can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys={resource},
     )
     @run_of(config)
     def copy(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        some = context.has_partition_key or context.has_partition_key_range
-        selected = set(context.partition_keys) if some else None
-        marked: set[str] = set()
-
-        def mark(chunks: Iterable[ChunkProgress]) -> None:
-            for chunk in chunks:
-                if (selected is None or chunk.key in selected) and chunk.key not in marked:
-                    marked.add(chunk.key)
-                    context.log_event(
-                        dg.AssetMaterialization(
-                            names.snapshot, partition=chunk.key, metadata=chunk_metadata(chunk)
-                        )
-                    )
-
-        def on_progress(progress: CopyProgress) -> None:
-            context.log.info(progress.sentence)
-            mark(progress.landed)
-
-        asked = "all chunks" if selected is None else f"{len(selected)} chunks"
-        context.log.info("%s: %s asked for", names.table, asked)
+        selected = [names for names in tables if names.snapshot in context.selected_asset_keys]
         session = spark_session(getattr(context.resources, resource), config)
         with Pipeline.open(config) as pipeline:
             pipeline.store.lock(run_lock(context.run.run_id))
-            failed: Mapping[TableId, CdcError] = {}
-            if selected is None:
-                failed = _copy_together(context, pipeline, session)
-                # The sensor may have marked some of them meanwhile.
-                marked |= context.instance.get_materialized_partitions(names.snapshot)
-            try:
-                if names.table in failed:
-                    raise failed[names.table]
-                plan = copy_table(
-                    pipeline, session, names.table, only=selected, on_progress=on_progress
-                )
-            except (CopyRestarted, Fenced) as error:
-                # Nothing is wrong: the sensor asks for another run once the table is pinned again.
-                context.log.warning("%s", error)
-                return
-        # Chunks that an earlier run landed, but didn't live to report.
-        mark(chunk for chunk in plan if chunk.state == "landed")
+            _Copying(context, pipeline, session).copy(selected)
         yield from ()
 
     return copy
 
 
-def _copy_together(
-    context: dg.AssetExecutionContext, pipeline: Pipeline, session: SparkSession
-) -> Mapping[TableId, CdcError]:
-    """Copy every table of the run, unless a step before did; returns those that failed, and why.
+class _Copying:
+    """What one run copies."""
 
-    Not where each step has a process of its own, which would do so again. Tables that somebody has
-    locked are left to their own steps: each would hold one of Spark's cores until the lock goes.
-    """
-    if context.job_def.executor_def.name != dg.in_process_executor.name:
-        return {}
-    if (run := context.run.run_id) in _together:
-        return _together[run]
-    _together[run] = {}
-    asked = context.run.asset_selection or ()
-    tables = [names.table for names in all_tables(pipeline.config) if names.snapshot in asked]
-    with pipeline.connect_source("copy") as source:
-        away = locked(source, tables)
-    tables = [table for table in tables if table not in away]
-    began, said, landed = time.monotonic(), time.monotonic(), set[TableId]()
+    def __init__(
+        self, context: dg.AssetExecutionContext, pipeline: Pipeline, session: SparkSession
+    ) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._session = session
+        some = context.has_partition_key or context.has_partition_key_range
+        self._only = frozenset(context.partition_keys) if some else None
+        self._marked: dict[dg.AssetKey, set[str]] = {}
 
-    def on_progress(progress: CopyProgress) -> None:
-        nonlocal said
-        landed.add(progress.table)
-        now = time.monotonic()
-        if now - said >= _SAY_SECONDS or len(landed) == len(tables):
-            said = now
-            context.log.info(
-                "%s of the %s tables of this run have landed, %.0f s",
-                len(landed),
-                len(tables),
-                now - began,
-            )
+    def copy(self, tables: Sequence[TableAssets]) -> None:
+        """Try each of ``tables``; raises TablesFailed, or the error of the only one."""
+        failed = self._together(tables) if len(tables) > 1 else {}
+        problems = list[TableProblem]()
+        for names in tables:
+            try:
+                if names.table in failed:
+                    raise failed[names.table]
+                self._alone(names)
+            except (CopyRestarted, Fenced) as error:
+                # Nothing is wrong: the sensor asks for another run once the table is pinned again.
+                self._context.log.warning("%s", error)
+            except Exception as error:  # one table's: the others are copied
+                if len(tables) == 1 or lost_server(error):
+                    raise
+                said = explained(error, self._pipeline.config)
+                if not isinstance(said, TableProblem):
+                    said = TableProblem(names.table, str(said))
+                self._context.log.warning("%s", said)
+                problems.append(said)
+        if problems:
+            raise TablesFailed(problems)
 
-    try:
-        _together[run] = copy_tables(pipeline, session, tables, on_progress=on_progress)
-    except Exception as error:  # noqa: BLE001 - the step of the table that is to blame shows it
-        context.log.warning("Each table is now copied by itself: %s", first_line(error))
-    return _together[run]
+    def _alone(self, names: TableAssets) -> None:
+        def on_progress(progress: CopyProgress) -> None:
+            self._context.log.info(progress.sentence)
+            self._mark(names, progress.landed)
+
+        asked = "all chunks" if self._only is None else f"{len(self._only)} chunks"
+        self._context.log.info("%s: %s asked for", names.table, asked)
+        plan = copy_table(
+            self._pipeline, self._session, names.table, only=self._only, on_progress=on_progress
+        )
+        # Chunks that an earlier run landed, but didn't live to report.
+        self._mark(names, (chunk for chunk in plan if chunk.state == "landed"))
+
+    def _together(self, tables: Sequence[TableAssets]) -> Mapping[TableId, CdcError]:
+        """Copy ``tables`` in one job; returns those that failed, and why.
+
+        Tables that somebody has locked are left to be copied alone: each would hold one of Spark's
+        cores until the lock goes.
+        """
+        with self._pipeline.connect_source("copy") as source:
+            away = locked(source, [names.table for names in tables])
+        by_table = {names.table: names for names in tables if names.table not in away}
+        began, said, landed = time.monotonic(), time.monotonic(), set[TableId]()
+
+        def on_progress(progress: CopyProgress) -> None:
+            nonlocal said
+            landed.add(progress.table)
+            now = time.monotonic()
+            if now - said >= _SAY_SECONDS or len(landed) == len(by_table):
+                said = now
+                self._context.log.info(
+                    "%s of the %s tables of this run have landed, %.0f s",
+                    len(landed),
+                    len(by_table),
+                    now - began,
+                )
+
+        try:
+            return copy_tables(self._pipeline, self._session, by_table, on_progress=on_progress)
+        except Exception as error:  # noqa: BLE001 - the table that is to blame shows it alone
+            self._context.log.warning("Each table is now copied by itself: %s", first_line(error))
+            return {}
+
+    def _mark(self, names: TableAssets, chunks: Iterable[ChunkProgress]) -> None:
+        """Mark chunks as landed, each once."""
+        key, instance = names.snapshot, self._context.instance
+        if key not in self._marked:
+            # The sensor, or an earlier run, may have marked some of them.
+            known = instance.get_materialized_partitions(key) if self._only is None else set()
+            self._marked[key] = set(known)
+        marked = self._marked[key]
+        for chunk in chunks:
+            if (self._only is None or chunk.key in self._only) and chunk.key not in marked:
+                marked.add(chunk.key)
+                self._context.log_event(
+                    dg.AssetMaterialization(
+                        key, partition=chunk.key, metadata=chunk_metadata(chunk)
+                    )
+                )

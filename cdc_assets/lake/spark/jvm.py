@@ -1,7 +1,7 @@
 """What Spark, Hadoop and Iceberg would rather not do in the JVM of our server.
 
 Each mend reaches for what is private to them, so it may fail in another version: it is said in the
-server's log, and everything works without, as it did. The two classes in Java are compiled there,
+server's log, and everything works without, as it did. The classes in Java are compiled there,
 by the compiler that Spark has for its own code.
 """
 
@@ -91,6 +91,12 @@ def _forget_closed_readers(spark: Any) -> None:
     _set(children, root, makes.weakKeys().weakValues().makeMap())
 
 
+def _forget_ended_pools(spark: Any) -> None:
+    """Let the JVM collect the pool of each compaction, and the session that it was made under."""
+    nothing = _array(spark, spark.sparkContext._jvm.java.lang.Object)
+    _constructor(spark, "EndedPools").newInstance(nothing).start()
+
+
 def _end_idle(spark: Any, name: str) -> None:
     """Have idle threads of one of Spark's pools end soon, and with them what they keep."""
     java = spark.sparkContext._jvm.java
@@ -105,6 +111,7 @@ _MENDS: dict[str, Callable[[Any], None]] = {
     "each local file takes a process": _set_modes_without_processes,
     "each commit of Iceberg's sleeps": _see_results_at_once,
     "each read of a file takes some of Spark's heap": _forget_closed_readers,
+    "each compaction takes some of Spark's heap": _forget_ended_pools,
 }
 
 

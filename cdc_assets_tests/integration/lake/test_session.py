@@ -208,6 +208,27 @@ def test_connections_of_closed_sessions_to_the_catalog_end(
         assert source.rows(TableId("public", "t")) == [(1,), (2,)]
 
 
+def test_sessions_that_compacted_leave_nothing_in_the_jvm(
+    copied_lake: NewLake, spark_server: SparkServer
+) -> None:
+    """Iceberg's hook for each compaction's pool kept the session: for good, with its catalog."""
+    with copied_lake("create table t (id int primary key)", "t") as source:
+        source.execute("insert into t values (1)")
+        source.catch_up()
+        name = source.lake_table(TableId("public", "t")).procedure_name
+        compact = (
+            f"call {catalog.CATALOG}.system.rewrite_data_files(table => {name},"
+            " options => map('rewrite-all', 'true'))"
+        )
+        state = "org.apache.spark.sql.internal.SessionState"
+        before = instances(spark_server, state)
+        for _ in range(3):
+            session = open_session(source.config)
+            session.sql(compact).collect()
+            session.stop()
+        wait_for(lambda: instances(spark_server, state) <= before)
+
+
 def test_reads_of_files_leave_nothing_in_the_jvm(
     copied_lake: NewLake, spark_server: SparkServer
 ) -> None:

@@ -59,6 +59,15 @@ def test_a_table_is_four_assets_with_lineage_from_source_to_lake_and_one_of_its_
     }
 
 
+def test_the_number_of_operations_is_not_that_of_the_tables() -> None:
+    """Else a run pays for each table's, and a run of many tables has a step for each."""
+    job = build_defs(_config("public.a", "public.b")).get_repository_def().get_job("__ASSET_JOB")
+    assert {node.name for node in job.nodes} == {
+        *("copy_src", "materialize_src", "maintain_src", "health__src"),
+        *("check_src", "ready_src", "sample_src"),
+    }
+
+
 def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     from cdc_assets.definitions import defs
 
