@@ -56,6 +56,13 @@ _START = """mutation ($selector: SensorSelector!) { startSensor(sensorSelector: 
   ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
 
 
+_BACKFILL = """mutation ($assets: [PartitionsByAssetSelector!]) {
+  launchPartitionBackfill(backfillParams: {partitionsByAssets: $assets}) {
+  ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
+_BACKFILLED = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  ... on PartitionBackfill { status } } }"""
+
+
 @pytest.fixture(scope="module")
 def folder(public_directory: Path) -> Path:
     folder = public_directory / "dev"
@@ -165,6 +172,25 @@ def test_the_mart_is_built_by_itself_and_no_tick_has_failed(server: DevServer) -
         for name, state in _sensors(server).items()
     }
     assert not any(errors.values()), errors
+
+
+def test_copies_of_several_tables_are_materialized_by_hand(server: DevServer) -> None:
+    paths = [
+        ["snapshot", "shop", "public", "pgbench_accounts"],
+        ["snapshot", "shop", "shop", "orders"],
+    ]
+    asked = server.ask(_BACKFILL, assets=[{"assetKey": {"path": path}} for path in paths])
+    backfill = asked["launchPartitionBackfill"]["backfillId"]
+
+    def over() -> str | None:
+        status: str = server.ask(_BACKFILLED, id=backfill)["partitionBackfillOrError"]["status"]
+        return None if status == "REQUESTED" else status
+
+    before = time.time()
+    assert server.until("the backfill", over, 120 * PATIENCE) == "COMPLETED_SUCCESS"
+    for path in paths:
+        last = _assets(server, "snapshot")[path[-1]]["assetMaterializations"][0]
+        assert float(last["timestamp"]) / 1000 > before
 
 
 def test_a_person_sees_catalog_lineage_and_partitions(server: DevServer, page: Page | None) -> None:
