@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -84,6 +84,8 @@ class Progress:
     bytes_by_table: Counter[str] = field(default_factory=Counter)
     troubles: dict[str, str] = field(default_factory=dict)
     """Problems beside the stream, by the thread that has them."""
+    on_state: Callable[[], None] = lambda: None
+    """Called when the state has changed, in the thread that changed it."""
     _stuck_at: Lsn | None = None
 
     @property
@@ -115,6 +117,7 @@ class Progress:
             self.last_error = error if isinstance(error, str) else first_line(error)
         if state != self.state:
             self.state, self.since = state, datetime.now(UTC)
+            self.on_state()
 
     def note(self, thread: str, trouble: str | None) -> None:
         """Note what a thread beside the stream can't do, or (None) that it can again."""

@@ -50,21 +50,31 @@ class HelperThread:
         self._note = note
         self._trouble: str | None = None
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def soon(self) -> None:
+        """Have the next step begin now, and not when its time comes."""
+        self._wake.set()
+
     def close(self) -> bool:
         """Ask it to end and wait a little; returns whether it has."""
         self._stop.set()
+        self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         wait = self._seconds
-        while not self._stop.wait(wait):
+        while True:
+            self._wake.wait(wait)
+            if self._stop.is_set():
+                break
+            self._wake.clear()
             if self._tried(self._step):
                 self._is_well()
                 wait = self._seconds

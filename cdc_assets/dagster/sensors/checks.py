@@ -87,6 +87,7 @@ class Memory:
         self._asked_at, self._token = 0.0, ""
         self._done = dict[dg.AssetKey, tuple[Look, float]]()
         self._failed = frozenset[dg.AssetKey]()
+        self.has_ticked = False
         self.was_ready = False
         """Whether every source table is known to have been looked at before its copy."""
 
@@ -147,7 +148,7 @@ def checks_sensor(
         job=job,
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Has the checks run: of the source at once, of a table after its copy, then of"
+        description="Has the checks run: of the source first, of a table after its copy, then of"
         " those that changed every ten minutes, and of the others twice a day.",
     )
     @skipped
@@ -158,6 +159,9 @@ def checks_sensor(
             active = bool(active_runs(instance, pipeline.store, tags))
             asking = bool(active_runs(instance, pipeline.store, first_tags))
             if not asking and not memory.was_ready and (asked := _never_asked(instance, tables)):
+                if not memory.has_ticked and pipeline.store.flushed_lsn() is None:
+                    memory.has_ticked = True
+                    return dg.SkipReason("Waiting for the flusher's look at the source.")
                 return dg.RunRequest(asset_selection=[], asset_check_keys=asked, tags=first_tags)
             memory.was_ready = not asking
             states = {row.table: row.state for row in pipeline.store.tables()}

@@ -2,6 +2,9 @@
 
 It keeps only what the configuration asks for. A tick doesn't wait: it starts what is down (each
 with its own back-off) and reports what is up. All of it ends with the code server.
+
+At a source's first start Spark leaves the processors to the flusher, which makes the slot, for a
+moment: until there is something to copy (``snapshot``), or the second tick.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ import dagster as dg
 
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.sensors.pace import PACE_SECONDS
-from cdc_assets.errors import SparkProblem, TableProblem
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, reachable
+from cdc_assets.dagster.sensors.sessions import session
+from cdc_assets.errors import CdcError, SparkProblem, TableProblem
 from cdc_assets.lake.spark.session import server
+from cdc_assets.log.states import TableState
 from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import connect
@@ -50,7 +55,32 @@ def demo_is_made(config: SourceConfig) -> bool:
 _made: set[str] = set()
 
 
+def start_spark(config: SourceConfig) -> None:
+    """Start the local Spark server unless it runs, or there is none; returns at once."""
+    if config.spark.remote is None:
+        server(config).start()
+
+
+def _leaves_first(config: SourceConfig) -> bool:
+    """Whether this is the first tick, and the source's tables have yet to be pinned."""
+    if config.name in _ticked or config.postgres.embedded:  # a database takes longer to be made
+        return False
+    _ticked.add(config.name)
+    try:
+        with reachable(config), session(config, "services sensor") as pipeline:
+            states = {row.state for row in pipeline.store.tables()}
+            return states <= {TableState.WAITING, TableState.PARKED}
+    except (NotYet, CdcError):  # there is no log yet, or nobody can have one now
+        return True
+
+
+# Sources that had a tick in this process.
+_ticked: set[str] = set()
+
+
 def _spark(config: SourceConfig) -> str:
+    if _leaves_first(config):
+        return "Spark starts once a table is pinned"
     spark = server(config)
     status = spark.start()
     if not status.running:

@@ -26,6 +26,7 @@ from cdc_assets.dagster.sensors.runs import (
     past_runs,
     wait_seconds,
 )
+from cdc_assets.dagster.sensors.services import start_spark
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
 from cdc_assets.log.states import TableState
@@ -119,6 +120,8 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
     @patient
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         copies, at_work = _look(context.instance, config, tables)
+        if any(copy.state == TableState.COPYING for copy in copies):
+            start_spark(config)
         return _result(config, copies, at_work)
 
     return tick

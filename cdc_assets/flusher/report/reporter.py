@@ -60,6 +60,7 @@ class Health:
         self._thread = HelperThread(
             "health", self._step, PROBE_SECONDS, at_end=self._last, note=progress.note
         )
+        progress.on_state = self._thread.soon
 
     def start(self) -> None:
         self._thread.start()

@@ -57,6 +57,19 @@ def test_no_error_ends_it_and_each_is_noted_until_it_is_over(
     ]
 
 
+def test_a_step_that_is_wanted_soon_waits_for_no_time() -> None:
+    steps = threading.Semaphore(0)
+    thread = HelperThread("health", steps.release, 60.0)
+    progress = Progress(on_state=thread.soon)
+    thread.start()
+    assert not steps.acquire(timeout=0.05)
+    progress.enter("streaming")
+    assert steps.acquire(timeout=20)
+    progress.enter("streaming")
+    assert not steps.acquire(timeout=0.05)
+    assert thread.close()
+
+
 class _AskedMeanwhile:
     """A level beyond everything; while it is compared another thread asks the probe, too."""
 
