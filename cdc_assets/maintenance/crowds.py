@@ -10,7 +10,6 @@ between would hardly be seen there.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 
@@ -56,11 +55,10 @@ class _Left:
 
 
 class Crowds:
-    """How the tables of a worker were left; for its threads."""
+    """How the tables of a worker were left. One at a time is put together."""
 
     def __init__(self) -> None:
         self._left: dict[TableId, _Left] = {}
-        self._one = threading.Lock()
         self._rests_until = 0.0
 
     def is_crowd(self, table: TableId, data_files: int, merges: int) -> bool:
@@ -72,21 +70,19 @@ class Crowds:
         is_spread = data_files - left.seen > _SPREAD * merges
         left.seen = data_files
         rests = time.monotonic() < max(left.until, self._rests_until)
-        return data_files - left.files >= CROWD and not (is_spread or rests or self._one.locked())
+        return data_files - left.files >= CROWD and not (is_spread or rests)
 
     def thin_out(self, pipeline: Pipeline, session: SparkSession, table: TableId) -> None:
-        """Put tiny files of ``table``, which are a crowd, together; one table at a time.
+        """Put tiny files of ``table``, which are a crowd, together.
 
         Takes the table's writer lock. Whatever prevents it is left to maintenance; raises
         PySparkException only if the Spark server is lost.
         """
-        left = self._left[table]
-        with self._one:
-            began = time.monotonic()
-            left.files = left.seen = self._thinned(pipeline, session, table, left.seen)
-            now = time.monotonic()
-            left.until = now + max(_PAUSE_SECONDS, _PAUSES * (now - began))
-            self._rests_until = now + _RESTS * (now - began)
+        left, began = self._left[table], time.monotonic()
+        left.files = left.seen = self._thinned(pipeline, session, table, left.seen)
+        now = time.monotonic()
+        left.until = now + max(_PAUSE_SECONDS, _PAUSES * (now - began))
+        self._rests_until = now + _RESTS * (now - began)
 
     @staticmethod
     def _thinned(pipeline: Pipeline, session: SparkSession, table: TableId, data_files: int) -> int:

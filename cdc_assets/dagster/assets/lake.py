@@ -143,6 +143,8 @@ class Rounds:
         self._say_who_cant()
         quiet_since = time.monotonic()
         while not (over := self._over()) or self._turns.busy:
+            if over:
+                self._turns.end()
             pending = [] if over else self._pending()
             for table in [table for table in pending if table in self._new]:
                 self._introduce(table)

@@ -36,6 +36,15 @@ def sessions_beside(
         yield sessions
 
 
+def leave(session: SparkSession) -> None:
+    """Have ``session`` stop without a word to its server, which is lost.
+
+    Each would try for as long as a request is repeated. If the server is there again, it forgets
+    the session after an hour.
+    """
+    vars(session)["release_session_on_close"] = False
+
+
 def _another(session: SparkSession, config: SourceConfig) -> SparkSession:
     clone: SparkSession = session.cloneSession()  # type: ignore[attr-defined]
     # PySpark 4.1 doesn't set this, and a session can't be stopped without it.

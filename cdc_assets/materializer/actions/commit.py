@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc_assets.lake.lineage import count, said
 from cdc_assets.lake.publish import append, published
 from cdc_assets.lake.spark.session import unshuffled
 from cdc_assets.lake.state import LakeState
@@ -31,6 +32,7 @@ _KEYS = "cdc_keys"
 _VECTORS = 3
 # Iceberg splits no table into tasks of fewer bytes, so that one of these reads each file.
 _SMALL_BYTES = 16 * 2**20
+_DISTRIBUTIONS = {"write.delete.distribution-mode", "write.merge.distribution-mode"}
 # How appended files are compressed: for speed where they aren't sent anywhere, since every merge
 # reads the keys of all files, and compaction soon writes them anew as the table's property says.
 _CODEC, _LEVEL = "compression-codec", "compression-level"
@@ -110,15 +112,17 @@ def commit(change: Change, *, delete: Deletion | None = None, new: DataFrame | N
 
 
 def _is_small(loaded: Table) -> bool:
-    """Whether each task that deletes writes few vectors, and no other of the same files."""
+    """Whether each task that deletes writes few vectors, and no other of the same files.
+
+    Not where somebody has chosen how this table's deletes are distributed.
+    """
     snapshot = loaded.current_snapshot()
-    summary = snapshot.summary if snapshot is not None else None
-    size = summary.get("total-files-size") if summary is not None else None
+    size = count(said(snapshot), "total-files-size") if snapshot is not None else 0
     return (
         loaded.format_version >= _VECTORS
         and loaded.spec().is_unpartitioned()
-        and size is not None
-        and int(size) < _SMALL_BYTES
+        and not _DISTRIBUTIONS & set(loaded.properties)
+        and 0 < size < _SMALL_BYTES
     )
 
 

@@ -90,6 +90,7 @@ class Follower:
                 self._forget_mended(turns)
                 self._take(turns)
                 self._listener.looked(turns)
+            turns.end()
             while turns.busy:
                 self._take(turns)
 

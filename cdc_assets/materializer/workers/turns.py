@@ -27,8 +27,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced
-from cdc_assets.lake.spark.beside import sessions_beside
-from cdc_assets.lake.spark.session import is_usable
+from cdc_assets.lake.spark.beside import leave, sessions_beside
+from cdc_assets.lake.spark.session import is_usable, lost_server
 from cdc_assets.log.cursors import Backlog
 from cdc_assets.maintenance.crowds import Crowds
 from cdc_assets.materializer.drain import Drained, drain
@@ -93,6 +93,7 @@ class Turns:
         self._cadence = Cadence(pipeline.config)
         self._crowds = Crowds()
         self._lost: PySparkException | None = None  # of a Spark server that ended beside the merges
+        self._ends = False
         self._ask_at = time.monotonic() + _ASK_SECONDS  # whether free sessions are usable
         self._next_due = math.inf  # monotonic; of the tables whose turn wasn't due
         self._cleanup = ExitStack()
@@ -124,6 +125,10 @@ class Turns:
     def relieved(self) -> bool:
         """Whether a later worker wants all of this one's tables."""
         return self._worker.relieved
+
+    def end(self) -> None:
+        """Begin nothing more: what is at work is waited for."""
+        self._ends = True
 
     def tell(self, table: TableId, problem: str) -> None:
         """Say why the log of a table of this worker can't be applied."""
@@ -187,13 +192,17 @@ class Turns:
     def wait(self, seconds: float) -> list[Turn]:
         """The turns that are over by now; waits for one, or until another table's is due.
 
-        Waits no longer than ``seconds``. Raises PySparkException if an idle session was lost.
+        Waits no longer than ``seconds``. Raises PySparkException if an idle session was lost, or
+        the server while nothing was merged.
         """
+        if self._lost is not None and not self._ends:
+            raise self._lost
         if time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + _ASK_SECONDS
             if not self.usable:
                 raise PySparkException("a session of Spark was lost while nothing was merged")
         seconds = max(0.0, min(seconds, self._next_due - time.monotonic()))
+        self._next_due = math.inf  # who waits again without a look waits for what is at work
         futures = [future for _, future in self._at_work.values()]
         now = time.monotonic()
         if futures:
@@ -235,20 +244,23 @@ class Turns:
         return Turn(table, drained, None)
 
     def _thin_out(self, table: TableId, drained: Drained) -> None:
-        """Begin to put the table's tiny files together if they are a crowd, now that it is level.
+        """Begin to put the table's tiny files together if they are a crowd, now after its turn.
 
-        A merge of it that is due meanwhile waits.
+        A merge of it that is due meanwhile waits, so no other table is taken beside it.
         """
+        if self._thinned or self._ends or not self._free:
+            return
         is_kept = self._pipeline.config.maintenance.every is not None
         crowd = is_kept and self._crowds.is_crowd(table, drained.data_files, drained.merges)
-        if not crowd or not self._free:
+        if not crowd:
             return
         hand = self._free.pop()
         self._thinned.add(table)
         self._at_work[table] = hand, self._pool.submit(self._put_together, hand, table)
 
     def _put_together(self, hand: _Hand, table: TableId) -> None:
-        self._crowds.thin_out(hand.pipeline, hand.session, table)
+        if not self._ends:
+            self._crowds.thin_out(hand.pipeline, hand.session, table)
 
     def _apply(self, hand: _Hand, table: TableId, until: int, look: Look | None) -> Drained | None:
         return drain(
@@ -277,8 +289,14 @@ class Turns:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_trace: object) -> None:
-        if kind is not None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> None:
+        self.end()
+        if error is not None and lost_server(error):
+            for hand in [*self._free, *(hand for hand, _ in self._at_work.values())]:
+                leave(hand.session)
+        elif error is not None:
             for hand, _ in self._at_work.values():
                 with suppress(PySparkException):  # of a session that is lost
                     hand.session.interruptAll()

@@ -33,7 +33,7 @@ def test_from_the_first_tick_to_level_tables(world: World, monkeypatch: pytest.M
     big, mixed, nokey = (world.names(n) for n in ("big", "Mixed Case.Table", "nokey"))
 
     # Whether the source is ready is looked at before anything is copied.
-    [first] = world.runs("checks")
+    [first] = world.until("the flusher's look", lambda: world.runs("checks"))
     looked = world.execute(first).get_asset_check_evaluations()
     assert {e.check_name for e in looked} == {"ready"}
     assert len(looked) == 3

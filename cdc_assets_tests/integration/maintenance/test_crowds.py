@@ -15,6 +15,7 @@ from cdc_assets.log.locks import ALONE_LOCK, write_lock
 from cdc_assets.log.wishes import pause, resume
 from cdc_assets.maintenance import crowds, plan
 from cdc_assets.maintenance.lost_care import surviving
+from cdc_assets.materializer.workers import turns as module
 from cdc_assets.materializer.workers.turns import Turns
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
@@ -138,6 +139,97 @@ def test_no_other_table_waits_for_it(copied_lake: NewLake, monkeypatch: pytest.M
         assert turns.pending(source.tables, also=[T]) == [T]
 
 
+def test_one_table_at_a_time_is_put_together(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables whose changes commit together are crowds together: they'd take all hands, and wait."""
+    go_on = threading.Event()
+    monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda *_: True)
+    monkeypatch.setattr(crowds.Crowds, "thin_out", lambda *_: go_on.wait(60))
+    others = [TableId("public", name) for name in ("u", "v")]
+    setup = SETUP + "create table u (id int primary key); create table v (id int primary key)"
+    with (
+        copied_lake(setup, "t", "u", "v") as source,
+        settings(source) as pipeline,
+        Worker(pipeline, source.tables) as worker,
+        Turns(pipeline, source.session, worker, lambda _: None) as turns,
+    ):
+        source.execute("insert into t values (100, 'n'); insert into u values (1)")
+        source.flush()
+        turns.pending(source.tables, also=source.tables)
+        assert [turns.start(table) for table in (T, others[0])] == [True, True]
+        wait_for(lambda: all(future.done() for _, future in turns._at_work.values()))
+        assert len(turns.wait(0.1)) == 2
+        free = set(source.tables) - set(turns._at_work)
+        assert len(free) == 2
+        turns.pending(source.tables, also=source.tables)
+        assert [turns.start(table) for table in free] == [True, True]
+        go_on.set()
+        while turns.busy:
+            turns.wait(0.1)
+
+
+def test_a_worker_that_ends_begins_nothing_and_waits_quietly(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda *_: True)
+    monkeypatch.setattr(crowds.Crowds, "thin_out", held)
+    setup = SETUP + "create table u (id int primary key)"
+    with (
+        copied_lake(setup, "t", "u") as source,
+        settings(source) as pipeline,
+        Worker(pipeline, source.tables) as worker,
+        Turns(pipeline, source.session, worker, lambda _: None) as turns,
+    ):
+        source.execute("update t set v = 'new' where id = 1")
+        source.flush()
+        turns.pending(source.tables, also=source.tables)
+        assert turns.start(T)
+        wait_for(lambda: turns.wait(0.1))
+        assert begun.wait(60)
+        source.execute("insert into u values (1)")
+        source.flush()
+        turns.pending(source.tables)
+        assert turns.waits
+        turns.end()
+        wait_for(lambda: time.monotonic() > turns._next_due, seconds=20)
+        looks = [_seconds(turns) for _ in range(3)]
+        assert looks[0] < 0.1
+        assert min(looks[1:]) > 0.25
+        assert turns.start(source.tables[1])  # what was begun just before
+        wait_for(lambda: turns.wait(0.1))
+        go_on.set()
+        while turns.busy:
+            assert turns.wait(0.1) == []
+
+
+def _seconds(turns: Turns) -> float:
+    began = time.monotonic()
+    assert turns.wait(0.3) == []
+    return time.monotonic() - began
+
+
+def test_a_server_that_is_lost_is_left_at_once(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request to it is repeated for 17 seconds, and each session had one."""
+    monkeypatch.setattr(module, "lost_server", lambda error: str(error) == "gone")
+    with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
+        for said in ("gone", "another error"):
+            session = source.session.cloneSession()  # type: ignore[attr-defined]
+            turns = Turns(pipeline, session, Worker(pipeline, [T]), lambda _: None)
+            sessions = [hand.session for hand in turns._free]
+            turns.__exit__(PySparkException, PySparkException(said), None)
+            asked = [vars(session)["release_session_on_close"] for session in sessions[1:]]
+            assert asked == [said != "gone"] * 2
+
+
 def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
     copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,8 +246,9 @@ def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
     ):
         source.execute("update t set v = 'new' where id = 1")
         _turn(source, turns)
-        with pytest.raises(PySparkException, match="the server is gone"):
-            turns.start(T)
+        for raises in (lambda: turns.start(T), lambda: turns.wait(0.1)):
+            with pytest.raises(PySparkException, match="the server is gone"):
+                raises()
 
 
 def test_without_maintenance_files_stay_as_they_are(copied_lake: NewLake) -> None:

@@ -17,7 +17,7 @@ from cdc_assets.lake.spark import session as sessions
 from cdc_assets.lake.spark.session import unshuffled
 from cdc_assets.lake.tables import listed
 from cdc_assets.materializer import winners
-from cdc_assets.materializer.actions import keys
+from cdc_assets.materializer.actions import commit, keys
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake
 
@@ -175,6 +175,17 @@ def test_a_distribution_that_a_user_has_chosen_stays(copied_lake: NewLake) -> No
             source.execute(f"delete from two where id = {number}")
             source.catch_up()
         assert source.session.conf.get(KEY, None) == "range"
+
+
+def test_a_tables_own_distribution_stays(copied_lake: NewLake) -> None:
+    with copied_lake(TWO, "two") as source:
+        source.execute("delete from two where id = 1")
+        source.catch_up()
+        lake = source.lake_table(TableId("public", "two"))
+        assert commit._is_small(lake.loaded())
+        chosen = {"write.merge.distribution-mode": "range"}
+        source.session.sql(f"alter table {lake.sql_name} set tblproperties ({listed(chosen)})")
+        assert not commit._is_small(lake.loaded())
 
 
 def test_a_lost_reply_leaves_no_distribution(
