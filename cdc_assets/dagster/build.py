@@ -22,6 +22,7 @@ from cdc_assets.dagster.checks.sample import sample_checks
 from cdc_assets.dagster.checks.tables import table_checks
 from cdc_assets.dagster.jobs import operation_jobs
 from cdc_assets.dagster.names import all_tables
+from cdc_assets.dagster.part import Part, part_for
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.resources.owner import end_runs_with_code_server
 from cdc_assets.dagster.resources.sources import remember
@@ -52,36 +53,69 @@ def build_defs(
 
     ``resources`` replaces some of ``spark_<source>`` (any LazyPySparkResource) and
     ``flusher_<source>``; ``sensors`` replaces all of them. The executor is in-process: a run costs
-    one process.
+    one process. In the process of a run that was asked for, it is only what that needs (``part``).
     """
     remember(config)
     end_runs_with_code_server()
+    made = {
+        f"spark_{config.name}": SparkConnectResource(source=config.name),
+        f"flusher_{config.name}": FlusherResource(source=config.name),
+        **(resources or {}),
+    }
+    if (part := part_for(config)) is not None:
+        return _of_run(config, part, made, executor)
     tables = all_tables(config)
-    asked = [table_checks(config), ready_checks(config)]
-    merges, checks = materializer_job(config), checks_job(config, asked)
-    care = maintenance_job(config)
-    sampled = sample_checks(config)
+    asked = [table_checks(config, tables), ready_checks(config, tables)]
+    merges, checks = materializer_job(config, tables), checks_job(config, asked)
+    care = maintenance_job(config, tables)
+    sampled = sample_checks(config, tables)
     samples = sample_job(config, sampled)
     schedules = [maintenance_schedule(config, care), sample_schedule(config, samples)]
     return dg.Definitions(
         assets=[
             *(source_spec(names) for names in tables),
             *(staged_log_spec(names) for names in tables),
-            snapshot_assets(config),
-            lake_assets(config),
-            maintenance_assets(config),
+            snapshot_assets(config, tables),
+            lake_assets(config, tables),
+            maintenance_assets(config, tables),
             health_asset(config),
         ],
         asset_checks=[*asked, sampled],
         jobs=[merges, checks, care, samples, *operation_jobs(config)],
         schedules=[schedule for schedule in schedules if schedule is not None],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
-        resources={
-            f"spark_{config.name}": SparkConnectResource(source=config.name),
-            f"flusher_{config.name}": FlusherResource(source=config.name),
-            **(resources or {}),
-        },
+        resources=made,
         executor=executor,
+    )
+
+
+def _of_run(
+    config: SourceConfig,
+    part: Part,
+    resources: Mapping[str, Any],
+    executor: dg.ExecutorDefinition,
+) -> dg.Definitions:
+    """What a run that was asked for needs: its operation, and its job."""
+    tables = part.tables
+    assets, checks = list[dg.AssetsDefinition](), list[dg.AssetChecksDefinition]()
+    jobs: list[dg.UnresolvedAssetJobDefinition] = []
+    match part.work:
+        case "snapshot":  # of no job: see its sensor
+            assets.append(snapshot_assets(config, tables))
+        case "materialize":
+            assets.append(lake_assets(config, tables))
+            jobs.append(materializer_job(config, tables))
+        case "maintain":
+            assets.append(maintenance_assets(config, tables))
+            jobs.append(maintenance_job(config, tables))
+        case "check" | "ready":
+            checks += [table_checks(config, tables), ready_checks(config, tables)]
+            jobs.append(checks_job(config, checks))
+        case "sample":
+            checks.append(sample_checks(config, tables))
+            jobs.append(sample_job(config, checks[0]))
+    return dg.Definitions(
+        assets=assets, asset_checks=checks, jobs=jobs, resources=resources, executor=executor
     )
 
 

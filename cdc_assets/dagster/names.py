@@ -136,6 +136,13 @@ def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> d
     return tags if table is None else {**tags, TABLE_TAG: str(table)}
 
 
+def job_name(source: str, work: str) -> str:
+    """The job of the runs of a kind of work."""
+    if work == "snapshot":  # Dagster's own: no other holds assets partitioned in different ways
+        return "__ASSET_JOB"
+    return f"{'check' if work == 'ready' else work}_{source}_tables"
+
+
 def run_lock(run_id: str) -> str:
     """The name of the lock in Postgres that a run holds while it works."""
     return f"run:{run_id}"

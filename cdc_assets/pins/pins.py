@@ -119,10 +119,10 @@ class Pins:
             return  # another process is at it; the next tick looks again
         try:
             refuse_if_dropped(self._store)
-            for row in self._store.tables(None, TableState.COPYING):
-                if unread(self._store, row):
-                    with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
-                        self._keep(row)
+            alive = set[str]()  # pins, which tables share
+            for row in unread(self._store, self._store.tables(None, TableState.COPYING)):
+                with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
+                    self._keep(row, alive)
             if self._waiting():
                 with self._pipeline.connect_source("pins") as source:
                     self._pin_waiting(source)
@@ -207,8 +207,10 @@ class Pins:
             ", ".join(str(row.table) for row in pinned),
         )
 
-    def _keep(self, row: TableRow) -> None:
+    def _keep(self, row: TableRow, alive: set[str]) -> None:
         """Hold the pin that ``row`` is copied under, or have the rest copied under another one.
+
+        ``alive``: the pins that are held, as is known by now.
 
         Rows that moved between the two snapshots may show up twice or not at all: in a mirror with
         a key their changes since the first pin, which the log has, put that right. The planned
@@ -216,8 +218,11 @@ class Pins:
         where the lake table shows each change: none may be both copied and logged, or missed.
         """
         assert row.pin is not None
+        if row.pin in alive:
+            return
         if row.pin in self._held:
             if self._held[row.pin].alive():
+                alive.add(row.pin)
                 return
             self._held.pop(row.pin).close()
         try:

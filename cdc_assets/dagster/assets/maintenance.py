@@ -6,7 +6,7 @@ materialization shows what was removed and the table's state, as a history that 
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,10 +28,9 @@ from cdc_assets.pipeline import Pipeline
 BUDGET_SECONDS = 1800.0
 
 
-def maintenance_assets(config: SourceConfig) -> dg.AssetsDefinition:
+def maintenance_assets(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetsDefinition:
     """The operation ``maintain_<source>`` over ``maintenance/<source>/<schema>/<table>``."""
     resource = f"spark_{config.name}"
-    tables = all_tables(config)
 
     @dg.multi_asset(
         name=f"maintain_{config.name}",

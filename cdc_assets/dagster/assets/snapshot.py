@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
-from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
+from cdc_assets.dagster.names import TableAssets, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import (
@@ -52,10 +52,9 @@ def snapshot_spec(names: TableAssets) -> dg.AssetSpec:
     )
 
 
-def snapshot_assets(config: SourceConfig) -> dg.AssetsDefinition:
-    """The operation ``copy_<source>`` over the copy of every table."""
+def snapshot_assets(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetsDefinition:
+    """The operation ``copy_<source>`` over the tables' copies."""
     resource = f"spark_{config.name}"
-    tables = all_tables(config)
 
     @dg.multi_asset(
         name=f"copy_{config.name}",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import TableAssets, all_tables
+from cdc_assets.dagster.names import TableAssets
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import DESCRIPTION, REPORT, bounded, described, markdown
@@ -15,9 +15,8 @@ from cdc_assets.readiness.surroundings import review
 NAME = "ready"
 
 
-def ready_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
-    """The check ``ready`` of every source table: one look for all of them."""
-    tables = all_tables(config)
+def ready_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetChecksDefinition:
+    """The check ``ready`` of the source's tables: one look for all of them."""
 
     @dg.multi_asset_check(
         name=f"ready_{config.name}",

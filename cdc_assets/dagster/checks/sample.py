@@ -1,14 +1,14 @@
 """Does a part of each lake table equal the source? Another part each time: all of it in turn."""
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
+from cdc_assets.dagster.names import TableAssets, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.messages.texts import bounded, described
@@ -19,9 +19,8 @@ NAME = "rows_match_source"
 REMEDY = "`cdc-assets verify` compares every row, `cdc-assets resync` copies the table anew."
 
 
-def sample_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
-    """The check ``rows_match_source`` of every lake table, one after the other."""
-    tables = all_tables(config)
+def sample_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetChecksDefinition:
+    """The check ``rows_match_source`` of the lake tables, one after the other."""
     resource = f"spark_{config.name}"
 
     @dg.multi_asset_check(

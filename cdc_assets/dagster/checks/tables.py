@@ -1,7 +1,7 @@
 """The operation ``check_<source>``: the checks of every lake table, one after the other."""
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, unique_key, values
-from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
+from cdc_assets.dagster.names import TableAssets, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import CdcError
@@ -22,13 +22,8 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.readiness.foreign_errors import explained
 
 
-def check_job_name(config: SourceConfig) -> str:
-    return f"check_{config.name}_tables"
-
-
-def table_checks(config: SourceConfig) -> dg.AssetChecksDefinition:
-    """The checks of every table; any subset can be run from the UI."""
-    tables = all_tables(config)
+def table_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetChecksDefinition:
+    """The checks of the tables; any subset can be run from the UI."""
     resource = f"spark_{config.name}"
 
     @dg.multi_asset_check(

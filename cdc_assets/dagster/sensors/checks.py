@@ -17,8 +17,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, ready, unique_key, values
-from cdc_assets.dagster.checks.tables import check_job_name
-from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
+from cdc_assets.dagster.names import TableAssets, all_tables, job_name, run_tags
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
@@ -279,7 +278,7 @@ def checks_job(
 ) -> dg.UnresolvedAssetJobDefinition:
     """The job that runs ``checks``, those of every table."""
     return dg.define_asset_job(
-        check_job_name(config),
+        job_name(config.name, "check"),
         selection=dg.AssetSelection.checks(*checks),
         description=f"The checks of the source {config.name} and of its lake tables.",
     )

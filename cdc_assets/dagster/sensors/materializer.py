@@ -23,7 +23,7 @@ from cdc_assets.dagster import follower
 from cdc_assets.dagster.assets.lake import relief_seconds
 from cdc_assets.dagster.assets.reports import heartbeat_seconds
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
-from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, job_name, run_tags
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.runs import (
     active_runs,
@@ -122,14 +122,14 @@ _ends: dict[str, tuple[Lsn, float]] = {}
 PROOF_SECONDS = 3.0 * PACE_SECONDS
 
 
-def materializer_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
+def materializer_job(
+    config: SourceConfig, tables: Sequence[TableAssets]
+) -> dg.UnresolvedAssetJobDefinition:
     """The job that drains the log of every lake table, or of those a run asks for."""
     return dg.define_asset_job(
-        f"materialize_{config.name}_tables",
+        job_name(config.name, "materialize"),
         # Checks have a sensor and a pace of their own.
-        selection=dg.AssetSelection.assets(
-            *(names.lake for names in all_tables(config))
-        ).without_checks(),
+        selection=dg.AssetSelection.assets(*(names.lake for names in tables)).without_checks(),
         description=f"Applies the log of {config.name} to its lake tables.",
     )
 

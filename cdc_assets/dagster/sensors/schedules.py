@@ -6,12 +6,13 @@ because each run looks at what is there. No run is asked for while the last one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import all_tables, run_tags
+from cdc_assets.dagster.names import TableAssets, job_name, run_tags
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
@@ -19,11 +20,13 @@ from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.states import SETTLED, TableState
 
 
-def maintenance_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
+def maintenance_job(
+    config: SourceConfig, tables: Sequence[TableAssets]
+) -> dg.UnresolvedAssetJobDefinition:
     """The job that maintains every table of the source."""
     return dg.define_asset_job(
-        f"maintain_{config.name}_tables",
-        selection=dg.AssetSelection.assets(*(names.maintenance for names in all_tables(config))),
+        job_name(config.name, "maintain"),
+        selection=dg.AssetSelection.assets(*(names.maintenance for names in tables)),
         description=f"Compaction, expiry and removal for every lake table of {config.name}.",
     )
 
@@ -33,7 +36,7 @@ def sample_job(
 ) -> dg.UnresolvedAssetJobDefinition:
     """The job that runs ``checks``, which compare a part of every table of the source."""
     return dg.define_asset_job(
-        f"sample_{config.name}_tables",
+        job_name(config.name, "sample"),
         selection=dg.AssetSelection.checks(checks),
         description=f"Compares a part of each table of {config.name} with the lake, in turn.",
     )

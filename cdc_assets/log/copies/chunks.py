@@ -229,14 +229,15 @@ def plan_again(store: LogStore, table: TableId, epoch: int, keys: Iterable[str])
     )
 
 
-def unread(store: LogStore, row: TableRow) -> bool:
-    """Whether a chunk of the table is still to be read: only then its pin is needed."""
+def unread(store: LogStore, rows: Sequence[TableRow]) -> list[TableRow]:
+    """Those of ``rows`` with a chunk that is still to be read: only they need their pins."""
     found = store.connection.execute(
-        "select exists (select from snapshot_progress where source = %s and table_name = %s"
-        " and epoch = %s and state in ('planned', 'claimed'))",
-        (store.source, str(row.table), row.epoch),
-    ).fetchone()
-    return bool(found and found[0])
+        "select t.place from unnest(%s::text[], %s::int[]) with ordinality t (name, epoch, place)"
+        " where exists (select from snapshot_progress c where c.source = %s"
+        " and c.table_name = t.name and c.epoch = t.epoch and c.state in ('planned', 'claimed'))",
+        ([str(row.table) for row in rows], [row.epoch for row in rows], store.source),
+    ).fetchall()
+    return [rows[place - 1] for (place,) in sorted(found)]
 
 
 def claimable(store: LogStore, row: TableRow, only: Iterable[str] | None) -> int:

@@ -1,0 +1,79 @@
+"""What the process of a run builds of the definitions: what the run needs, if it is one of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.names import all_tables, job_name, run_tags
+from cdc_assets_tests.support.run_process import built_in_a_run
+
+SETTINGS: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "postgres": {"dsn": "postgresql://nowhere/db"},
+        "tables": [{"name": "public.a"}, {"name": "public.b"}],
+    }
+    for name in ("one", "two")
+]
+ONE = parse_config(SETTINGS[0], "test")
+A, B = all_tables(ONE)
+
+
+def _built(
+    folder: Path,
+    work: str,
+    tags: Mapping[str, str],
+    assets: set[dg.AssetKey] | None = None,
+    checks: set[dg.AssetCheckKey] | None = None,
+) -> dict[str, Any]:
+    with dg.DagsterInstance.local_temp(str(folder)) as instance:
+        run = dg.DagsterRun(
+            job_name=job_name("one", work),
+            tags=dict(tags),
+            asset_selection=frozenset(assets) if assets else None,
+            asset_check_selection=frozenset(checks) if checks else None,
+        )
+        instance.add_run(run)
+        return built_in_a_run(instance, run, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("work", "key"),
+    [("snapshot", A.snapshot), ("materialize", A.lake), ("maintain", A.maintenance)],
+)
+def test_a_run_that_was_asked_for_builds_its_work_of_its_tables(
+    tmp_path: Path, work: str, key: dg.AssetKey
+) -> None:
+    found = _built(tmp_path, work, run_tags(ONE, work), {key})
+    assert found["keys"] == [key.to_user_string()]
+    assert set(found["jobs"]) == {"__ASSET_JOB", job_name("one", work)}
+
+
+def test_a_run_of_checks_builds_those_of_its_tables(tmp_path: Path) -> None:
+    asked = {dg.AssetCheckKey(A.source, "ready"), dg.AssetCheckKey(A.lake, "replication_lag")}
+    found = _built(tmp_path, "ready", run_tags(ONE, "ready"), checks=asked)
+    assert found["keys"] == []
+    assert found["checks"] == [
+        "one/a:primary_key_unique",
+        "one/a:replication_lag",
+        "one/a:values_representable",
+        "postgres/one/public/a:ready",
+    ]
+
+
+def test_a_run_of_all_tables_builds_its_work_of_all(tmp_path: Path) -> None:
+    found = _built(tmp_path, "maintain", run_tags(ONE, "maintain"))
+    assert found["keys"] == [key.to_user_string() for key in (A.maintenance, B.maintenance)]
+
+
+@pytest.mark.parametrize("tags", [{}, run_tags(ONE, "maintain")])
+def test_any_other_run_has_all_definitions(tmp_path: Path, tags: Mapping[str, str]) -> None:
+    found = _built(tmp_path, "materialize", tags, {A.lake})
+    assert len(found["keys"]) == 2 * (3 * 2 + 1)
+    assert len(found["checks"]) == 2 * 2 * 5
