@@ -24,6 +24,7 @@ import time
 
 from cdc_assets.flusher.decoder_process.link import DecoderProcess, Finish, Frames, Settings, Specs
 from cdc_assets.flusher.line.frames import Received
+from cdc_assets.flusher.line.room import Gathering
 from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.registrar import Registrar
 from cdc_assets.flusher.stream import FEEDBACK_SECONDS, Stream
@@ -144,6 +145,7 @@ class Session:
         told = Lsn.ZERO
         paused_since: float | None = None
         blind_until = 0.0
+        gathering = Gathering(stream.room, self._settings.flush_interval_seconds)
         while not self._stop.is_set() and not self._reached():
             self._check()
             under_way = self._handed_bytes - self._registrar.consumed_bytes + batch_bytes
@@ -181,7 +183,7 @@ class Session:
                 overdue = not blind and stream.is_quiet and silent >= patience
                 self._acknowledge(stream, told, reply=ask or overdue)
             if arrived and not full:
-                time.sleep(stream.gathering.seconds(arrived))
+                time.sleep(gathering.seconds(arrived))
             elif not full:
                 longest = BATCH_SECONDS if batch else ASK_SECONDS if self._until else 1.0
                 if blind:

@@ -24,7 +24,7 @@ from cdc_assets.flusher.line.direct import DirectLine
 from cdc_assets.flusher.line.ends import Ended
 from cdc_assets.flusher.line.frames import Received
 from cdc_assets.flusher.line.libpq import LibpqLine
-from cdc_assets.flusher.line.room import Gathering, make_room
+from cdc_assets.flusher.line.room import make_room
 from cdc_assets.messages.foreign_words import of_server
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import POSTGRES_EPOCH_MICROSECONDS
@@ -106,7 +106,8 @@ class Stream:
         """When feedback was last written, on the monotonic clock."""
         self.is_quiet = True
         """Whether no whole message has arrived since then."""
-        self.gathering = Gathering(make_room(line.fileno()))
+        self.room = make_room(line.fileno())
+        """How many bytes the server can send while nobody looks."""
 
     @classmethod
     def start(

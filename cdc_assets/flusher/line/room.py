@@ -15,9 +15,11 @@ from typing import Final
 ROOM_BYTES: Final = 2**20
 # Seconds from one look to the next while frames flow. On two cores, with changes of 200 bytes, a
 # change cost 0.87, 0.77 and 0.37 µs of CPU here at 2, 6 and 20 ms, and 5.4, 3.9 and 2.7 µs at the
-# server.
+# server. The longest is a share of the flush interval, within bounds: where other databases of a
+# server write, a quiet source has a keepalive at each look, and that is all it costs.
 SHORTEST_SECONDS: Final = 0.001
-LONGEST_SECONDS: Final = 0.02
+LONGEST_SECONDS: Final = 0.02, 0.1
+_SHARE: Final = 0.1
 
 
 def make_room(descriptor: int) -> int:
@@ -34,14 +36,19 @@ def make_room(descriptor: int) -> int:
 
 
 class Gathering:
-    """How long to wait until the next look, such that about ``room`` bytes will have arrived."""
+    """How long to wait until the next look, such that about ``room`` bytes will have arrived.
 
-    def __init__(self, room: int) -> None:
+    ``flush_seconds``: how often is flushed what has arrived.
+    """
+
+    def __init__(self, room: int, flush_seconds: float) -> None:
         self._room = room
         self._seconds = SHORTEST_SECONDS
+        least, most = LONGEST_SECONDS
+        self._longest_seconds = min(max(least, _SHARE * flush_seconds), most)
 
     def seconds(self, arrived_bytes: int) -> float:
         """After a look that brought so many bytes."""
         fits = self._seconds * min(self._room / max(1, arrived_bytes), 2.0)
-        self._seconds = min(max(fits, SHORTEST_SECONDS), LONGEST_SECONDS)
+        self._seconds = min(max(fits, SHORTEST_SECONDS), self._longest_seconds)
         return self._seconds

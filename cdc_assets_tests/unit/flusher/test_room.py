@@ -17,15 +17,20 @@ from cdc_assets.flusher.line.room import (
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_second", "seconds"),
+    ("bytes_per_second", "flush_seconds", "seconds"),
     [
-        (1_000, LONGEST_SECONDS),  # it won't be full for long
-        (25_000_000, 0.01),  # as long as the room lasts
-        (10_000_000_000, SHORTEST_SECONDS),
+        (1_000, 1.0, 0.1),  # it won't be full for long
+        (1_000, 0.5, 0.05),
+        (1_000, 0.05, LONGEST_SECONDS[0]),
+        (1_000, 60.0, LONGEST_SECONDS[1]),
+        (25_000_000, 1.0, 0.01),  # as long as the room lasts
+        (10_000_000_000, 1.0, SHORTEST_SECONDS),
     ],
 )
-def test_a_look_comes_when_the_room_is_used(bytes_per_second: int, seconds: float) -> None:
-    gathering, waited = Gathering(250_000), 0.001
+def test_a_look_comes_when_the_room_is_used(
+    bytes_per_second: int, flush_seconds: float, seconds: float
+) -> None:
+    gathering, waited = Gathering(250_000, flush_seconds), 0.001
     for _ in range(20):
         waited = gathering.seconds(int(waited * bytes_per_second))
     assert waited == pytest.approx(seconds, rel=0.01)
