@@ -22,7 +22,7 @@ from cdc_assets.dagster.checks.sample import sample_checks
 from cdc_assets.dagster.checks.tables import table_checks
 from cdc_assets.dagster.jobs import operation_jobs
 from cdc_assets.dagster.names import all_tables
-from cdc_assets.dagster.part import Part, part_for
+from cdc_assets.dagster.part import part_for
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.resources.owner import end_runs_with_code_server
 from cdc_assets.dagster.resources.sources import remember
@@ -53,17 +53,9 @@ def build_defs(
 
     ``resources`` replaces some of ``spark_<source>`` (any LazyPySparkResource) and
     ``flusher_<source>``; ``sensors`` replaces all of them. The executor is in-process: a run costs
-    one process. In the process of a run that was asked for, it is only what that needs (``part``).
+    one process.
     """
-    remember(config)
-    end_runs_with_code_server()
-    made = {
-        f"spark_{config.name}": SparkConnectResource(source=config.name),
-        f"flusher_{config.name}": FlusherResource(source=config.name),
-        **(resources or {}),
-    }
-    if (part := part_for(config)) is not None:
-        return _of_run(config, part, made, executor)
+    made = _begun(config, resources)
     tables = all_tables(config)
     asked = [table_checks(config, tables), ready_checks(config, tables)]
     merges, checks = materializer_job(config, tables), checks_job(config, asked)
@@ -89,34 +81,49 @@ def build_defs(
     )
 
 
-def _of_run(
-    config: SourceConfig,
-    part: Part,
-    resources: Mapping[str, Any],
-    executor: dg.ExecutorDefinition,
-) -> dg.Definitions:
-    """What a run that was asked for needs: its operation, and its job."""
-    tables = part.tables
+def process_defs(config: SourceConfig) -> dg.Definitions:
+    """:func:`build_defs`; in the process of a run that was asked for, its part of them.
+
+    The part is one operation and one job. Whoever takes a job out of the definitions takes it from
+    :func:`build_defs`, where each is there in every process.
+    """
+    if (part := part_for(config)) is None:
+        return build_defs(config)
     assets, checks = list[dg.AssetsDefinition](), list[dg.AssetChecksDefinition]()
     jobs: list[dg.UnresolvedAssetJobDefinition] = []
     match part.work:
         case "snapshot":  # of no job: see its sensor
-            assets.append(snapshot_assets(config, tables))
+            assets.append(snapshot_assets(config, part.tables))
         case "materialize":
-            assets.append(lake_assets(config, tables))
-            jobs.append(materializer_job(config, tables))
+            assets.append(lake_assets(config, part.tables))
+            jobs.append(materializer_job(config, part.tables))
         case "maintain":
-            assets.append(maintenance_assets(config, tables))
-            jobs.append(maintenance_job(config, tables))
+            assets.append(maintenance_assets(config, part.tables))
+            jobs.append(maintenance_job(config, part.tables))
         case "check" | "ready":
-            checks += [table_checks(config, tables), ready_checks(config, tables)]
+            checks += [table_checks(config, part.tables), ready_checks(config, part.tables)]
             jobs.append(checks_job(config, checks))
         case "sample":
-            checks.append(sample_checks(config, tables))
+            checks.append(sample_checks(config, part.tables))
             jobs.append(sample_job(config, checks[0]))
     return dg.Definitions(
-        assets=assets, asset_checks=checks, jobs=jobs, resources=resources, executor=executor
+        assets=assets,
+        asset_checks=checks,
+        jobs=jobs,
+        resources=_begun(config, None),
+        executor=dg.in_process_executor,
     )
+
+
+def _begun(config: SourceConfig, resources: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Have this process know the source; its resources."""
+    remember(config)
+    end_runs_with_code_server()
+    return {
+        f"spark_{config.name}": SparkConnectResource(source=config.name),
+        f"flusher_{config.name}": FlusherResource(source=config.name),
+        **(resources or {}),
+    }
 
 
 def _sensors(

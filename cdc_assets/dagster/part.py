@@ -2,7 +2,7 @@
 
 Dagster builds all definitions of a code location in the process of each run: a second of CPU for
 500 tables. A run that a sensor or a schedule of ours asked for says by its tags what it is; any
-other one, and every other process, has all of them.
+other one, and every other process, has all of them (``build.process_defs``).
 """
 
 from __future__ import annotations

@@ -184,9 +184,9 @@ def _serve(config: SourceConfig) -> Path:
     path = home() / "definitions.py"
     path.write_text(
         "import json\n"
-        "from cdc_assets.dagster.build import build_defs\n"
+        "from cdc_assets.dagster.build import process_defs\n"
         "from cdc_assets.config.source import parse_config\n"
-        f"defs = build_defs(parse_config(json.loads({config.dump()!r}), 'bench'))\n"
+        f"defs = process_defs(parse_config(json.loads({config.dump()!r}), 'bench'))\n"
     )
     return path
 

@@ -18,7 +18,7 @@ from dagster._grpc.types import ExecuteExternalJobArgs
 from dagster._serdes import deserialize_value, serialize_value
 
 from cdc_assets.config.source import parse_config
-from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.build import process_defs
 
 
 def built_in_a_run(
@@ -56,7 +56,7 @@ def _build(asked: str, settings: str, job: str, there: Connection) -> None:
     with dg.DagsterInstance.from_ref(given.instance_ref) as instance:  # as Dagster does before
         instance.get_run_by_id(given.run_id)
     began = time.process_time()
-    defs = dg.Definitions.merge(*(build_defs(config) for config in configs))
+    defs = dg.Definitions.merge(*(process_defs(config) for config in configs))
     repository = defs.get_repository_def()
     repository.get_job(job)
     seconds = time.process_time() - began

@@ -1,7 +1,7 @@
 """The copies of all tables as Dagster assets: one a table, and one partition a chunk.
 
 A run copies chunks of one table, or several tables whole, in one Spark job. Such a run has no
-partitions itself: their tables' have nothing in common. Partitions are marked as they land, so that
+partitions itself: those of two tables have nothing in common. They are marked as they land, so that
 the UI shows the copy while it runs; the assets are skippable, or Dagster would mark every partition
 once more at the end. Reading, writing and what a restart may trust are in ``snapshot.coordinator``.
 """

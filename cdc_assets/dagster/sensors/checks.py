@@ -158,6 +158,7 @@ def checks_sensor(
             active = bool(active_runs(instance, pipeline.store, tags))
             asking = bool(active_runs(instance, pipeline.store, first_tags))
             if not asking and not memory.was_ready and (asked := _never_asked(instance, tables)):
+                # A run takes seconds of CPU; at a first start the flusher has the processors.
                 if not memory.has_ticked and pipeline.store.flushed_lsn() is None:
                     memory.has_ticked = True
                     return dg.SkipReason("Waiting for the flusher's look at the source.")

@@ -248,11 +248,9 @@ class Turns:
 
         A merge of it that is due meanwhile waits, so no other table is taken beside it.
         """
-        if self._thinned or self._ends or not self._free:
-            return
         is_kept = self._pipeline.config.maintenance.every is not None
         crowd = is_kept and self._crowds.is_crowd(table, drained.data_files, drained.merges)
-        if not crowd:
+        if not crowd or self._thinned or self._ends or not self._free:
             return
         hand = self._free.pop()
         self._thinned.add(table)
