@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-regress lint format lock audit sbom images-pin clean distclean
+.PHONY: help install java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-sources bench-regress lint format lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ bench-verify: java ## The comparison of the demo's nine tables, as one JSON line
 
 bench-tables: java ## A source of many small tables, as one JSON line (TABLES=500)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_tables --tables $(TABLES)
+
+bench-sources: java ## Many sources in one code location, as one JSON line (SOURCES=20)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_sources --sources $(or $(SOURCES),20)
 
 bench-regress: java ## All benchmarks, small: their ratios beside the stored ones (RECORD=1 stores them)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.regress $(if $(RECORD),--record)

@@ -15,8 +15,13 @@ from cdc_assets.process.lifeline import acquire
 
 
 @contextmanager
-def workplace(cache: Path, say: Callable[[str], None]) -> Iterator[EmbeddedPostgres]:
-    """The kept Postgres, for one benchmark at a time, and a home that is removed afterwards."""
+def workplace(
+    cache: Path, say: Callable[[str], None], **settings: str
+) -> Iterator[EmbeddedPostgres]:
+    """The kept Postgres, for one benchmark at a time, and a home that is removed afterwards.
+
+    ``settings``: of the server, beside ours.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         say(f"using {cache}; if another run does, this one waits")
@@ -26,5 +31,6 @@ def workplace(cache: Path, say: Callable[[str], None]) -> Iterator[EmbeddedPostg
         with tempfile.TemporaryDirectory(prefix="bench-", dir=cache) as folder:
             os.environ["CDC_ASSETS_HOME"] = folder  # so the Spark server is nobody else's
             # With the default of 1 GB a load at scale 1 would be checkpoints all along.
-            with EmbeddedPostgres(cache / "postgres", settings={"max_wal_size": "4GB"}) as postgres:
+            settings = {"max_wal_size": "4GB", **settings}
+            with EmbeddedPostgres(cache / "postgres", settings=settings) as postgres:
                 yield postgres
