@@ -94,6 +94,11 @@ class TableProblem(CdcError):
         what = self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."
         return f"{what} {self.remedy}" if self.remedy else self.what
 
+    @classmethod
+    def of(cls, table: object, error: CdcError) -> TableProblem:
+        """``error`` as the table's, unless it is one already."""
+        return error if isinstance(error, cls) else cls(table, error.what, error.remedy)
+
 
 class TablePaused(TableProblem):
     """Somebody paused the table, or its source: its log waits."""

@@ -6,6 +6,7 @@ Parts are composed here and made elsewhere; tests and other deployments swap the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -23,6 +24,7 @@ from cdc_assets.dagster.checks.tables import table_checks
 from cdc_assets.dagster.jobs import operation_jobs
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.dagster.part import part_for
+from cdc_assets.dagster.references import with_references
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.resources.owner import end_runs_with_code_server
 from cdc_assets.dagster.resources.sources import remember
@@ -81,14 +83,16 @@ def build_defs(
     )
 
 
-def process_defs(config: SourceConfig) -> dg.Definitions:
+def process_defs(config: SourceConfig, path: Path | None = None) -> dg.Definitions:
     """:func:`build_defs`; in the process of a run that was asked for, its part of them.
 
+    ``path``: the configuration file that assets refer to, but not in a run, which shows none.
     The part is one operation and one job. Whoever takes a job out of the definitions takes it from
     :func:`build_defs`, where each is there in every process.
     """
     if (part := part_for(config)) is None:
-        return build_defs(config)
+        whole = build_defs(config)
+        return whole if path is None else with_references(whole, config, path)
     assets, checks = list[dg.AssetsDefinition](), list[dg.AssetChecksDefinition]()
     jobs: list[dg.UnresolvedAssetJobDefinition] = []
     match part.work:

@@ -86,9 +86,7 @@ def snapshot(
             failed = _copy_all(pipeline, spark, to_copy, pins, on_progress) if to_copy else {}
             again = [table for table, error in failed.items() if isinstance(error, _ANEW)]
             problems += [
-                error
-                if isinstance(error, TableProblem)
-                else TableProblem(table, error.what, error.remedy)
+                TableProblem.of(table, error)
                 for table, error in failed.items()
                 if last or table not in again
             ]

@@ -29,9 +29,9 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.calibration import calibrate, platform_cpu_seconds
-from cdc_assets_tests.benchmarks.items import ROW, forget, prepare
+from cdc_assets_tests.benchmarks.items import ROW, prepare
 from cdc_assets_tests.benchmarks.recvlogical import recvlogical
-from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.benchmarks.workplace import forget, workplace
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
 from cdc_assets.config.source import SourceConfig, parse_config
@@ -44,7 +43,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.calibration import calibrate
 from cdc_assets_tests.benchmarks.pipeline_meters import TABLE, Processors, Reader, looking
-from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.benchmarks.workplace import fresh_database, served, workplace
 from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -111,15 +110,7 @@ class Phase:
 
 
 def _source(postgres: EmbeddedPostgres, server_dsn: str) -> str:
-    dsn = make_conninfo(server_dsn, dbname=DATABASE)
-    with psycopg.connect(server_dsn, autocommit=True) as server:
-        server.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where database = %s",
-            (DATABASE,),
-        )
-        server.execute(f"drop database if exists {DATABASE} with (force)".encode())
-        server.execute(f"create database {DATABASE}".encode())
+    dsn = fresh_database(server_dsn, DATABASE)
     with psycopg.connect(dsn, autocommit=True) as source:
         source.execute(
             "create table events (id bigint generated always as identity primary key, a bigint,"
@@ -145,17 +136,6 @@ def _config(dsn: str, options: Options) -> SourceConfig:
     if options.target is not None:
         table["freshness"] = {"target": f"{options.target:g}s"}
     return parse_config(settings, "bench")
-
-
-def _definitions(config: SourceConfig) -> Path:
-    path = home() / "definitions.py"
-    path.write_text(
-        "import json\n"
-        "from cdc_assets.dagster.build import build_defs\n"
-        "from cdc_assets.config.source import parse_config\n"
-        f"defs = build_defs(parse_config(json.loads({config.dump()!r}), 'bench'))\n"
-    )
-    return path
 
 
 def _made(source: psycopg.Connection[Any]) -> int:
@@ -338,7 +318,7 @@ def main() -> None:
         assert server_dsn is not None
         dsn = _source(postgres, server_dsn)
         config = _config(dsn, options)
-        definitions = _definitions(config)
+        definitions = served(config)
         folder = home() / "dev"
         with dev_server(folder, "-f", str(definitions)) as server:
             os.environ["CDC_ASSETS_HOME"] = str(server.home)

@@ -20,15 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.calibration import calibrate
-from cdc_assets_tests.benchmarks.pipeline_meters import Processors
-from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.benchmarks.pipeline_meters import Processors, last_ticks
+from cdc_assets_tests.benchmarks.workplace import fresh_database, served, workplace
 from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -40,9 +39,6 @@ _TABLE = """
 create table t{0} (id bigint generated always as identity primary key, a bigint, v text);
 insert into t{0} (a, v) select g, md5(g::text) from generate_series(1, 100) g;
 """
-_FAILED = """{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError {
-  ... on RepositoryLocation { repositories { sensors { name sensorState {
-    ticks(limit: 100) { error { message } } } } } } } } } } }"""
 
 
 class Options(argparse.Namespace):
@@ -57,16 +53,7 @@ class Options(argparse.Namespace):
 def _made(server_dsn: str, options: Options) -> list[SourceConfig]:
     configs = []
     for number in range(options.sources):
-        name = f"bench_source_{number}"
-        with psycopg.connect(server_dsn, autocommit=True) as server:
-            server.execute(
-                "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-                " where database = %s",
-                (name,),
-            )
-            server.execute(f"drop database if exists {name} with (force)".encode())
-            server.execute(f"create database {name}".encode())
-        dsn = make_conninfo(server_dsn, dbname=name)
+        dsn = fresh_database(server_dsn, f"bench_source_{number}")
         with psycopg.connect(dsn) as source:
             for table in range(options.tables):
                 source.execute(_TABLE.format(table).encode())
@@ -74,20 +61,6 @@ def _made(server_dsn: str, options: Options) -> list[SourceConfig]:
         settings = {"name": f"s{number}", "postgres": {"dsn": dsn}, "tables": tables}
         configs.append(parse_config(settings, "bench"))
     return configs
-
-
-def _served(configs: Sequence[SourceConfig]) -> Path:
-    path = home() / "definitions.py"
-    path.write_text(
-        "import json\n"
-        "import dagster as dg\n"
-        "from cdc_assets.dagster.build import process_defs\n"
-        "from cdc_assets.config.source import parse_config\n"
-        f"sources = {[config.dump() for config in configs]!r}\n"
-        "configs = [parse_config(json.loads(source), 'bench') for source in sources]\n"
-        "defs = dg.Definitions.merge(*map(process_defs, configs))\n"
-    )
-    return path
 
 
 def _first_start(
@@ -120,12 +93,12 @@ def _first_start(
 
 
 def _failed_ticks(server: DevServer) -> list[str]:
-    found = []
-    for entry in server.ask(_FAILED)["workspaceOrError"]["locationEntries"]:
-        for repository in entry["locationOrLoadError"]["repositories"]:
-            for sensor in repository["sensors"]:
-                errors = [tick["error"] for tick in sensor["sensorState"]["ticks"]]
-                found += [f"{sensor['name']}: {e['message']}" for e in errors if e is not None]
+    found = [
+        f"{sensor}: {tick['error']['message']}"
+        for sensor, ticks in last_ticks(server).items()
+        for tick in ticks
+        if tick["error"] is not None
+    ]
     for said in found:
         stderr.print(f"  {said}")
     return found
@@ -148,7 +121,7 @@ def main() -> None:
         stderr.print(f"making {options.sources} databases of {options.tables} tables")
         configs = _made(server_dsn, options)
         began = time.time()
-        with dev_server(home() / "dev", "-f", str(_served(configs))) as server:
+        with dev_server(home() / "dev", "-f", str(served(*configs))) as server:
             os.environ["CDC_ASSETS_HOME"] = str(server.home)
             configs = [parse_config(json.loads(config.dump()), "bench") for config in configs]
             start = _first_start(configs, server, began)

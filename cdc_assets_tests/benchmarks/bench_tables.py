@@ -31,7 +31,6 @@ from typing import Any
 
 import dagster as dg
 import psycopg
-from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
 from cdc_assets.config.source import SourceConfig, parse_config
@@ -42,8 +41,14 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
 from cdc_assets_tests.benchmarks.calibration import calibrate
-from cdc_assets_tests.benchmarks.pipeline_meters import Processors, Reader, dagster_bytes, looking
-from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.benchmarks.pipeline_meters import (
+    Processors,
+    Reader,
+    dagster_bytes,
+    last_ticks,
+    looking,
+)
+from cdc_assets_tests.benchmarks.workplace import fresh_database, served, workplace
 from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
 from cdc_assets_tests.support.run_process import built_in_a_run
 
@@ -85,17 +90,6 @@ definitions.get_repository_def().get_all_jobs()
 print(json.dumps([built - began, time.process_time() - began]))
 """
 
-_TICKS = """
-query ($selector: RepositorySelector!) {
-  sensorsOrError(repositorySelector: $selector) {
-    ... on Sensors { results { name sensorState {
-      ticks(limit: 200) { timestamp endTimestamp skipReason }
-    } } }
-  }
-}
-"""
-_REPOSITORIES = "{ repositoriesOrError { ... on RepositoryConnection { nodes {"
-_REPOSITORIES += " name location { name } } } } }"
 _RUNS = "query ($after: Float!) { runsOrError(filter: {createdAfter: $after}, limit: 1000)"
 _RUNS += " { ... on Runs { count } } }"
 
@@ -133,15 +127,7 @@ class Phase:
 
 
 def _source(server_dsn: str, tables: int) -> str:
-    dsn = make_conninfo(server_dsn, dbname=DATABASE)
-    with psycopg.connect(server_dsn, autocommit=True) as server:
-        server.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where database = %s",
-            (DATABASE,),
-        )
-        server.execute(f"drop database if exists {DATABASE} with (force)".encode())
-        server.execute(f"create database {DATABASE}".encode())
+    dsn = fresh_database(server_dsn, DATABASE)
     with psycopg.connect(dsn, autocommit=True) as source:
         for number in range(tables):
             source.execute(
@@ -178,17 +164,6 @@ def _a_run(config: SourceConfig) -> float:
         run = instance.add_run(dg.DagsterRun(job_name=job, tags=tags, asset_selection=asked))
         seconds: float = built_in_a_run(instance, run, [json.loads(config.dump())])["seconds"]
         return seconds
-
-
-def _serve(config: SourceConfig) -> Path:
-    path = home() / "definitions.py"
-    path.write_text(
-        "import json\n"
-        "from cdc_assets.dagster.build import process_defs\n"
-        "from cdc_assets.config.source import parse_config\n"
-        f"defs = process_defs(parse_config(json.loads({config.dump()!r}), 'bench'))\n"
-    )
-    return path
 
 
 def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[str, float]:
@@ -237,22 +212,9 @@ def _merges(server: DevServer) -> int:
     return sum(log.read_text().count(" changes merged as ") for log in logs)
 
 
-def _ticks(server: DevServer) -> dict[str, list[dict[str, Any]]]:
-    """The last ticks of each sensor, the newest first."""
-    found = dict[str, list[dict[str, Any]]]()
-    for node in server.ask(_REPOSITORIES)["repositoriesOrError"]["nodes"]:
-        selector = {
-            "repositoryName": node["name"],
-            "repositoryLocationName": node["location"]["name"],
-        }
-        for sensor in server.ask(_TICKS, selector=selector)["sensorsOrError"]["results"]:
-            found[sensor["name"]] = sensor["sensorState"]["ticks"]
-    return found
-
-
 def _slowest_ticks(server: DevServer, since: float) -> dict[str, float]:
     found = dict[str, float]()
-    for sensor, ticks in _ticks(server).items():
+    for sensor, ticks in last_ticks(server).items():
         took = [
             tick["endTimestamp"] - tick["timestamp"]
             for tick in ticks
@@ -266,7 +228,7 @@ def _slowest_ticks(server: DevServer, since: float) -> dict[str, float]:
 def _is_settled(server: DevServer) -> bool:
     """Whether every table was reported and checked: what is left is the quiet."""
     time.sleep(_SETTLE_SECONDS)
-    ticks = _ticks(server)
+    ticks = last_ticks(server)
     said = [ticks[sensor][0]["skipReason"] or "" for sensor in ("checks_many", "materializer_many")]
     stderr.print(f"  {said}")
     return said[0].startswith("Nothing has changed")
@@ -363,7 +325,7 @@ def main() -> None:
         definitions = _definitions_cost(config)
         stderr.print(f"definitions: {definitions}")
         folder, began = home() / "dev", time.time()
-        with dev_server(folder, "-f", str(_serve(config))) as server, ExitStack() as watching:
+        with dev_server(folder, "-f", str(served(config))) as server, ExitStack() as watching:
             os.environ["CDC_ASSETS_HOME"] = str(server.home)
             config = parse_config(json.loads(config.dump()), "bench")
             start = _first_start(config, server, began)

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from rich.console import Console
 
@@ -34,8 +33,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.home import home
 from cdc_assets.verify.compare import verify
 from cdc_assets_tests.benchmarks.calibration import calibrate, platform_cpu_seconds
-from cdc_assets_tests.benchmarks.items import forget
-from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.benchmarks.workplace import forget, fresh_database, workplace
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
@@ -49,10 +47,7 @@ _TABLES = [
 
 def prepare(server_dsn: str) -> SourceConfig:
     """A database with the demo's tables, made anew, and its source."""
-    with psycopg.connect(server_dsn, autocommit=True) as server:
-        forget(server, _DATABASE)
-        server.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
-    dsn = make_conninfo(server_dsn, dbname=_DATABASE)
+    dsn = fresh_database(server_dsn, _DATABASE)
     create_demo_schema(dsn)
     return parse_config(
         {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from cdc_assets_tests.benchmarks.workplace import forget
 
 # A row's columns after its key ``g``.
 ROW = (
@@ -48,15 +47,3 @@ def prepare(server_dsn: str, rows: int, say: Callable[[str], None]) -> str:
             )
         )
     return make_conninfo(server_dsn, dbname=name)
-
-
-def forget(server: Connection, name: str) -> None:
-    """Drop a database of an earlier run, its slots first."""
-    server.execute(
-        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", (name,)
-    )
-    server.execute(
-        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
-        (name,),
-    )
-    server.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from pyiceberg.table import Table
@@ -17,6 +18,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.state import lake_state
 from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.e2e.dev_server import DevServer
 from cdc_assets_tests.support.threads import beside
 
 TABLE = TableId("public", "events")
@@ -28,6 +30,19 @@ _LOOK_SECONDS = 0.2
 def lake_table(config: SourceConfig, table: TableId) -> Table:
     """The lake table as it is now, to any reader."""
     return open_catalog(config).load_table((config.namespace, config.lake_name(table)))
+
+
+_TICKS = """
+query ($selector: RepositorySelector!) {
+  sensorsOrError(repositorySelector: $selector) {
+    ... on Sensors { results { name sensorState {
+      ticks(limit: 200) { timestamp endTimestamp skipReason error { message } }
+    } } }
+  }
+}
+"""
+_REPOSITORIES = "{ repositoriesOrError { ... on RepositoryConnection { nodes {"
+_REPOSITORIES += " name location { name } } } } }"
 
 
 @dataclass(slots=True)
@@ -150,3 +165,16 @@ def _used_bytes(database: Path) -> int:
             for name in ("page_count", "freelist_count", "page_size")
         )
     return int((pages - free) * size)
+
+
+def last_ticks(server: DevServer) -> dict[str, list[dict[str, Any]]]:
+    """The last ticks of each sensor, the newest first."""
+    found = dict[str, list[dict[str, Any]]]()
+    for node in server.ask(_REPOSITORIES)["repositoriesOrError"]["nodes"]:
+        selector = {
+            "repositoryName": node["name"],
+            "repositoryLocationName": node["location"]["name"],
+        }
+        for sensor in server.ask(_TICKS, selector=selector)["sensorsOrError"]["results"]:
+            found[sensor["name"]] = sensor["sensorState"]["ticks"]
+    return found

@@ -47,9 +47,8 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.process.home import home
-from cdc_assets_tests.benchmarks.items import forget
 from cdc_assets_tests.benchmarks.pipeline_meters import dagster_bytes
-from cdc_assets_tests.benchmarks.workplace import workplace
+from cdc_assets_tests.benchmarks.workplace import forget, fresh_database, workplace
 from cdc_assets_tests.support.jvm import histogram
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -351,10 +350,7 @@ def main() -> None:
     with workplace(options.cache.absolute(), stderr.print) as postgres:
         server_dsn = postgres.dsn()
         assert server_dsn is not None
-        with psycopg.connect(server_dsn, autocommit=True) as server:
-            forget(server, DATABASE)
-            server.execute(f"create database {DATABASE}".encode())
-        dsn = psycopg.conninfo.make_conninfo(server_dsn, dbname=DATABASE)
+        dsn = fresh_database(server_dsn, DATABASE)
         with psycopg.connect(dsn, autocommit=True) as source:
             source.execute(_SETUP.encode())
         folder = home() / "dagster"

@@ -103,9 +103,7 @@ class _Copying:
             except Exception as error:  # one table's: the others are copied
                 if len(tables) == 1 or lost_server(error):
                     raise
-                said = explained(error, self._pipeline.config)
-                if not isinstance(said, TableProblem):
-                    said = TableProblem(names.table, str(said))
+                said = TableProblem.of(names.table, explained(error, self._pipeline.config))
                 self._context.log.warning("%s", said)
                 problems.append(said)
         if problems:

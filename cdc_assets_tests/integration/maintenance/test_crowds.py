@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 from pyspark.errors import PySparkException
 
 from cdc_assets.config.sections import MaintenanceConfig
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log.locks import ALONE_LOCK, write_lock
 from cdc_assets.log.wishes import pause, resume
 from cdc_assets.maintenance import crowds, plan
@@ -41,6 +45,42 @@ def _small_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "_PAUSES", 0.0)
     monkeypatch.setattr(crowds, "_RESTS", 0.0)
     monkeypatch.setattr(plan, "_THINNED", MaintenanceConfig(min_input_files=2))
+
+
+U, V = TableId("public", "u"), TableId("public", "v")
+
+
+@contextmanager
+def _at_work(copied_lake: NewLake, *others: TableId) -> Iterator[tuple[Lake, Turns]]:
+    """A worker's turns at ``t`` and others, which are empty."""
+    more = "".join(f"create table {table.name} (id int primary key);" for table in others)
+    with (
+        copied_lake(SETUP + more, "t", *(table.name for table in others)) as source,
+        settings(source) as pipeline,
+        Worker(pipeline, source.tables) as worker,
+        Turns(pipeline, source.session, worker, lambda _: None) as turns,
+    ):
+        yield source, turns
+
+
+@dataclass
+class Held:
+    """A table's tiny files are put together for as long as the test wants."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, *_: object) -> None:
+        self.begun.set()
+        assert self.go_on.wait(60)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    held = Held()
+    monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda *_: True)
+    monkeypatch.setattr(crowds.Crowds, "thin_out", lambda *_: held())
+    return held
 
 
 def _files(source: Lake) -> int:
@@ -100,23 +140,12 @@ def test_a_compaction_that_fails_fails_no_merge(
         assert source.equal(T)
 
 
-def test_no_other_table_waits_for_it(copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def held(*_: object) -> None:
-        begun.set()
-        assert go_on.wait(60)
-
+def test_no_other_table_waits_for_it(
+    copied_lake: NewLake, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda _self, table, *_: table == T)
-    monkeypatch.setattr(crowds.Crowds, "thin_out", held)
-    others = [TableId("public", name) for name in ("u", "v")]
-    setup = SETUP + "create table u (id int primary key); create table v (id int primary key)"
-    with (
-        copied_lake(setup, "t", "u", "v") as source,
-        settings(source) as pipeline,
-        Worker(pipeline, source.tables) as worker,
-        Turns(pipeline, source.session, worker, lambda _: None) as turns,
-    ):
+    others = [U, V]
+    with _at_work(copied_lake, *others) as (source, turns):
         source.execute("insert into t values (100, 'n'); insert into u values (1)")
         source.execute("insert into v values (1)")
         source.flush()
@@ -124,7 +153,7 @@ def test_no_other_table_waits_for_it(copied_lake: NewLake, monkeypatch: pytest.M
         assert turns.start(T)
         [turn] = wait_for(lambda: turns.wait(0.1))
         assert turn.table == T
-        assert begun.wait(60)
+        assert held.begun.wait(60)
         source.execute("delete from t where id = 100")
         source.flush()
         assert set(turns.pending(source.tables, also=source.tables)) == {*others}
@@ -133,66 +162,40 @@ def test_no_other_table_waits_for_it(copied_lake: NewLake, monkeypatch: pytest.M
         while len(done) < len(others):
             done += turns.wait(0.1)
         assert turns.busy
-        go_on.set()
+        held.go_on.set()
         while turns.busy:
             assert turns.wait(0.1) == []
         assert turns.pending(source.tables, also=[T]) == [T]
 
 
-def test_one_table_at_a_time_is_put_together(
-    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_table_at_a_time_is_put_together(copied_lake: NewLake, held: Held) -> None:
     """Tables whose changes commit together are crowds together: they'd take all hands, and wait."""
-    go_on = threading.Event()
-    monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda *_: True)
-    monkeypatch.setattr(crowds.Crowds, "thin_out", lambda *_: go_on.wait(60))
-    others = [TableId("public", name) for name in ("u", "v")]
-    setup = SETUP + "create table u (id int primary key); create table v (id int primary key)"
-    with (
-        copied_lake(setup, "t", "u", "v") as source,
-        settings(source) as pipeline,
-        Worker(pipeline, source.tables) as worker,
-        Turns(pipeline, source.session, worker, lambda _: None) as turns,
-    ):
+    with _at_work(copied_lake, U, V) as (source, turns):
         source.execute("insert into t values (100, 'n'); insert into u values (1)")
         source.flush()
         turns.pending(source.tables, also=source.tables)
-        assert [turns.start(table) for table in (T, others[0])] == [True, True]
+        assert [turns.start(table) for table in (T, U)] == [True, True]
         wait_for(lambda: all(future.done() for _, future in turns._at_work.values()))
         assert len(turns.wait(0.1)) == 2
         free = set(source.tables) - set(turns._at_work)
         assert len(free) == 2
         turns.pending(source.tables, also=source.tables)
         assert [turns.start(table) for table in free] == [True, True]
-        go_on.set()
+        held.go_on.set()
         while turns.busy:
             turns.wait(0.1)
 
 
 def test_a_worker_that_ends_begins_nothing_and_waits_quietly(
-    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+    copied_lake: NewLake, held: Held
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def held(*_: object) -> None:
-        begun.set()
-        assert go_on.wait(60)
-
-    monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda *_: True)
-    monkeypatch.setattr(crowds.Crowds, "thin_out", held)
-    setup = SETUP + "create table u (id int primary key)"
-    with (
-        copied_lake(setup, "t", "u") as source,
-        settings(source) as pipeline,
-        Worker(pipeline, source.tables) as worker,
-        Turns(pipeline, source.session, worker, lambda _: None) as turns,
-    ):
+    with _at_work(copied_lake, U) as (source, turns):
         source.execute("update t set v = 'new' where id = 1")
         source.flush()
         turns.pending(source.tables, also=source.tables)
         assert turns.start(T)
         wait_for(lambda: turns.wait(0.1))
-        assert begun.wait(60)
+        assert held.begun.wait(60)
         source.execute("insert into u values (1)")
         source.flush()
         turns.pending(source.tables)
@@ -202,9 +205,9 @@ def test_a_worker_that_ends_begins_nothing_and_waits_quietly(
         looks = [_seconds(turns) for _ in range(3)]
         assert looks[0] < 0.1
         assert min(looks[1:]) > 0.25
-        assert turns.start(source.tables[1])  # what was begun just before
+        assert turns.start(U)  # what was begun just before
         wait_for(lambda: turns.wait(0.1))
-        go_on.set()
+        held.go_on.set()
         while turns.busy:
             assert turns.wait(0.1) == []
 
@@ -222,11 +225,12 @@ def test_a_server_that_is_lost_is_left_at_once(
     monkeypatch.setattr(module, "lost_server", lambda error: str(error) == "gone")
     with copied_lake(SETUP, "t") as source, settings(source) as pipeline:
         for said in ("gone", "another error"):
-            session = source.session.cloneSession()  # type: ignore[attr-defined]
+            session = open_session(source.config)
             turns = Turns(pipeline, session, Worker(pipeline, [T]), lambda _: None)
             sessions = [hand.session for hand in turns._free]
             turns.__exit__(PySparkException, PySparkException(said), None)
-            asked = [vars(session)["release_session_on_close"] for session in sessions[1:]]
+            session.stop()
+            asked = [vars(each)["release_session_on_close"] for each in sessions[1:]]
             assert asked == [said != "gone"] * 2
 
 
@@ -238,12 +242,7 @@ def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
 
     monkeypatch.setattr(crowds.Crowds, "is_crowd", lambda *_: True)
     monkeypatch.setattr(crowds.Crowds, "thin_out", lost)
-    with (
-        copied_lake(SETUP, "t") as source,
-        settings(source) as pipeline,
-        Worker(pipeline, [T]) as worker,
-        Turns(pipeline, source.session, worker, lambda _: None) as turns,
-    ):
+    with _at_work(copied_lake) as (source, turns):
         source.execute("update t set v = 'new' where id = 1")
         _turn(source, turns)
         for raises in (lambda: turns.start(T), lambda: turns.wait(0.1)):
