@@ -1,4 +1,4 @@
-"""What Dagster remembers of a source is bounded: old runs, heartbeats and checks are removed.
+"""What Dagster remembers of a source is bounded: old runs, events, checks and ticks are removed.
 
 Dagster keeps each run and each event for ever: hundreds of tables are a gigabyte a day. What it
 shows of the present stays however old it is: the newest event of each asset and partition, the
@@ -22,6 +22,7 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as db
 from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import (
     AssetCheckExecutionsTable,
@@ -31,10 +32,13 @@ from dagster._core.storage.event_log.schema import (
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import SOURCE_TAG
+from cdc_assets.dagster.names import SOURCE_TAG, sensor_names
 
-# A heartbeat is worth nothing once another one followed; an hour of them shows that they come.
-HEARTBEATS = timedelta(hours=1)
+# What was done to a table is reported each minute; an hour of it shows how it goes.
+REPORTS = timedelta(hours=1)
+# A tick that was skipped says what there was to wait for; there are 30,000 a day, of 1.5 kB each.
+SKIPPED_TICKS = timedelta(hours=6)
+HEARTBEAT = "heartbeat"  # the metadata that tells one from a report
 # Runs that are removed at once, about; the next maintenance goes on.
 RUNS_AT_ONCE = 500
 # Keys, and rows, in one statement; and how often rows are deleted, of as many keys, at once.
@@ -54,6 +58,7 @@ _EVALUATED = [
     AssetCheckExecutionRecordStatus.FAILED.value,
 ]
 _EVENT, _LATER = SqlEventLogStorageTable.alias("e"), SqlEventLogStorageTable.alias("l")
+_IS_HEARTBEAT = _EVENT.c.event.like(f'%"label": "{HEARTBEAT}"%')
 _EVENT_FOLLOWED = db.exists().where(
     _LATER.c.asset_key == _EVENT.c.asset_key,
     _LATER.c.dagster_event_type == _EVENT.c.dagster_event_type,
@@ -81,8 +86,8 @@ class Pruned:
     @property
     def sentence(self) -> str:
         return (
-            f"removed from Dagster's history: {self.runs:,} runs, {self.events:,} heartbeats and"
-            f" other events without a run, {self.evaluations:,} evaluations of checks"
+            f"removed from Dagster's history: {self.runs:,} runs, {self.events:,} events without"
+            f" a run, {self.evaluations:,} evaluations of checks"
         )
 
 
@@ -104,11 +109,25 @@ def prune(
     runs = _prune_runs(instance, storage, config, now - keep)
     events = evaluations = 0
     for some in _parts([key.to_string() for key in assets]):
-        events += _prune_events(storage, some, _stored(now - keep))
+        events += _prune_events(storage, some, _EVENT.c.timestamp < _stored(now - keep))
         evaluations += _prune_evaluations(storage, some, _stored(now - keep))
     for some in _parts([key.to_string() for key in beating]):
-        events += _prune_events(storage, some, _stored(now - min(keep, HEARTBEATS)))
+        events += _prune_events(
+            storage, some, _EVENT.c.timestamp < _stored(now - min(keep, REPORTS))
+        )
+    _prune_ticks(instance, config, now - min(keep, SKIPPED_TICKS))
     return Pruned(runs, events, evaluations)
+
+
+def forget_heartbeats(
+    instance: dg.DagsterInstance, config: SourceConfig, assets: Sequence[dg.AssetKey]
+) -> None:
+    """Remove the heartbeats of ``assets`` that another event followed, however young they are."""
+    storage = instance.event_log_storage
+    if config.maintenance.keep_history is None or not isinstance(storage, SqlEventLogStorage):
+        return
+    for some in _parts([key.to_string() for key in assets]):
+        _prune_events(storage, some, _IS_HEARTBEAT)
 
 
 def _stored(at: datetime) -> datetime:
@@ -159,14 +178,16 @@ def _of_the_present(storage: SqlEventLogStorage, runs: Sequence[str]) -> set[str
     return found
 
 
-def _prune_events(storage: SqlEventLogStorage, assets: Sequence[str], before: datetime) -> int:
+def _prune_events(
+    storage: SqlEventLogStorage, assets: Sequence[str], which: db.ColumnElement[bool]
+) -> int:
     """Remove events of ``assets`` without a run, each of which a later one followed."""
     old = (
         db.select(_EVENT.c.id)
         .where(_EVENT.c.asset_key.in_(assets))
         .where(_EVENT.c.run_id == RUNLESS_RUN_ID)
         .where(_EVENT.c.dagster_event_type.in_(_OF_ASSETS))
-        .where(_EVENT.c.timestamp < before)
+        .where(which)
         .where(_EVENT_FOLLOWED)
     )
     tables = (
@@ -177,6 +198,19 @@ def _prune_events(storage: SqlEventLogStorage, assets: Sequence[str], before: da
     # On SQLite the events of each run, and those without one, are in a file beside the index, too.
     _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), old, tables)
     return removed
+
+
+def _prune_ticks(instance: dg.DagsterInstance, config: SourceConfig, before: datetime) -> None:
+    """Remove ticks of the source's sensors that were skipped."""
+    ours = sensor_names(config.name)
+    for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+        if state.name in ours:
+            instance.purge_ticks(
+                state.instigator_origin_id,
+                state.selector_id,
+                before.timestamp(),
+                [TickStatus.SKIPPED],
+            )
 
 
 def _prune_evaluations(storage: SqlEventLogStorage, assets: Sequence[str], before: datetime) -> int:

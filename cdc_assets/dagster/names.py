@@ -143,6 +143,20 @@ def job_name(source: str, work: str) -> str:
     return f"{'check' if work == 'ready' else work}_{source}_tables"
 
 
+# What a source has a sensor for.
+SENSORS = ("cdc_alerts", "checks", "flusher", "health", "materializer", "services", "snapshot")
+
+
+def sensor_names(source: str) -> frozenset[str]:
+    """The names of the source's sensors."""
+    return frozenset(sensor_name(source, what) for what in SENSORS)
+
+
+def sensor_name(source: str, what: str) -> str:
+    """The source's sensor for ``what``, one of :data:`SENSORS`."""
+    return f"{what}_{source}"
+
+
 def run_lock(run_id: str) -> str:
     """The name of the lock in Postgres that a run holds while it works."""
     return f"run:{run_id}"

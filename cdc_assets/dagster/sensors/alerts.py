@@ -23,7 +23,15 @@ from dagster._core.storage.asset_check_execution_record import (
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, sample, values
-from cdc_assets.dagster.names import TABLE_TAG, WORK_TAG, WORKS, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.names import (
+    TABLE_TAG,
+    WORK_TAG,
+    WORKS,
+    TableAssets,
+    all_tables,
+    run_tags,
+    sensor_name,
+)
 from cdc_assets.dagster.sensors.sessions import LOOK_SECONDS, keep_instance, session, status_of
 from cdc_assets.log.states import TableState
 from cdc_assets.messages.texts import of_markdown
@@ -50,7 +58,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
     tables = all_tables(config)
 
     @dg.sensor(
-        name=f"cdc_alerts_{config.name}",
+        name=sensor_name(config.name, "cdc_alerts"),
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Tells of problems, of what becomes worse or better, and of recoveries: to"

@@ -22,15 +22,18 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster import follower
 from cdc_assets.dagster.assets.lake import relief_seconds
 from cdc_assets.dagster.assets.reports import heartbeat_seconds
+from cdc_assets.dagster.history import HEARTBEAT, forget_heartbeats
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, ROW_COUNT, STANDING, data_version
-from cdc_assets.dagster.names import FAILED_TAG, TableAssets, all_tables, job_name, run_tags
-from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
-from cdc_assets.dagster.sensors.runs import (
-    active_runs,
-    past_runs,
-    relief_is_due,
-    wait_seconds,
+from cdc_assets.dagster.names import (
+    FAILED_TAG,
+    TableAssets,
+    all_tables,
+    job_name,
+    run_tags,
+    sensor_name,
 )
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
+from cdc_assets.dagster.sensors.runs import active_runs, past_runs, relief_is_due, wait_seconds
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session, status_of
 from cdc_assets.errors import FollowerProblem
@@ -154,7 +157,7 @@ def materializer_sensor(
     merge = _keep_follower if config.materializer == "follow" else _ask_for_run
 
     @dg.sensor(
-        name=f"materializer_{config.name}",
+        name=sensor_name(config.name, "materializer"),
         job=job,
         minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -169,7 +172,10 @@ def materializer_sensor(
             proven = _is_proven(config, found)
             last = _last_events(context.instance, config, tables)
             looks = _looks(tables, found, last)
-            events = [_heartbeat(look, last[look.names.lake]) for look in due(looks, proven=proven)]
+            quiet = due(looks, proven=proven)
+            events = [_heartbeat(look, last[look.names.lake]) for look in quiet]
+            # Hundreds of tables are 60 MB an hour of them, of which the newest says it all.
+            forget_heartbeats(context.instance, config, [look.names.lake for look in quiet])
             seen = Tick(config, context.instance, pipeline.store, found, looks, proven)
             try:
                 request, said = merge(seen)
@@ -291,7 +297,7 @@ def _heartbeat(look: Look, last: dg.EventLogEntry | None) -> dg.AssetMaterializa
         look.names.lake,
         tags={DATA_VERSION_TAG: version},
         description="Nothing to apply: the table equals the source.",
-        metadata={**standing, "changes": 0, "heartbeat": True},
+        metadata={**standing, "changes": 0, HEARTBEAT: True},
     )
 
 

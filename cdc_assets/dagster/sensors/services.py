@@ -13,6 +13,7 @@ import dagster as dg
 
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.names import sensor_name
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, reachable
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.errors import CdcError, SparkProblem, TableProblem
@@ -97,7 +98,7 @@ def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
     """``services_<source>``."""
 
     @dg.sensor(
-        name=f"services_{config.name}",
+        name=sensor_name(config.name, "services"),
         minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Keeps the embedded Postgres, its demo traffic and the local Spark running.",

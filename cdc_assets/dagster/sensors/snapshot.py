@@ -18,7 +18,14 @@ import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
-from cdc_assets.dagster.names import SEVERAL, TABLE_TAG, TableAssets, all_tables, run_tags
+from cdc_assets.dagster.names import (
+    SEVERAL,
+    TABLE_TAG,
+    TableAssets,
+    all_tables,
+    run_tags,
+    sensor_name,
+)
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.runs import (
     active_runs,
@@ -109,7 +116,7 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
     tables = all_tables(config)
 
     @dg.sensor(
-        name=f"snapshot_{config.name}",
+        name=sensor_name(config.name, "snapshot"),
         # Not a job: one job can't hold assets that are partitioned in different ways.
         asset_selection=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
         minimum_interval_seconds=PACE_SECONDS,

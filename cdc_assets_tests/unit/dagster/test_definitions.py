@@ -16,7 +16,7 @@ from cdc_assets.components import PostgresSource
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.metadata import shown_address
-from cdc_assets.dagster.names import TableAssets, all_tables
+from cdc_assets.dagster.names import TableAssets, all_tables, sensor_names
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.log.staged.files import STAGED_SCHEMA
 from cdc_assets.postgres.names import TableId
@@ -74,7 +74,9 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     graph = defs.resolve_asset_graph()
     lake = {key.to_user_string() for key in graph.get_all_asset_keys() if key.path[0] == "shop"}
     assert {"shop/pgbench_accounts", "shop/orders", "shop/Mixed_Case_Table"} <= lake
-    assert {sensor.name for sensor in defs.sensors or ()} == {
+    ours = {sensor.name for sensor in defs.sensors or ()}
+    assert ours == {*sensor_names("shop"), "marts_shop"}
+    assert ours == {
         "cdc_alerts_shop",
         "health_shop",
         "services_shop",

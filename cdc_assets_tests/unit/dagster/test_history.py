@@ -9,6 +9,18 @@ from pathlib import Path
 import dagster as dg
 import pytest
 import sqlalchemy as db
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    InstigatorType,
+    TickData,
+    TickStatus,
+)
 from dagster._core.storage.event_log.schema import (
     AssetCheckExecutionsTable,
     SqlEventLogStorageTable,
@@ -21,7 +33,7 @@ from cdc_assets.config.source import parse_config
 from cdc_assets.dagster import history
 from cdc_assets.dagster.history import Pruned, prune
 from cdc_assets.dagster.instance import Instance
-from cdc_assets.dagster.names import TableAssets, run_tags
+from cdc_assets.dagster.names import TableAssets, run_tags, sensor_name
 from cdc_assets.postgres.names import TableId
 
 CONFIG = parse_config(
@@ -29,6 +41,15 @@ CONFIG = parse_config(
         "name": "src",
         "postgres": {"dsn": "postgresql://nowhere/db"},
         "tables": [{"name": "public.t"}],
+    },
+    "test",
+)
+KEPT_FOR_EVER = parse_config(
+    {
+        "name": "src",
+        "postgres": {"dsn": "postgresql://nowhere/db"},
+        "tables": [{"name": "public.t"}],
+        "maintenance": {"keep_history": None},
     },
     "test",
 )
@@ -83,7 +104,7 @@ def _beat(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None 
     instance.report_runless_asset_event(event)
 
 
-def test_heartbeats_are_kept_for_an_hour_and_the_last_one_for_ever(
+def test_reports_are_kept_for_an_hour_and_the_last_one_for_ever(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "_ROWS", 2)  # several transactions
@@ -107,6 +128,66 @@ def test_heartbeats_are_kept_for_an_hour_and_the_last_one_for_ever(
     _beat(instance, NAMES.lake)
     _prune(instance)
     assert len(instance.fetch_materializations(NAMES.lake, limit=9).records) == 1
+
+
+def test_a_heartbeat_takes_the_place_of_the_one_before_it(instance: dg.DagsterInstance) -> None:
+    other = NAMES.source
+    for key in (NAMES.lake, other):
+        _beat(instance, key)  # a report
+        for _ in range(3):
+            beat = dg.AssetMaterialization(key, metadata={"changes": 0, history.HEARTBEAT: True})
+            instance.report_runless_asset_event(beat)
+    history.forget_heartbeats(instance, CONFIG, [NAMES.lake])
+    left = instance.fetch_materializations(NAMES.lake, limit=9).records
+    told = [record.asset_materialization for record in left]
+    assert [bool(of and history.HEARTBEAT in of.metadata) for of in told] == [True, False]
+    assert len(instance.fetch_materializations(other, limit=9).records) == 4
+    # Dagster's own storage has them twice.
+    assert _count(instance, apart=True) == (0 if isinstance(instance, Instance) else 2 + 4)
+    _beat(instance, NAMES.lake)
+    history.forget_heartbeats(instance, CONFIG, [NAMES.lake])
+    assert len(instance.fetch_materializations(NAMES.lake, limit=9).records) == 2
+    history.forget_heartbeats(instance, KEPT_FOR_EVER, [other])
+    assert len(instance.fetch_materializations(other, limit=9).records) == 4
+
+
+def _tick(instance: dg.DagsterInstance, sensor: str, status: TickStatus, age: timedelta) -> None:
+    origin = RemoteInstigatorOrigin(
+        RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin("host", 1), "repository"), sensor
+    )
+    if instance.get_instigator_state(origin.get_id(), origin.get_selector().get_id()) is None:
+        instance.add_instigator_state(
+            InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.DECLARED_IN_CODE)
+        )
+    at = (datetime.now(UTC) - age).timestamp()
+    instance.create_tick(
+        TickData(
+            instigator_origin_id=origin.get_id(),
+            instigator_name=sensor,
+            instigator_type=InstigatorType.SENSOR,
+            status=status,
+            timestamp=at,
+            selector_id=origin.get_selector().get_id(),
+        )
+    )
+
+
+def test_skipped_ticks_are_kept_for_six_hours(instance: dg.DagsterInstance) -> None:
+    ours, theirs = sensor_name(CONFIG.name, "flusher"), "flusher_of_somebody"
+    skipped, other = TickStatus.SKIPPED, TickStatus.STARTED
+    for hours in (5, 7):
+        for sensor in (ours, theirs):
+            for status in (skipped, other):
+                _tick(instance, sensor, status, timedelta(hours=hours))
+
+    def left(sensor: str) -> list[TickStatus]:
+        [state] = [s for s in instance.all_instigator_state() if s.name == sensor]
+        ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id)
+        return [tick.status for tick in ticks]
+
+    _prune(instance)
+    assert sorted(left(ours), key=str) == sorted([other, other, skipped], key=str)
+    assert len(left(theirs)) == 4
 
 
 def _run(instance: dg.DagsterInstance, *, ours: bool = True) -> str:
@@ -182,17 +263,8 @@ def test_the_file_of_a_run_that_goes_goes_too(instance: dg.DagsterInstance) -> N
 
 
 def test_history_is_kept_where_the_configuration_says_so(instance: dg.DagsterInstance) -> None:
-    forever = parse_config(
-        {
-            "name": "src",
-            "postgres": {"dsn": "postgresql://nowhere/db"},
-            "tables": [{"name": "public.t"}],
-            "maintenance": {"keep_history": None},
-        },
-        "test",
-    )
     _beat(instance, NAMES.lake)
     _beat(instance, NAMES.lake)
     _age(instance, timedelta(days=800))
-    assert prune(instance, forever, ASSETS, [NAMES.lake], datetime.now(UTC)) == Pruned()
+    assert prune(instance, KEPT_FOR_EVER, ASSETS, [NAMES.lake], datetime.now(UTC)) == Pruned()
     assert _count(instance) == 2
