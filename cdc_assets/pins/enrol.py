@@ -9,7 +9,7 @@ never published if Postgres would then refuse its UPDATE or DELETE (``postgres.i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,7 +41,7 @@ from cdc_assets.readiness.source.enrolment import (
     refuse_mode,
     without_identity,
 )
-from cdc_assets.readiness.source.planning import refuse_unplannable
+from cdc_assets.readiness.source.planning import plannable, refuse_unplannable
 
 logger = logging.getLogger(__name__)
 
@@ -72,17 +72,36 @@ def described(
     A TableProblem is anything that would make the copy or the stream wrong, or break others.
     """
     facts = facts_of(source, config, tables)
+    planned = plannable(source, _readable(facts))
     found = dict[TableId, Enrolled | TableProblem | psycopg.errors.LockNotAvailable]()
     for table in tables:
         try:
-            found[table] = _judged(source, config, table, facts)
+            found[table] = _judged(source, config, table, facts, planned)
         except (TableProblem, psycopg.errors.LockNotAvailable) as problem:
             found[table] = problem
     return found
 
 
-def _judged(source: Connection, config: SourceConfig, table: TableId, facts: Facts) -> Enrolled:
-    """Raises TableProblem or LockNotAvailable."""
+def _readable(facts: Facts) -> list[TableId]:
+    """The heaps of tables that the role may read, as far as the catalog tells."""
+    return [
+        heap
+        for table, names in facts.heaps.items()
+        if not isinstance(names, TableProblem)
+        and isinstance(found := facts.tables[table], SourceTable)
+        and not facts.missing[found.oid]
+        for heap in names
+    ]
+
+
+def _judged(
+    source: Connection,
+    config: SourceConfig,
+    table: TableId,
+    facts: Facts,
+    planned: Collection[TableId],
+) -> Enrolled:
+    """Raises TableProblem or LockNotAvailable. ``planned``: the heaps that can be planned."""
     found, wanted = _there(facts.tables[table]), config.table(table)
     refuse_mode(found, wanted)
     refuse_excluded_key(found, wanted)
@@ -90,7 +109,7 @@ def _judged(source: Connection, config: SourceConfig, table: TableId, facts: Fac
     unsent = facts.unsent(found)
     for missing in facts.missing[found.oid]:
         raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
-    refuse_unplannable(source, found, parts)
+    refuse_unplannable(source, found, [heap for heap in parts if heap not in planned])
     refuse_inherited(facts, found, wanted)
     inserts_only = config.streams and bool(without_identity(source, config, facts, found))
     for problems in (facts.under_root, facts.unlogged):

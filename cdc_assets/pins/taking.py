@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import LiteralString
 
 import psycopg
 
@@ -23,7 +25,7 @@ from cdc_assets.log.tables import TableRow
 from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import under
-from cdc_assets.postgres.catalog import Heap, heaps
+from cdc_assets.postgres.catalog import Heap, heaps_of
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -31,6 +33,7 @@ from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.postgres.slots import NewSlot
 from cdc_assets.readiness.source.now import look_at_tables
+from cdc_assets.readiness.source.planning import AT_ONCE, AT_ONCE_LIMITS
 
 logger = logging.getLogger(__name__)
 
@@ -62,25 +65,21 @@ def take(
             busy = locked(source, [row.table for row in tables])
             free = [row for row in tables if row.table not in busy]
             as_registered = _as_registered(source, config, free)
-            plans = [
-                (row, _planned(source, config, row) if row.table in as_registered else None)
-                for row in free
-            ]
-            pinned = [row for row, chunks in plans if chunks is not None]
+            plans = [*_plans(source, config, [row for row in free if row.table in as_registered])]
+            pinned = [row for row, _ in plans]
             if config.streams:
                 _remember_entries(source, config, store, pinned)
                 _remember_heaps(source, store, pinned, slot.consistent_point)
             for row, chunks in plans:
-                if chunks is not None:
-                    plan_copy(
-                        store,
-                        row,
-                        pin,
-                        slot.consistent_point,
-                        chunks,
-                        resumes=row.snapshot_lsn is not None,
-                        state_without=TableState.STREAMING if config.streams else TableState.COPIED,
-                    )
+                plan_copy(
+                    store,
+                    row,
+                    pin,
+                    slot.consistent_point,
+                    chunks,
+                    resumes=row.snapshot_lsn is not None,
+                    state_without=TableState.STREAMING if config.streams else TableState.COPIED,
+                )
     return pin, pinned
 
 
@@ -104,19 +103,45 @@ def _remember_heaps(
         remember_heaps(store, row, files.get(row.oid, {}), own=seen)
 
 
-def _planned(source: Connection, config: SourceConfig, row: TableRow) -> Chunks | None:
-    """The chunks of the table that are to be copied; None if it can't be pinned now.
+def _plans(
+    source: Connection, config: SourceConfig, rows: Sequence[TableRow]
+) -> Iterator[tuple[TableRow, Chunks]]:
+    """Each table with the chunks that are to be copied, but for those that can't be pinned now.
 
-    The queries lock the table's heaps until the subtransaction ends: an ALTER of one table doesn't
-    wait until all are planned.
+    The queries lock the tables' heaps until the subtransaction ends: an ALTER of one table doesn't
+    wait until all are planned. Where one is locked, its neighbours are asked by themselves.
     """
-    try:
+    for first in range(0, len(rows), AT_ONCE):
+        some = rows[first : first + AT_ONCE]
+        try:
+            yield from _planned(source, config, some, AT_ONCE_LIMITS)
+        except psycopg.errors.LockNotAvailable:
+            for row in some:
+                with suppress(psycopg.errors.LockNotAvailable):
+                    yield from _planned(source, config, [row])
+
+
+def _planned(
+    source: Connection,
+    config: SourceConfig,
+    rows: Sequence[TableRow],
+    limits: LiteralString = "",
+) -> list[tuple[TableRow, Chunks]]:
+    # The plan of a copy that resumes stays; it notices a file or a column that is gone.
+    fresh = {row.oid: row.table for row in rows if row.snapshot_lsn is None}
+    found: Mapping[int, list[Heap] | TableProblem] = {}
+    if fresh and config.snapshot.mode != "never":
         with source.transaction(force_rollback=True):
-            if row.snapshot_lsn is not None:
-                return []  # its plan stays; the copy notices a file or a column that is gone
-            return _plan(source, config, row)
-    except (TableProblem, psycopg.errors.LockNotAvailable):  # described anew before the next pin
-        return None
+            if limits:
+                source.execute(limits)
+            found = heaps_of(source, fresh)
+    there = [(row, found.get(row.oid, [])) for row in rows]
+    # One with a foreign partition is described anew before the next pin.
+    return [
+        (row, _chunks(source, config, row.table, parts))
+        for row, parts in there
+        if not isinstance(parts, TableProblem)
+    ]
 
 
 def _as_registered(
@@ -138,15 +163,14 @@ def _as_registered(
     return same
 
 
-def _plan(source: Connection, config: SourceConfig, row: TableRow) -> Chunks:
-    """The chunks of every heap of the table; none if it isn't to be copied."""
-    if config.snapshot.mode == "never":
-        return []
-    found = heaps(source, row.table, row.oid)
+def _chunks(
+    source: Connection, config: SourceConfig, table: TableId, found: Sequence[Heap]
+) -> Chunks:
+    """The chunks of every heap of the table; none without a heap."""
     # Without TID range scans each chunk would read the whole table: so one reader copies it.
-    step = config.table(row.table).chunk_pages
-    if source.info.server_version < TID_RANGE_SCANS:
-        logger.warning("%s: before Postgres 14 one reader copies a table", row.table)
+    step = config.table(table).chunk_pages
+    if found and source.info.server_version < TID_RANGE_SCANS:
+        logger.warning("%s: before Postgres 14 one reader copies a table", table)
         step = max([step, *(heap.pages for heap in found)])
     step = max(step, -(-sum(heap.pages for heap in found) // MAX_CHUNKS))
     return [

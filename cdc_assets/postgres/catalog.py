@@ -257,18 +257,19 @@ class Heap:
 # Functions over oids answer as of now, regardless of the transaction's snapshot. The filenode is
 # that of the snapshot: a file that came later holds rows that the snapshot doesn't show.
 _HEAPS = """
-select n.nspname, c.relname, c.oid, c.relkind::text, t.relid::oid <> %(oid)s::oid,
+select w.root, n.nspname, c.relname, c.oid, c.relkind::text, c.oid <> w.root,
        c.relfilenode,
        coalesce(pg_catalog.pg_relation_size(c.oid), 0)
        / pg_catalog.current_setting('block_size')::bigint
-  from (select relid from pg_catalog.pg_partition_tree(%(oid)s::oid::regclass) where isleaf
+  from unnest(%s::oid[]) w (root)
+ cross join lateral (
+        select relid from pg_catalog.pg_partition_tree(w.root::regclass) where isleaf
         union
-        select oid::regclass from pg_catalog.pg_class
-         where oid = %(oid)s::oid and relkind = 'r') t
+        select oid::regclass from pg_catalog.pg_class where oid = w.root and relkind = 'r') t
   join pg_catalog.pg_class c on c.oid = t.relid
   join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  where c.relkind <> 'p'
- order by c.oid
+ order by w.root, c.oid
 """
 
 
@@ -277,14 +278,28 @@ def heaps(connection: Connection, table: TableId, oid: int) -> list[Heap]:
 
     Empty for a partitioned table without partitions. Raises TableProblem for a foreign partition.
     """
-    found = connection.execute(_HEAPS, {"oid": oid}).fetchall()
-    foreign = [TableId(schema, name) for schema, name, _, kind, *_ in found if kind != "r"]
-    if foreign:
-        raise _elsewhere(table, foreign[0])
-    return [
-        Heap(TableId(schema, name), int(heap), int(filenode), int(pages), bool(leaf))
-        for schema, name, heap, _, leaf, filenode, pages in found
-    ]
+    found = heaps_of(connection, {oid: table})[oid]
+    if isinstance(found, TableProblem):
+        raise found
+    return found
+
+
+def heaps_of(
+    connection: Connection, tables: Mapping[int, TableId]
+) -> dict[int, list[Heap] | TableProblem]:
+    """The heaps of each table, by its oid, as :func:`heaps` has them."""
+    found: dict[int, list[Heap] | TableProblem] = {oid: [] for oid in tables}
+    for root, schema, name, heap, kind, leaf, filenode, pages in connection.execute(
+        _HEAPS, (list(tables),)
+    ):
+        there, part = found[root], TableId(schema, name)
+        if isinstance(there, TableProblem):
+            continue
+        if kind != "r":
+            found[root] = _elsewhere(tables[root], part)
+        else:
+            there.append(Heap(part, int(heap), int(filenode), int(pages), bool(leaf)))
+    return found
 
 
 _HEAP_NAMES = """

@@ -39,6 +39,27 @@ class ChunkProgress:
     file: str | None = None
 
 
+# One statement, since a first start plans hundreds of tables.
+_PLAN = """
+with moved as (
+    update tables
+       set state = %(state)s, pin = %(pin)s, snapshot_lsn = %(point)s, complete_lsn = %(complete)s,
+           reason = null, updated_at = now()
+     where source = %(source)s and table_name = %(table)s and epoch = %(epoch)s
+       and state = 'waiting' and snapshot_lsn is null
+    returning table_name, epoch),
+planned as (
+    insert into snapshot_progress (source, table_name, epoch, chunk, first_block, end_block,
+                                   relation, relation_oid, filenode)
+    select %(source)s, m.table_name, m.epoch, c.*
+      from moved m,
+           unnest(%(chunks)s::text[], %(first)s::bigint[], %(end)s::bigint[], %(relations)s::text[],
+                  %(oids)s::oid[], %(files)s::oid[]) c
+        on conflict do nothing)
+select from moved
+"""
+
+
 def plan_copy(
     store: LogStore,
     row: TableRow,
@@ -57,53 +78,34 @@ def plan_copy(
 
     ``resumes``: chunks of an earlier pin stay landed or written, and the log counts from that pin.
     """
-    name = str(row.table)
-    if not resumes:
-        with store.connection.transaction():
-            moved = store.connection.execute(
-                "update tables set state = %s, pin = %s, snapshot_lsn = %s, complete_lsn = %s,"
-                " reason = null, updated_at = now() where source = %s and table_name = %s"
-                " and epoch = %s and state = 'waiting' and snapshot_lsn is null",
-                (
-                    TableState.COPYING if chunks else state_without,
-                    pin if chunks else None,
-                    str(point),
-                    None if chunks else str(point),
-                    store.source,
-                    name,
-                    row.epoch,
-                ),
-            )
-            if not moved.rowcount:
-                return
-            if not chunks:
-                store.forget_cursor(row.table)
-        with store.connection.cursor() as cursor:
-            cursor.executemany(
-                "insert into snapshot_progress (source, table_name, epoch, chunk, first_block,"
-                " end_block, relation, relation_oid, filenode)"
-                " values (%s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict do nothing",
-                [
-                    (
-                        store.source,
-                        name,
-                        row.epoch,
-                        c.key(row.epoch),
-                        c.first_block,
-                        c.end_block,
-                        heap.id.identifier.as_string(store.connection),
-                        heap.oid,
-                        heap.filenode,
-                    )
-                    for heap, c in chunks
-                ],
-            )
+    if resumes:
+        store.connection.execute(
+            "update tables set state = 'copying', pin = %s, reason = null, updated_at = now()"
+            " where source = %s and table_name = %s and epoch = %s and state = 'waiting'",
+            (pin, store.source, str(row.table), row.epoch),
+        )
         return
-    store.connection.execute(
-        "update tables set state = 'copying', pin = %s, reason = null, updated_at = now()"
-        " where source = %s and table_name = %s and epoch = %s and state = 'waiting'",
-        (pin, store.source, name, row.epoch),
-    )
+    with store.connection.transaction():
+        moved = store.connection.execute(
+            _PLAN,
+            {
+                "source": store.source,
+                "table": str(row.table),
+                "epoch": row.epoch,
+                "state": TableState.COPYING if chunks else state_without,
+                "pin": pin if chunks else None,
+                "point": str(point),
+                "complete": None if chunks else str(point),
+                "chunks": [c.key(row.epoch) for _, c in chunks],
+                "first": [c.first_block for _, c in chunks],
+                "end": [c.end_block for _, c in chunks],
+                "relations": [heap.id.identifier.as_string(store.connection) for heap, _ in chunks],
+                "oids": [heap.oid for heap, _ in chunks],
+                "files": [heap.filenode for heap, _ in chunks],
+            },
+        )
+        if moved.fetchone() is not None and not chunks:
+            store.forget_cursor(row.table)
 
 
 def restart_copy(store: LogStore, row: TableRow, *, of_pin: str | None = None) -> bool:

@@ -7,7 +7,9 @@ then planning any query of that table fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -57,6 +59,29 @@ select f.oid::regprocedure::text, pg_catalog.quote_ident(n.nspname),
 _OF_THE_TABLE = (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege)
 # A body that doesn't return is given up.
 PLANNING_TIMEOUT = "set local statement_timeout = '10s'"
+# Heaps that are planned in one round trip, which holds the locks of all of them, some milliseconds;
+# it gives up where one takes longer, since somebody's ALTER may wait for another.
+AT_ONCE = 50
+AT_ONCE_LIMITS: LiteralString = (
+    "set local lock_timeout = '10ms'; set local statement_timeout = '100ms'; "
+)
+
+
+def plannable(connection: Connection, heaps: Sequence[TableId]) -> set[TableId]:
+    """Those of ``heaps`` that are planned with others at once; any other may be, by itself.
+
+    A round trip of one heap after the other is a second for hundreds of tables.
+    """
+    found = set[TableId]()
+    for first in range(0, len(heaps), AT_ONCE):
+        some = heaps[first : first + AT_ONCE]
+        with suppress(psycopg.DatabaseError), connection.transaction(force_rollback=True):
+            planned = sql.SQL("; ").join(map(_explain, some))
+            connection.execute(sql.SQL(AT_ONCE_LIMITS) + planned, prepare=False)
+            found.update(some)
+        if connection.closed:
+            break
+    return found
 
 
 def refuse_unplannable(
@@ -72,7 +97,7 @@ def refuse_unplannable(
         for heap in heaps:
             with connection.transaction(force_rollback=True):
                 connection.execute(PLANNING_TIMEOUT)
-                connection.execute(sql.SQL("explain select from only {}").format(heap.identifier))
+                connection.execute(_explain(heap))
     except psycopg.errors.LockNotAvailable:
         raise
     except psycopg.DatabaseError as error:
@@ -96,3 +121,7 @@ def refuse_unplannable(
             (f"{remedy}; -- or what the body needs; or write" if remedy else "Write")
             + " each name in the body with its schema, and grant what it uses.",
         ) from error
+
+
+def _explain(heap: TableId) -> sql.Composed:
+    return sql.SQL("explain select from only {}").format(heap.identifier)
