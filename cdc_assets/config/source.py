@@ -107,6 +107,11 @@ class SourceConfig(Section):
         lake: dict[str, str] = {}
         for table in self.tables:
             name = self.lake_name(table.id)
+            if (self.namespace, name) == ("health", self.name):
+                raise ValueError(
+                    f"tables: the lake table health.{name} would have the name of an asset of the"
+                    " source; give another lake.namespace"
+                )
             other = lake.setdefault(name.lower(), table.name)
             if other != table.name:
                 raise ValueError(

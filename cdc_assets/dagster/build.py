@@ -93,7 +93,8 @@ def process_defs(config: SourceConfig, path: Path | None = None) -> dg.Definitio
     if (part := part_for(config)) is None:
         whole = build_defs(config)
         return whole if path is None else with_references(whole, config, path)
-    assets, checks = list[dg.AssetsDefinition](), list[dg.AssetChecksDefinition]()
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*part.others]
+    checks = list[dg.AssetChecksDefinition]()
     jobs: list[dg.UnresolvedAssetJobDefinition] = []
     match part.work:
         case "snapshot":  # of no job: see its sensor

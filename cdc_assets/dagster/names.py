@@ -3,6 +3,7 @@
 Invariant: keys are stable and unique. Dagster derives operation names from keys, so a part of a key
 may hold letters, digits and underscores only. Other characters become underscores; where two tables
 of a source would then collide, the one that had to be changed gets a short hash of its SQL name.
+Dagster joins the parts by two underscores, so ``a__b.c`` and ``a.b__c`` collide, too.
 The metadata ``dagster/table_name`` has the true name.
 """
 
@@ -28,6 +29,14 @@ def plain(text: str) -> str:
     return _FOREIGN.sub("_", text)
 
 
+# Dagster joins a key's parts by two underscores: these may be of one part, or of an edge.
+_JOINS = re.compile(r"__|_\.|\._")
+
+
+def _joined(table: TableId) -> str:
+    return f"{plain(table.schema)}__{plain(table.name)}"
+
+
 def _distinct(text: str, table: TableId) -> str:
     """A name with a hash, for a ``table`` whose plain name is another table's, too."""
     return f"{plain(text)}_{hashlib.sha256(str(table).encode()).hexdigest()[:6]}"
@@ -41,19 +50,31 @@ class TableAssets:
     table: TableId
 
     def _path(self, kind: str) -> dg.AssetKey:
+        return dg.AssetKey([kind, self.config.name, *self._parts])
+
+    @cached_property
+    def _parts(self) -> tuple[str, str]:
         schema, name = self.table.schema, self.table.name
-        parts = [plain(schema), plain(name)]
-        # Sensors ask for all names at each tick, so others are looked at only where it may matter.
-        if parts != [schema, name] and any(
-            [plain(t.id.schema), plain(t.id.name)] == parts
+        shown = plain(schema), plain(name)
+        # Looking at all others for each table is dear, so it is done only where it may matter.
+        changed = shown != (schema, name)
+        if not changed and not _JOINS.search(f"{schema}.{name}"):
+            return shown
+        alike = [
+            t.id
             for t in self.config.tables
-            if t.id != self.table
-        ):
-            if parts[1] != name:
-                parts[1] = _distinct(name, self.table)
-            else:
-                parts[0] = _distinct(schema, self.table)
-        return dg.AssetKey([kind, self.config.name, *parts])
+            if t.id != self.table and _joined(t.id) == "__".join(shown)
+        ]
+        # One that keeps its name keeps it, or the one whose schema is the shortest.
+        first = not changed and not any(
+            (plain(t.schema), plain(t.name)) == (t.schema, t.name) and len(t.schema) < len(schema)
+            for t in alike
+        )
+        if not alike or first:
+            return shown
+        if shown[1] != name or not changed:
+            return shown[0], _distinct(name, self.table)
+        return _distinct(schema, self.table), shown[1]
 
     @cached_property
     def source(self) -> dg.AssetKey:
@@ -126,6 +147,12 @@ SOURCE_TAG, WORK_TAG, TABLE_TAG = "cdc_assets/source", "cdc_assets/work", "cdc_a
 # TABLE_TAG of a run that copies several.
 SEVERAL = "several tables"
 FAILED_TAG = "cdc_assets/failed_tables"
+# Dagster's, of the partitions that a run is asked for: one, or all from one to another.
+PARTITION_TAG = "dagster/partition"
+RANGE_START_TAG, RANGE_END_TAG = (
+    "dagster/asset_partition_range_start",
+    "dagster/asset_partition_range_end",
+)
 # The kinds of work of these runs.
 WORKS = ("check", "maintain", "materialize", "ready", "sample", "snapshot")
 
@@ -155,6 +182,11 @@ def sensor_names(source: str) -> frozenset[str]:
 def sensor_name(source: str, what: str) -> str:
     """The source's sensor for ``what``, one of :data:`SENSORS`."""
     return f"{what}_{source}"
+
+
+def operation_name(source: str, work: str) -> str:
+    """A source's operation. A job, with one underscore there, can't have the same name."""
+    return f"{work}__{source}"
 
 
 def run_lock(run_id: str) -> str:

@@ -72,9 +72,9 @@ class HelperThread:
         wait = self._seconds
         while True:
             self._wake.wait(wait)
+            self._wake.clear()  # before the look at _stop, which is set first
             if self._stop.is_set():
                 break
-            self._wake.clear()
             if self._tried(self._step):
                 self._is_well()
                 wait = self._seconds

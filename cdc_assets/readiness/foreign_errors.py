@@ -41,7 +41,7 @@ def explained(error: Exception, config: SourceConfig | None) -> CdcError:
 
 def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError], str, str]:
     said, package = first_line(error), type(error).__module__.partition(".")[0]
-    if isinstance(error, psycopg.OperationalError) and _is_lost(error):
+    if isinstance(error, psycopg.OperationalError) and is_lost(error):
         who, setting = _whose(str(error), config)
         remedy = f"Start it, mend the network, or correct {setting}."
         return EnvironmentProblem, f"{who} can't be reached, or ended: {said}.", remedy
@@ -63,7 +63,7 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
     return CdcError, what, "Please report it."
 
 
-def _is_lost(error: psycopg.OperationalError) -> bool:
+def is_lost(error: psycopg.OperationalError) -> bool:
     """Whether the connection is to blame: a statement that was cancelled is of this class, too."""
     return error.sqlstate is None or error.sqlstate.startswith(("08", "28", "3D", "53", "57P"))
 

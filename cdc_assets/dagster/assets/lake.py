@@ -21,7 +21,7 @@ import dagster as dg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.reports import Reports
 from cdc_assets.dagster.metadata import definition_metadata
-from cdc_assets.dagster.names import FAILED_TAG, WORK_TAG, TableAssets, run_lock
+from cdc_assets.dagster.names import FAILED_TAG, WORK_TAG, TableAssets, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
@@ -72,11 +72,11 @@ def lake_spec(names: TableAssets) -> dg.AssetSpec:
 
 
 def lake_assets(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetsDefinition:
-    """The operation ``materialize_<source>`` over the lake tables."""
+    """The operation ``materialize__<source>`` over the lake tables."""
     resource = f"spark_{config.name}"
 
     @dg.multi_asset(
-        name=f"materialize_{config.name}",
+        name=operation_name(config.name, "materialize"),
         specs=[lake_spec(names) for names in tables],
         can_subset=True,
         required_resource_keys={resource},

@@ -15,7 +15,7 @@ import dagster as dg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.health import health_key
 from cdc_assets.dagster.history import Pruned, prune
-from cdc_assets.dagster.names import TableAssets, all_tables, run_lock
+from cdc_assets.dagster.names import TableAssets, all_tables, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablesFailed, first_line
@@ -29,11 +29,11 @@ BUDGET_SECONDS = 1800.0
 
 
 def maintenance_assets(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetsDefinition:
-    """The operation ``maintain_<source>`` over ``maintenance/<source>/<schema>/<table>``."""
+    """The operation ``maintain__<source>`` over ``maintenance/<source>/<schema>/<table>``."""
     resource = f"spark_{config.name}"
 
     @dg.multi_asset(
-        name=f"maintain_{config.name}",
+        name=operation_name(config.name, "maintain"),
         specs=[
             names.spec(
                 names.maintenance,

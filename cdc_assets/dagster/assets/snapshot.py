@@ -7,15 +7,25 @@ once more at the end. Reading, writing and what a restart may trust are in ``sna
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
+import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import dagster as dg
+import psycopg
 from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
-from cdc_assets.dagster.names import TableAssets, run_lock
+from cdc_assets.dagster.names import (
+    FAILED_TAG,
+    PARTITION_TAG,
+    RANGE_END_TAG,
+    RANGE_START_TAG,
+    TableAssets,
+    operation_name,
+    run_lock,
+)
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import (
@@ -27,11 +37,11 @@ from cdc_assets.errors import (
     first_line,
 )
 from cdc_assets.lake.spark.session import lost_server
-from cdc_assets.log.copies.chunks import ChunkProgress
+from cdc_assets.log.copies.chunks import ChunkProgress, chunks
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.waits import locked
-from cdc_assets.readiness.foreign_errors import explained
+from cdc_assets.readiness.foreign_errors import explained, is_lost
 from cdc_assets.snapshot.coordinator import copy_table, copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
 
@@ -53,11 +63,11 @@ def snapshot_spec(names: TableAssets) -> dg.AssetSpec:
 
 
 def snapshot_assets(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetsDefinition:
-    """The operation ``copy_<source>`` over the tables' copies."""
+    """The operation ``copy__<source>`` over the tables' copies."""
     resource = f"spark_{config.name}"
 
     @dg.multi_asset(
-        name=f"copy_{config.name}",
+        name=operation_name(config.name, "copy"),
         specs=[snapshot_spec(names) for names in tables],
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run(),
@@ -84,15 +94,21 @@ class _Copying:
         self._context = context
         self._pipeline = pipeline
         self._session = session
-        some = context.has_partition_key or context.has_partition_key_range
-        self._only = frozenset(context.partition_keys) if some else None
+        tags = context.run.tags
+        one = tags.get(PARTITION_TAG)
+        # Not the context's keys: those are in the order in which Dagster came to know them, and no
+        # one knows them of two tables.
+        self._first, self._last = tags.get(RANGE_START_TAG, one), tags.get(RANGE_END_TAG, one)
         self._marked: dict[dg.AssetKey, set[str]] = {}
 
     def copy(self, tables: Sequence[TableAssets]) -> None:
         """Try each of ``tables``; raises TablesFailed, or the error of the only one."""
-        failed = self._together(tables) if len(tables) > 1 else {}
+        failed, away = dict[TableId, CdcError](), dict[TableId, str]()
+        if len(tables) > 1 and self._first is None:
+            away = self._locked(tables)
+            failed = self._together([names for names in tables if names.table not in away])
         problems = list[TableProblem]()
-        for names in tables:
+        for names in sorted(tables, key=lambda names: names.table in away):
             try:
                 if names.table in failed:
                     raise failed[names.table]
@@ -101,36 +117,53 @@ class _Copying:
                 # Nothing is wrong: the sensor asks for another run once the table is pinned again.
                 self._context.log.warning("%s", error)
             except Exception as error:  # one table's: the others are copied
-                if len(tables) == 1 or lost_server(error):
+                if len(tables) == 1 or self._ends_all(error):
                     raise
                 said = TableProblem.of(names.table, explained(error, self._pipeline.config))
                 self._context.log.warning("%s", said)
                 problems.append(said)
         if problems:
+            # The others go on without a pause.
+            blamed = json.dumps([str(problem.table) for problem in problems])
+            self._context.instance.add_run_tags(self._context.run.run_id, {FAILED_TAG: blamed})
             raise TablesFailed(problems)
+
+    def _ends_all(self, error: Exception) -> bool:
+        """Whether no table can be copied any more: Spark is gone, or a database."""
+        gone = isinstance(error, psycopg.OperationalError) and is_lost(error)
+        return gone or self._pipeline.store.connection.closed or lost_server(error)
 
     def _alone(self, names: TableAssets) -> None:
         def on_progress(progress: CopyProgress) -> None:
             self._context.log.info(progress.sentence)
             self._mark(names, progress.landed)
 
-        asked = "all chunks" if self._only is None else f"{len(self._only)} chunks"
+        only = self._asked_for(names.table)
+        asked = "all chunks" if only is None else f"{len(only)} chunks"
         self._context.log.info("%s: %s asked for", names.table, asked)
         plan = copy_table(
-            self._pipeline, self._session, names.table, only=self._only, on_progress=on_progress
+            self._pipeline, self._session, names.table, only=only, on_progress=on_progress
         )
         # Chunks that an earlier run landed, but didn't live to report.
         self._mark(names, (chunk for chunk in plan if chunk.state == "landed"))
 
-    def _together(self, tables: Sequence[TableAssets]) -> Mapping[TableId, CdcError]:
-        """Copy ``tables`` in one job; returns those that failed, and why.
+    def _asked_for(self, table: TableId) -> frozenset[str] | None:
+        """The chunks of the table's plan that the run is asked for; None: all."""
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return None
+        row = self._pipeline.store.table(table)
+        plan = chunks(self._pipeline.store, table, row.epoch) if row is not None else []
+        return frozenset(chunk.key for chunk in plan if first <= chunk.key <= last)
 
-        Tables that somebody has locked are left to be copied alone: each would hold one of Spark's
-        cores until the lock goes.
-        """
+    def _locked(self, tables: Sequence[TableAssets]) -> dict[TableId, str]:
+        """Tables that somebody has locked: together with others each would hold a core of Spark."""
         with self._pipeline.connect_source("copy") as source:
-            away = locked(source, [names.table for names in tables])
-        by_table = {names.table: names for names in tables if names.table not in away}
+            return locked(source, [names.table for names in tables])
+
+    def _together(self, tables: Sequence[TableAssets]) -> dict[TableId, CdcError]:
+        """Copy ``tables`` in one job; returns those that failed, and why."""
+        by_table = {names.table: names for names in tables}
         began, said, landed = time.monotonic(), time.monotonic(), set[TableId]()
 
         def on_progress(progress: CopyProgress) -> None:
@@ -148,20 +181,24 @@ class _Copying:
 
         try:
             return copy_tables(self._pipeline, self._session, by_table, on_progress=on_progress)
-        except Exception as error:  # noqa: BLE001 - the table that is to blame shows it alone
+        except Exception as error:  # the table that is to blame shows it alone
+            if self._ends_all(error):
+                raise
             self._context.log.warning("Each table is now copied by itself: %s", first_line(error))
             return {}
 
-    def _mark(self, names: TableAssets, chunks: Iterable[ChunkProgress]) -> None:
+    def _mark(self, names: TableAssets, landed: Iterable[ChunkProgress]) -> None:
         """Mark chunks as landed, each once."""
         key, instance = names.snapshot, self._context.instance
+        first, last = self._first, self._last
         if key not in self._marked:
             # The sensor, or an earlier run, may have marked some of them.
-            known = instance.get_materialized_partitions(key) if self._only is None else set()
+            known = instance.get_materialized_partitions(key) if first is None else set()
             self._marked[key] = set(known)
         marked = self._marked[key]
-        for chunk in chunks:
-            if (self._only is None or chunk.key in self._only) and chunk.key not in marked:
+        for chunk in landed:
+            asked = first is None or last is None or first <= chunk.key <= last
+            if asked and chunk.key not in marked:
                 marked.add(chunk.key)
                 self._context.log_event(
                     dg.AssetMaterialization(

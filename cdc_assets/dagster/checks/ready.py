@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import TableAssets
+from cdc_assets.dagster.names import TableAssets, operation_name
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import DESCRIPTION, REPORT, bounded, described, markdown
@@ -19,7 +19,7 @@ def ready_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.Asse
     """The check ``ready`` of the source's tables: one look for all of them."""
 
     @dg.multi_asset_check(
-        name=f"ready_{config.name}",
+        name=operation_name(config.name, "ready"),
         specs=[
             dg.AssetCheckSpec(
                 NAME,

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import TableAssets, run_lock
+from cdc_assets.dagster.names import TableAssets, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.messages.texts import bounded, described
@@ -24,7 +24,7 @@ def sample_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.Ass
     resource = f"spark_{config.name}"
 
     @dg.multi_asset_check(
-        name=f"sample_{config.name}",
+        name=operation_name(config.name, "sample"),
         specs=[
             dg.AssetCheckSpec(
                 NAME,

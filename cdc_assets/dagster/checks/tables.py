@@ -1,4 +1,4 @@
-"""The operation ``check_<source>``: the checks of every lake table, one after the other."""
+"""The operation ``check__<source>``: the checks of every lake table, one after the other."""
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, unique_key, values
-from cdc_assets.dagster.names import TableAssets, run_lock
+from cdc_assets.dagster.names import TableAssets, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import CdcError
@@ -27,7 +27,7 @@ def table_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.Asse
     resource = f"spark_{config.name}"
 
     @dg.multi_asset_check(
-        name=f"check_{config.name}",
+        name=operation_name(config.name, "check"),
         specs=[spec for names in tables for spec in _specs(names)],
         can_subset=True,
         required_resource_keys={resource},

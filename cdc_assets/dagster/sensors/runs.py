@@ -49,9 +49,11 @@ class PastRun:
     assets: frozenset[dg.AssetKey] | None = None
     failed_tables: frozenset[str] | None = None
 
-    def concerns(self, asset: dg.AssetKey | None) -> bool:
-        """Whether it says anything of ``asset`` (None: of the work as a whole)."""
-        return asset is None or self.assets is None or asset in self.assets
+    def concerns(self, names: TableAssets | None) -> bool:
+        """Whether it says anything of a table's merges or copy (None: of the work as a whole)."""
+        if names is None or self.assets is None:
+            return True
+        return not self.assets.isdisjoint((names.lake, names.snapshot))
 
 
 # When a started run was first seen without its lock, by run id.
@@ -139,8 +141,8 @@ def delay_seconds(failures: int) -> float:
 
 
 def wait_seconds(past: Sequence[PastRun], now: datetime, names: TableAssets | None = None) -> float:
-    """Seconds left of the back-off, of a lake table if one is given; 0: the next attempt is due."""
-    concerning = [run for run in past if run.concerns(names.lake if names else None)]
+    """Seconds left of the back-off, of a table if one is given; 0: the next attempt is due."""
+    concerning = [run for run in past if run.concerns(names)]
     failures = failures_in_a_row(concerning, str(names.table) if names else None)
     if not failures:
         return 0.0

@@ -9,16 +9,19 @@ moment: until there is something to copy (``snapshot``), or the second tick.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import dagster as dg
+import psycopg
 
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.names import sensor_name
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, reachable
-from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.errors import CdcError, SparkProblem, TableProblem
 from cdc_assets.lake.spark.session import server
 from cdc_assets.log.states import TableState
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import connect
@@ -56,10 +59,15 @@ def demo_is_made(config: SourceConfig) -> bool:
 _made: set[str] = set()
 
 
-def start_spark(config: SourceConfig) -> None:
-    """Start the local Spark server unless it runs, or there is none; returns at once."""
-    if config.spark.remote is None:
-        server(config).start()
+def begin_spark(config: SourceConfig) -> None:
+    """Start the local Spark, once, if the services' tick has left it; returns at once.
+
+    The services' next tick tells what comes of it, and starts it from then on.
+    """
+    if config.name in _left:
+        _left.discard(config.name)
+        with suppress(CdcError, OSError):
+            server(config).start()
 
 
 def _leaves_first(config: SourceConfig) -> bool:
@@ -68,20 +76,22 @@ def _leaves_first(config: SourceConfig) -> bool:
         return False
     _ticked.add(config.name)
     try:
-        with reachable(config), session(config, "services sensor") as pipeline:
+        with reachable(config), Pipeline.open(config) as pipeline:
             states = {row.state for row in pipeline.store.tables()}
             return states <= {TableState.WAITING, TableState.PARKED}
-    except (NotYet, CdcError):  # there is no log yet, or nobody can have one now
+    except (NotYet, CdcError, psycopg.Error):  # there is no log yet, or nobody can have one now
         return True
 
 
-# Sources that had a tick in this process.
-_ticked: set[str] = set()
+# Sources that had a tick in this process, and those whose Spark it has left to the first copy.
+_ticked, _left = set[str](), set[str]()
 
 
 def _spark(config: SourceConfig) -> str:
     if _leaves_first(config):
+        _left.add(config.name)
         return "Spark starts once a table is pinned"
+    _left.discard(config.name)
     spark = server(config)
     status = spark.start()
     if not status.running:

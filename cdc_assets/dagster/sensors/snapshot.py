@@ -19,6 +19,8 @@ import dagster as dg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
 from cdc_assets.dagster.names import (
+    RANGE_END_TAG,
+    RANGE_START_TAG,
     SEVERAL,
     TABLE_TAG,
     TableAssets,
@@ -33,7 +35,7 @@ from cdc_assets.dagster.sensors.runs import (
     past_runs,
     wait_seconds,
 )
-from cdc_assets.dagster.sensors.services import start_spark
+from cdc_assets.dagster.sensors.services import begin_spark
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
 from cdc_assets.log.states import TableState
@@ -41,10 +43,6 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
 # A run over a range of partitions instead of one: https://docs.dagster.io/guides/build/partitions-and-backfills
-_RANGE_START, _RANGE_END = (
-    "dagster/asset_partition_range_start",
-    "dagster/asset_partition_range_end",
-)
 # Some 44 ms an event on SQLite: a tick stays below its 2 seconds.
 MARKS_A_TICK = 20
 # Tables that share a run, which costs 5 s of CPU to launch and some 0.2 s a table.
@@ -128,7 +126,7 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         copies, at_work = _look(context.instance, config, tables)
         if any(copy.state == TableState.COPYING for copy in copies):
-            start_spark(config)
+            begin_spark(config)
         return _result(config, copies, at_work)
 
     return tick
@@ -162,7 +160,7 @@ def _look(
     for names, row, plan in plans:
         known = frozenset(instance.get_dynamic_partitions(names.partitions_name))
         past = past_runs(instance, run_tags(config, "snapshot", names.table))
-        past += [run for run in shared if run.concerns(names.snapshot)]
+        past += [run for run in shared if run.concerns(names)]
         past.sort(key=lambda run: run.ended_at, reverse=True)
         copies.append(
             Copy(
@@ -172,9 +170,9 @@ def _look(
                 known,
                 frozenset(instance.get_materialized_partitions(names.snapshot)),
                 names.snapshot in active,
-                wait_seconds(past, now),
+                wait_seconds(past, now, names),
                 row.snapshot_lsn,
-                failures_in_a_row(past) > 1,
+                failures_in_a_row(past, str(names.table)) > 1,
             )
         )
     return copies, len(runs)
@@ -257,8 +255,8 @@ def _request(config: SourceConfig, names: TableAssets, run: tuple[str, str]) -> 
         asset_selection=[names.snapshot],
         tags={
             **run_tags(config, "snapshot", names.table),
-            _RANGE_START: run[0],
-            _RANGE_END: run[1],
+            RANGE_START_TAG: run[0],
+            RANGE_END_TAG: run[1],
         },
     )
 

@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 2.0
 # Interval of log lines for a person who watches.
 LINE_SECONDS = 10.0
-# A flusher that ends while it waits leaves the report to the active one.
-_NEVER_ITS_TURN = ("waiting", "stopped")
 # A probe or a report that takes longer is out of date.
 _TIMEOUT = "5s"
 
@@ -49,7 +47,7 @@ class Health:
         self._config = config
         self._progress = progress
         self._probe = Probe()
-        self._state = progress.state
+        self._waits = False
         self._process = process_name()
         self._metrics = MetricsServer(
             config.metrics, FlusherCollector(config.name, progress, self._probe)
@@ -72,9 +70,11 @@ class Health:
 
     def _step(self) -> None:
         self._metrics.ensure()
-        before, self._state = self._state, self._progress.state
-        if self._state in ("starting", "waiting") or (before, self._state) == _NEVER_ITS_TURN:
-            return  # another flusher reports this source
+        state = self._progress.state
+        if state != "stopped":
+            self._waits = state == "waiting"
+        if state in ("starting", "waiting") or self._waits:
+            return  # another flusher reports this source, also once this one ends without its turn
         try:
             self._look()
         finally:

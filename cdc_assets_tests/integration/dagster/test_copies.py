@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dagster as dg
+import psycopg
 import pytest
 
 from cdc_assets.dagster.assets import snapshot
@@ -96,6 +97,38 @@ def test_a_small_table_that_fails_holds_up_no_other_and_goes_on_alone(
         assert request.tags[TABLE_TAG] == str(mixed.table)
     assert world.execute(request).success
     assert world.said("snapshot") == "All 3 pinned tables are copied."
+
+
+def test_a_chunk_whose_key_came_late_is_copied_in_the_order_of_the_plan(world: World) -> None:
+    """Dagster has the keys in the order in which they were added."""
+    big = world.names("big")
+    [request] = world.until("a copy", lambda: world.runs("snapshot"))
+    keys = world.instance.get_dynamic_partitions(big.partitions_name)
+    assert len(keys) > 2
+    world.instance.delete_dynamic_partition(big.partitions_name, keys[0])
+    world.instance.add_dynamic_partitions(big.partitions_name, [keys[0]])
+    assert world.instance.get_dynamic_partitions(big.partitions_name) == [*keys[1:], keys[0]]
+    assert world.execute(request).success
+    assert world.instance.get_materialized_partitions(big.snapshot) == set(keys)
+
+
+def test_a_database_that_is_lost_ends_the_run_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.execute(world.until("a copy", lambda: world.runs("snapshot"))[0]).success
+    tried: list[Any] = []
+
+    def lost(_pipeline: Any, _session: Any, tables: Any, **_: Any) -> Any:
+        tried.append(tables)
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    [request] = world.until("a copy", lambda: world.runs("snapshot"))
+    assert request.tags[TABLE_TAG] == SEVERAL
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot, "copy_table", lost)
+        patched.setattr(snapshot, "copy_tables", lost)
+        assert not world.execute(request).success
+    assert len(tried) == 1
 
 
 def test_small_tables_whose_copy_begins_anew_fail_no_run(world: World) -> None:

@@ -63,9 +63,23 @@ def test_the_number_of_operations_is_not_that_of_the_tables() -> None:
     """Else a run pays for each table's, and a run of many tables has a step for each."""
     job = build_defs(_config("public.a", "public.b")).get_repository_def().get_job("__ASSET_JOB")
     assert {node.name for node in job.nodes} == {
-        *("copy_src", "materialize_src", "maintain_src", "health__src"),
-        *("check_src", "ready_src", "sample_src"),
+        *("copy__src", "materialize__src", "maintain__src", "health__src"),
+        *("check__src", "ready__src", "sample__src"),
     }
+
+
+def test_sources_and_tables_whose_names_end_alike_are_told_apart() -> None:
+    """Jobs and operations share one name space, and Dagster joins the parts of keys."""
+    names = "a__b.c", "a.b__c", "a_.b", "a._b"
+    config = _config(*names)
+    other = _config(*names, name="src_tables")
+    defs = dg.Definitions.merge(build_defs(config), build_defs(other))
+    defs.get_repository_def().get_all_jobs()
+    shown = [names.snapshot.path[2:] for names in all_tables(config)]
+    assert shown[1:4:2] == [["a", "b__c"], ["a", "_b"]]  # theirs, whatever comes
+    assert len({"__".join(path) for path in shown}) == 4
+    with pytest.raises(ConfigurationError, match=r"another lake\.namespace"):
+        _config("public.src", lake={"namespace": "health"})
 
 
 def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.assets.health import health_key
 from cdc_assets.dagster.names import all_tables, job_name, run_tags
 from cdc_assets_tests.support.run_process import built_in_a_run
 
@@ -23,6 +24,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 ONE = parse_config(SETTINGS[0], "test")
 A, B = all_tables(ONE)
+TWO_A = all_tables(parse_config(SETTINGS[1], "test"))[0]
 
 
 def _built(
@@ -31,6 +33,7 @@ def _built(
     tags: Mapping[str, str],
     assets: set[dg.AssetKey] | None = None,
     checks: set[dg.AssetCheckKey] | None = None,
+    beside: Sequence[dg.AssetKey] = (),
 ) -> dict[str, Any]:
     with dg.DagsterInstance.local_temp(str(folder)) as instance:
         run = dg.DagsterRun(
@@ -40,7 +43,7 @@ def _built(
             asset_check_selection=frozenset(checks) if checks else None,
         )
         instance.add_run(run)
-        return built_in_a_run(instance, run, SETTINGS)
+        return built_in_a_run(instance, run, SETTINGS, beside)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,30 @@ def test_a_run_that_was_asked_for_builds_its_work_of_its_tables(
     found = _built(tmp_path, work, run_tags(ONE, work), {key})
     assert found["keys"] == [key.to_user_string()]
     assert set(found["jobs"]) == {"__ASSET_JOB", job_name("one", work)}
+
+
+@pytest.mark.parametrize("source", ["one", "two"])
+def test_what_somebody_else_has_in_the_location_finds_all_assets_of_every_source(
+    tmp_path: Path, source: str
+) -> None:
+    """Dagster resolves the targets of some sensors in the process of each run."""
+    config = parse_config(SETTINGS[source == "two"], "test")
+    every = [
+        key
+        for n in all_tables(config)
+        for key in (n.lake, n.source, n.snapshot, n.staged_log, n.maintenance)
+    ]
+    beside = [*every, health_key(config)]
+    found = _built(tmp_path, "snapshot", run_tags(ONE, "snapshot"), {A.snapshot}, beside=beside)
+    assert found["keys"] == [A.snapshot.to_user_string()]
+
+
+@pytest.mark.parametrize("key", [B.lake, TWO_A.snapshot, dg.AssetKey("theirs")])
+def test_a_run_of_more_than_its_tags_say_has_all_definitions(
+    tmp_path: Path, key: dg.AssetKey
+) -> None:
+    found = _built(tmp_path, "snapshot", run_tags(ONE, "snapshot"), {A.snapshot, key})
+    assert A.lake.to_user_string() in found["keys"]
 
 
 def test_a_run_of_checks_builds_those_of_its_tables(tmp_path: Path) -> None:

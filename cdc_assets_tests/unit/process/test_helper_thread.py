@@ -57,6 +57,25 @@ def test_no_error_ends_it_and_each_is_noted_until_it_is_over(
     ]
 
 
+def test_a_close_in_the_middle_of_a_wake_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    thread = HelperThread("late", lambda: None, 3600.0, at_end=ended.set)
+    original, asked = thread._wake.clear, threading.Event()
+
+    def clear() -> None:
+        if not asked.is_set():  # what close does, before the wake is forgotten
+            asked.set()
+            thread._stop.set()
+            thread._wake.set()
+        original()
+
+    monkeypatch.setattr(thread._wake, "clear", clear)
+    thread.start()
+    thread.soon()
+    assert ended.wait(20)
+    assert thread.close()
+
+
 def test_a_step_that_is_wanted_soon_waits_for_no_time() -> None:
     steps = threading.Semaphore(0)
     thread = HelperThread("health", steps.release, 60.0)
