@@ -204,6 +204,7 @@ class _Flusher:
                     active_flusher(store) or "just ending",
                 )
                 said = True
+                self._progress.waits = True
                 self._progress.enter("waiting")
             self._streamed = True  # from now on a passing error is waited out
             flushed = store.flushed_lsn()
@@ -212,6 +213,7 @@ class _Flusher:
                 return False  # the other flusher has done it
             if self._stop.wait(LOCK_SECONDS):
                 return False
+        self._progress.waits = False
         return True
 
     def _prepare_pins(self, pipeline: Pipeline) -> None:

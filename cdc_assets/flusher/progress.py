@@ -84,6 +84,8 @@ class Progress:
     bytes_by_table: Counter[str] = field(default_factory=Counter)
     troubles: dict[str, str] = field(default_factory=dict)
     """Problems beside the stream, by the thread that has them."""
+    waits: bool = False
+    """Another flusher has the turn, as far as this one knows; whatever its state becomes."""
     on_state: Callable[[], None] = lambda: None
     """Called when the state has changed, in the thread that changed it."""
     _stuck_at: Lsn | None = None

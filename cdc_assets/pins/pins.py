@@ -228,6 +228,8 @@ class Pins:
         try:
             self._held[row.pin] = join_pin(self._store, self._pipeline.source_dsn, row.pin)
         except SnapshotLost:
+            if not unread(self._store, [row]):
+                return  # all was read meanwhile
             resumes = row.mode == "mirror" and self._config.snapshot.mode == "initial"
             if resumes and row.key_columns and self._unmoved(row):
                 logger.warning("%s: its pin was lost; the rest is read under another", row.table)

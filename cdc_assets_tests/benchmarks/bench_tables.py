@@ -4,8 +4,8 @@
 in the last phase, by pgbench, at ``--rate`` changes a second in all. This measures what the
 definitions cost, how long the first start takes until the stream flows and until all tables are
 copied, reported and checked, and then in a quiet phase and in a busy one: the processor time of
-every part as a share of one core, what Dagster's storage grows by (as if for a day, without the
-heartbeats, which stay for an hour), how long the sensors' ticks take, how many runs there are, and
+every part as a share of one core, what Dagster's storage grows by (as if for a day, without skipped
+ticks, which stay for hours), how long the sensors' ticks take, how many runs there are, and
 how old the changes of some of the busy tables are when a reader sees them.
 
 Prints progress on stderr and one JSON line on stdout.
@@ -17,14 +17,13 @@ import argparse
 import json
 import os
 import shutil
-import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ import psycopg
 from rich.console import Console
 
 from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.dagster.history import SKIPPED_TICKS
 from cdc_assets.dagster.names import all_tables, job_name, run_tags
 from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
@@ -108,7 +108,7 @@ class Options(argparse.Namespace):
 class Phase:
     """``cores``: what each part took of one core. Bytes of Dagster's storage, and runs, a day.
 
-    ``heartbeats_bytes``: of an hour's events without a run, which are not in the day's.
+    ``skipped_ticks_bytes``: of the time for which skipped ticks are kept; they aren't in the day's.
     ``warm_p99``: the freshness in the second half, when all tables have been merged often.
     """
 
@@ -117,7 +117,7 @@ class Phase:
     all_cores: float
     resident_mb: dict[str, int]
     storage_bytes_a_day: int
-    heartbeats_bytes: int
+    skipped_ticks_bytes: int
     runs_a_day: int
     merges: int
     slowest_ticks_seconds: dict[str, float]
@@ -194,18 +194,6 @@ def _first_start(config: SourceConfig, server: DevServer, began: float) -> dict[
     return {**found, "settled": round(time.time() - began, 1)}
 
 
-def _runless_bytes(server: DevServer, since: float) -> int:
-    """Of the events without a run, as they are in the index."""
-    index = server.home / "dagster" / "history" / "runs" / "index.db"
-    with closing(sqlite3.connect(f"file:{index}?mode=ro", uri=True)) as connection:
-        [(found,)] = connection.execute(
-            "select coalesce(sum(length(event)), 0) from event_logs"
-            " where run_id = '' and timestamp > datetime(?, 'unixepoch')",
-            (since,),
-        )
-    return int(found)
-
-
 def _merges(server: DevServer) -> int:
     """How many turns of tables the follower has logged; none where runs merge."""
     logs = server.home.glob("*/follower.log")
@@ -256,7 +244,10 @@ def _phase(
     """``begin``: begins the load, which ends by itself; None for a quiet phase."""
     processors = Processors()
     processors.look()
-    storage, merges, began = dagster_bytes(server.home / "dagster"), _merges(server), time.time()
+    folder = server.home / "dagster"
+    ticks = folder / "schedules"
+    storage, ticked = dagster_bytes(folder), dagster_bytes(ticks)
+    merges, began = _merges(server), time.time()
     load = None if begin is None else begin()
     while time.time() - began < seconds or (load is not None and load.poll() is None):
         time.sleep(1.0)
@@ -267,14 +258,14 @@ def _phase(
     daily = _DAY_SECONDS / took
     runs = server.ask(_RUNS, after=began)["runsOrError"]["count"]
     ages, warm = (_ages(readers, since, began + took) for since in (began, began + took / 2))
-    runless = _runless_bytes(server, began)
+    ticked = dagster_bytes(ticks) - ticked
     phase = Phase(
         round(took, 1),
         cores,
         round(sum(ours.values()), 3),
         processors.resident_mb(),
-        round((dagster_bytes(server.home / "dagster") - storage - runless) * daily),
-        round(runless / took * 3_600),
+        round((dagster_bytes(folder) - storage - ticked) * daily),
+        round(ticked / took * SKIPPED_TICKS.total_seconds()),
         round(runs * daily),
         _merges(server) - merges,
         _slowest_ticks(server, began),

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cdc_assets.flusher.progress import Progress
 from cdc_assets.log.sessions import heartbeat as heart
 from cdc_assets.log.sessions.flusher_status import active_flusher
 from cdc_assets.pipeline import Pipeline
@@ -81,6 +83,32 @@ def end(*children: subprocess.Popen[bytes] | None) -> None:
     for child in filter(None, children):
         child.kill()  # a stopped one, too
         child.wait()
+
+
+def test_one_that_waits_reports_nothing_whatever_becomes_of_its_session(followed: Bench) -> None:
+    """What a person sees is what the active one says."""
+    source, config = followed, followed.config("public.t")
+    told, theirs = set[str](), "select pid from pg_stat_activity where datname = current_database()"
+
+    def is_waiting(second: Progress, states: set[str]) -> bool:
+        with Pipeline.open(config) as pipeline:
+            report, _ = pipeline.store.flusher_report() or ({}, None)
+        told.add(str(report.get("state")))
+        states.add(second.state)
+        return "reconnecting" in states and second.state == "waiting"
+
+    with flushing(config) as first, psycopg.connect(source.dsn, autocommit=True) as client:
+        wait_for(lambda: first.state == "streaming")
+        wait_for(lambda: is_waiting(first, set()) or "streaming" in told)
+        told.clear()
+        before = {pid for (pid,) in client.execute(theirs)}
+        with flushing(config) as second:
+            wait_for(lambda: second.state == "waiting")
+            for _ in range(3):
+                mine = {pid for (pid,) in client.execute(theirs)} - before
+                client.execute("select pg_terminate_backend(p) from unnest(%s) p", (list(mine),))
+                wait_for(partial(is_waiting, second, set[str]()))
+    assert told == {"streaming"}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -141,7 +141,8 @@ class Rounds:
         """
         self._say_who_cant()
         quiet_since = time.monotonic()
-        while not (over := self._over()) or self._turns.busy:
+        over = False
+        while not (over := over or self._over()) or self._turns.busy:
             if over:
                 self._turns.end()
             pending = [] if over else self._pending()

@@ -47,7 +47,6 @@ class Health:
         self._config = config
         self._progress = progress
         self._probe = Probe()
-        self._waits = False
         self._process = process_name()
         self._metrics = MetricsServer(
             config.metrics, FlusherCollector(config.name, progress, self._probe)
@@ -70,11 +69,8 @@ class Health:
 
     def _step(self) -> None:
         self._metrics.ensure()
-        state = self._progress.state
-        if state != "stopped":
-            self._waits = state == "waiting"
-        if state in ("starting", "waiting") or self._waits:
-            return  # another flusher reports this source, also once this one ends without its turn
+        if self._progress.state == "starting" or self._progress.waits:
+            return  # another flusher reports this source, whatever becomes of this one
         try:
             self._look()
         finally:

@@ -131,11 +131,19 @@ def is_usable(session: SparkSession) -> bool:
     A server forgets a session that nobody used for an hour.
     """
     try:
-        session.conf.get("spark.sql.session.timeZone")
+        ask(session)
     except PySparkException as error:
         logger.info("a session of Spark is lost: %s", first_line(error))
         return False
     return True
+
+
+def ask(session: SparkSession) -> None:
+    """Ask the server of the session; raises PySparkException if it doesn't know it, or isn't there.
+
+    It keeps the session, which a server forgets that nobody used for an hour.
+    """
+    session.conf.get("spark.sql.session.timeZone")
 
 
 _DISTRIBUTION = "spark.sql.iceberg.distribution-mode"

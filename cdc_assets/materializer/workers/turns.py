@@ -26,9 +26,9 @@ from typing import Self
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import Fenced
+from cdc_assets.errors import Fenced, first_line
 from cdc_assets.lake.spark.beside import leave, sessions_beside
-from cdc_assets.lake.spark.session import is_usable, lost_server
+from cdc_assets.lake.spark.session import ask, is_usable, lost_server
 from cdc_assets.log.cursors import Backlog
 from cdc_assets.maintenance.crowds import Crowds
 from cdc_assets.materializer.drain import Drained, drain
@@ -195,12 +195,9 @@ class Turns:
         Waits no longer than ``seconds``. Raises PySparkException if an idle session was lost, or
         the server while nothing was merged.
         """
-        if self._lost is not None and not self._ends:
-            raise self._lost
         if time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + _ASK_SECONDS
-            if not self.usable:
-                raise PySparkException("a session of Spark was lost while nothing was merged")
+            self._ask()
         seconds = max(0.0, min(seconds, self._next_due - time.monotonic()))
         self._next_due = math.inf  # who waits again without a look waits for what is at work
         futures = [future for _, future in self._at_work.values()]
@@ -216,7 +213,20 @@ class Turns:
         while not self._told.empty():
             self._on_merge(self._told.get())
         done = [table for table, (_, future) in self._at_work.items() if future.done()]
-        return [turn for table in done if (turn := self._over(table)) is not None]
+        turns = [turn for table in done if (turn := self._over(table)) is not None]
+        # What is over is told first.
+        if self._lost is not None and not self._ends and not turns:
+            raise self._lost
+        return turns
+
+    def _ask(self) -> None:
+        try:
+            for hand in self._free:
+                ask(hand.session)
+        except PySparkException as error:
+            self._lost = error
+            what = "a session of Spark was lost while nothing was merged"
+            raise PySparkException(f"{what}: {first_line(error)}") from error
 
     def _over(self, table: TableId) -> Turn | None:
         hand, future = self._at_work.pop(table)
@@ -291,7 +301,7 @@ class Turns:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> None:
         self.end()
-        if error is not None and lost_server(error):
+        if any(one is not None and lost_server(one) for one in (error, self._lost)):
             for hand in [*self._free, *(hand for hand, _ in self._at_work.values())]:
                 leave(hand.session)
         elif error is not None:

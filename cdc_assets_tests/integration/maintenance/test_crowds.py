@@ -88,7 +88,13 @@ def _files(source: Lake) -> int:
 
 
 def _turn(source: Lake, turns: Turns) -> None:
-    """What was changed, merged in one turn."""
+    """What was changed, merged in one turn, and what follows it."""
+    _merge(source, turns)
+    while turns.busy:  # its files are put together
+        assert turns.wait(0.1) == []
+
+
+def _merge(source: Lake, turns: Turns) -> None:
     source.flush()
     assert turns.pending([T], also=[T]) == [T]
     assert turns.start(T)
@@ -96,8 +102,6 @@ def _turn(source: Lake, turns: Turns) -> None:
     assert turn.error is None
     assert turn.drained is not None
     assert turn.drained.merges == 1
-    while turns.busy:  # its files are put together
-        assert turns.wait(0.1) == []
 
 
 def _merged(source: Lake, pipeline: Pipeline, times: int) -> list[int]:
@@ -244,8 +248,8 @@ def test_a_server_lost_beside_a_merge_is_no_problem_of_its_table(
     monkeypatch.setattr(crowds.Crowds, "thin_out", lost)
     with _at_work(copied_lake) as (source, turns):
         source.execute("update t set v = 'new' where id = 1")
-        _turn(source, turns)
-        for raises in (lambda: turns.start(T), lambda: turns.wait(0.1)):
+        _merge(source, turns)  # which is told, whatever came after it
+        for raises in (lambda: turns.wait(20), lambda: turns.start(T), lambda: turns.wait(0.1)):
             with pytest.raises(PySparkException, match="the server is gone"):
                 raises()
 

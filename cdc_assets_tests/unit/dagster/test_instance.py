@@ -237,6 +237,41 @@ def test_a_daemon_fetches_code_locations_rarely_and_before_it_gives_up(folder: P
     assert before < now == kept.REFRESH_SECONDS < tolerance
 
 
+class _Server:
+    """Answers as Dagster's code server does, of definitions or of why there are none."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+
+    def _get_serialized_external_repository_data(self, _request: object) -> str:
+        return self.answers.pop(0)
+
+
+def test_a_code_server_lists_its_definitions_once(folder: Path) -> None:
+    kept._answers_once(_Server)
+    kept._answers_once(_Server)  # each instance that it opens says so
+    asked, other = (
+        SimpleNamespace(serialized_repository_python_origin=name, defer_snapshots=True)
+        for name in ("asked", "other")
+    )
+    error = '{"__class__": "RepositoryErrorSnap", "error": {}}'
+    server, another = _Server(error, "a list", "another list"), _Server("not this one")
+    answer = server._get_serialized_external_repository_data
+    assert [answer(asked), answer(asked), answer(asked)] == [error, "a list", "a list"]
+    assert answer(other) == "another list"
+    assert another._get_serialized_external_repository_data(asked) == "not this one"
+    # Dagster's own, in a process that is one.
+    lines = (
+        "from dagster._grpc.server import DagsterApiServer as s; import dagster as dg;"
+        f" dg.DagsterInstance.from_config({str(folder)!r});"
+        " print(s._get_serialized_external_repository_data.__wrapped__.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.strip() == "_get_serialized_external_repository_data", done.stderr
+
+
 @pytest.mark.parametrize("told", [None, "7"])
 def test_a_daemon_looks_at_freshness_each_minute_or_as_it_is_told(
     folder: Path, told: str | None

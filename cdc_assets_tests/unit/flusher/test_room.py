@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -34,6 +35,22 @@ def test_a_look_comes_when_the_room_is_used(
     for _ in range(20):
         waited = gathering.seconds(int(waited * bytes_per_second))
     assert waited == pytest.approx(seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("message_bytes", [50, 120, 250, 1_000, 10_000])
+def test_a_full_line_is_known_as_full(message_bytes: int) -> None:
+    """Else a look waits for what can't come: the server waits for the look."""
+    near, far = socket.socketpair()  # of Unix, as to a server of the same machine
+    with near, far:
+        room = make_room(near.fileno())
+        far.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                far.send(bytes(message_bytes))
+        gathering, waited = Gathering(room, 1.0), 1.0
+        for _ in range(20):
+            waited = gathering.seconds(len(near.recv(ROOM_BYTES, socket.MSG_PEEK)))
+        assert waited == SHORTEST_SECONDS
 
 
 def test_a_socket_gets_room_and_is_readable_with_one_byte() -> None:
