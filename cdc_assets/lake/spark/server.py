@@ -36,6 +36,7 @@ from typing import Any
 import psutil
 
 from cdc_assets.errors import EnvironmentProblem, SparkProblem
+from cdc_assets.lake.spark.class_archive import sharing_options
 from cdc_assets.lake.spark.jars import provided
 from cdc_assets.lake.spark.jvm import mend
 from cdc_assets.lake.spark.properties import (
@@ -176,7 +177,7 @@ _OTHERS = (
 )
 
 
-def _start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) -> Any:
+def start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) -> Any:
     """A classic Spark session in a new JVM that serves Connect, too.
 
     What Spark itself has goes before the ``class_path``.
@@ -194,6 +195,10 @@ def _start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) 
         os.environ["SPARK_DIST_CLASSPATH"] = os.pathsep.join(filter(None, last))
         for name in _OTHERS:
             os.environ.pop(name, None)
+        sharing = sharing_options(class_path)
+        own = os.environ.get("SPARK_SUBMIT_OPTS", "")
+        if sharing and "SharedArchiveFile" not in own + " ".join(properties.values()):
+            os.environ["SPARK_SUBMIT_OPTS"] = f"{sharing} {own}".strip()
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.getOrCreate()
@@ -201,7 +206,7 @@ def _start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) 
         file.unlink()
 
 
-def _connect_port(spark: Any) -> int:
+def connect_port(spark: Any) -> int:
     package = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")  # a Scala object
     return int(service.localPort())
@@ -253,11 +258,11 @@ def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int
     properties = spark_properties(
         server.settings, scratch, token := secrets.token_urlsafe(32), jars.settings
     )
-    spark = _start_spark(properties, scratch, jars.class_path)
+    spark = start_spark(properties, scratch, jars.class_path)
     jvm = spark.sparkContext._gateway.proc
     try:
         mend(spark)
-        state = {"port": _connect_port(spark), "token": token, "pid": os.getpid()}
+        state = {"port": connect_port(spark), "token": token, "pid": os.getpid()}
         write_private(server.state_path, json.dumps(state))
         _log.info("serving after %.1f s", time.monotonic() - began)
         while not stopping.wait(0.5):
