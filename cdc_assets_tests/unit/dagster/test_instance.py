@@ -26,6 +26,7 @@ from dagster._serdes import deserialize_value, serialize_value
 from dagster._time import get_current_timestamp
 
 from cdc_assets.dagster import instance as kept
+from cdc_assets.dagster.names import WORK_TAG, WORKS
 
 SHIPPED = Path(__file__).parents[3] / "dagster.yaml"
 
@@ -317,3 +318,13 @@ def test_nothing_is_written_of_assets_without_a_freshness_policy(
     states = instance.get_freshness_state_records(KEYS)
     assert states[KEYS[1]].freshness_state == FreshnessState.PASS
     assert states[KEYS[0]].updated_at.timestamp() == 0  # which Dagster's UI takes for never
+
+
+def test_long_work_leaves_room_for_merges_and_checks(instance: dg.DagsterInstance) -> None:
+    """However many sources there are: a place that is taken is taken for as long as a copy."""
+    queue = instance.get_concurrency_config().run_queue_config
+    assert queue is not None
+    limits = {limit["value"]: limit["limit"] for limit in queue.tag_concurrency_limits}
+    assert {limit["key"] for limit in queue.tag_concurrency_limits} == {WORK_TAG}
+    assert limits.keys() < set(WORKS)
+    assert sum(limits.values()) < queue.max_concurrent_runs - 1
