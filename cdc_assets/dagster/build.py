@@ -93,8 +93,7 @@ def process_defs(config: SourceConfig, path: Path | None = None) -> dg.Definitio
     if (part := part_for(config)) is None:
         whole = build_defs(config)
         return whole if path is None else with_references(whole, config, path)
-    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*part.others]
-    checks = list[dg.AssetChecksDefinition]()
+    assets, checks = list[dg.AssetsDefinition](), list[dg.AssetChecksDefinition]()
     jobs: list[dg.UnresolvedAssetJobDefinition] = []
     match part.work:
         case "snapshot":  # of no job: see its sensor

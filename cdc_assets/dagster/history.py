@@ -22,6 +22,7 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as db
 from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.remote_origin import RemoteRepositoryOrigin
 from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import (
@@ -97,10 +98,12 @@ def prune(
     assets: Sequence[dg.AssetKey],
     beating: Sequence[dg.AssetKey],
     now: datetime,
+    repository: RemoteRepositoryOrigin | None = None,
 ) -> Pruned:
     """Remove what is older than ``maintenance.keep_history``.
 
     ``assets``: all of the source's, with those that sensors report every other minute, ``beating``.
+    ``repository``: where the source's sensors are; without it their ticks stay.
     """
     keep = config.maintenance.keep_history
     storage = instance.event_log_storage
@@ -115,7 +118,8 @@ def prune(
         events += _prune_events(
             storage, some, _EVENT.c.timestamp < _stored(now - min(keep, REPORTS))
         )
-    _prune_ticks(instance, config, now - min(keep, SKIPPED_TICKS))
+    if repository is not None:
+        _prune_ticks(instance, config, repository, now - min(keep, SKIPPED_TICKS))
     return Pruned(runs, events, evaluations)
 
 
@@ -200,10 +204,17 @@ def _prune_events(
     return removed
 
 
-def _prune_ticks(instance: dg.DagsterInstance, config: SourceConfig, before: datetime) -> None:
+def _prune_ticks(
+    instance: dg.DagsterInstance,
+    config: SourceConfig,
+    repository: RemoteRepositoryOrigin,
+    before: datetime,
+) -> None:
     """Remove ticks of the source's sensors that were skipped."""
     ours = sensor_names(config.name)
-    for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+    for state in instance.all_instigator_state(
+        repository.get_id(), repository.get_selector().selector_id, InstigatorType.SENSOR
+    ):
         if state.name in ours:
             instance.purge_ticks(
                 state.instigator_origin_id,

@@ -184,6 +184,11 @@ def sensor_name(source: str, what: str) -> str:
     return f"{what}_{source}"
 
 
+def schedule_names(source: str) -> tuple[str, ...]:
+    """The names of the source's schedules."""
+    return f"maintenance_{source}", f"sample_{source}"
+
+
 def operation_name(source: str, work: str) -> str:
     """A source's operation. A job, with one underscore there, can't have the same name."""
     return f"{work}__{source}"

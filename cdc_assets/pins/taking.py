@@ -109,13 +109,13 @@ def _plans(
     """Each table with the chunks that are to be copied, but for those that can't be pinned now.
 
     The queries lock the tables' heaps until the subtransaction ends: an ALTER of one table doesn't
-    wait until all are planned. Where one is locked, its neighbours are asked by themselves.
+    wait until all are planned. Where one is locked, or all take long, each is asked by itself.
     """
     for first in range(0, len(rows), AT_ONCE):
         some = rows[first : first + AT_ONCE]
         try:
             yield from _planned(source, config, some, AT_ONCE_LIMITS)
-        except psycopg.errors.LockNotAvailable:
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled):
             for row in some:
                 with suppress(psycopg.errors.LockNotAvailable):
                     yield from _planned(source, config, [row])
@@ -133,7 +133,7 @@ def _planned(
     if fresh and config.snapshot.mode != "never":
         with source.transaction(force_rollback=True):
             if limits:
-                source.execute(limits)
+                source.execute(limits, prepare=False)
             found = heaps_of(source, fresh)
     there = [(row, found.get(row.oid, [])) for row in rows]
     # One with a foreign partition is described anew before the next pin.

@@ -35,6 +35,7 @@ from rich.console import Console
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.history import SKIPPED_TICKS
 from cdc_assets.dagster.names import all_tables, job_name, run_tags
+from cdc_assets.dagster.part import PART_TAG
 from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.pipeline import Pipeline
@@ -155,7 +156,8 @@ def _definitions_cost(config: SourceConfig) -> dict[str, float]:
 
 def _a_run(config: SourceConfig) -> float:
     """Of a run that merges all tables, in its own process."""
-    job, tags = job_name(config.name, "materialize"), run_tags(config, "materialize")
+    job = job_name(config.name, "materialize")
+    tags = {**run_tags(config, "materialize"), PART_TAG: "true"}
     with (
         tempfile.TemporaryDirectory() as folder,
         dg.DagsterInstance.local_temp(folder) as instance,

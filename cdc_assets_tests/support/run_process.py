@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,14 +22,9 @@ from cdc_assets.dagster.build import process_defs
 
 
 def built_in_a_run(
-    instance: dg.DagsterInstance,
-    run: dg.DagsterRun,
-    settings: list[dict[str, Any]],
-    beside: Sequence[dg.AssetKey] = (),
+    instance: dg.DagsterInstance, run: dg.DagsterRun, settings: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The ``keys`` of assets and of checks, ``jobs``, and seconds of CPU, of sources' definitions.
-
-    ``beside``: assets of theirs that somebody else's definitions in the location refer to.
 
     As in the process that executes ``run``; its job is resolved, too. ``instance``: in files.
     """
@@ -46,7 +40,7 @@ def built_in_a_run(
     )
     spawned = multiprocessing.get_context("spawn")
     here, there = spawned.Pipe(duplex=False)
-    arguments = (serialize_value(asked), json.dumps(settings), list(beside), run.job_name, there)
+    arguments = (serialize_value(asked), json.dumps(settings), run.job_name, there)
     process = spawned.Process(target=_build, args=arguments)
     process.start()
     there.close()
@@ -55,27 +49,14 @@ def built_in_a_run(
     return found
 
 
-def _somebody_elses(keys: Sequence[dg.AssetKey]) -> Sequence[dg.Definitions]:
-    """A table made from ours, and a sensor that Dagster resolves when it loads the location."""
-    if not keys:
-        return ()
-    below = dg.AssetSelection.assets(*keys).downstream(include_self=False)
-    sensor = dg.AutomationConditionSensorDefinition("theirs", target=below)
-    return [dg.Definitions(assets=[dg.AssetSpec("mart", deps=[keys[0]])], sensors=[sensor])]
-
-
-def _build(
-    asked: str, settings: str, beside: Sequence[dg.AssetKey], job: str, there: Connection
-) -> None:
+def _build(asked: str, settings: str, job: str, there: Connection) -> None:
     configs = [parse_config(each, "test") for each in json.loads(settings)]
     given = deserialize_value(asked, ExecuteExternalJobArgs)
     assert given.instance_ref is not None
     with dg.DagsterInstance.from_ref(given.instance_ref) as instance:  # as Dagster does before
         instance.get_run_by_id(given.run_id)
     began = time.process_time()
-    defs = dg.Definitions.merge(
-        *(process_defs(config) for config in configs), *_somebody_elses(beside)
-    )
+    defs = dg.Definitions.merge(*(process_defs(config) for config in configs))
     repository = defs.get_repository_def()
     repository.get_job(job)
     seconds = time.process_time() - began

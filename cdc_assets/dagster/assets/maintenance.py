@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
+from dagster._core.remote_origin import RemoteRepositoryOrigin
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.health import health_key
@@ -86,7 +87,9 @@ def maintenance_assets(config: SourceConfig, tables: Sequence[TableAssets]) -> d
 def _prune(context: dg.AssetExecutionContext, config: SourceConfig) -> None:
     """Keep Dagster's history of the source bounded; a failure of that fails no maintenance."""
     try:
-        pruned = prune_source(context.instance, config, datetime.now(UTC))
+        origin = context.run.remote_job_origin
+        repository = origin.repository_origin if origin is not None else None
+        pruned = prune_source(context.instance, config, datetime.now(UTC), repository)
     except Exception as error:  # noqa: BLE001 - of a database, of a store of logs
         context.log.warning("Dagster's history isn't pruned now: %s", first_line(error))
     else:
@@ -94,14 +97,19 @@ def _prune(context: dg.AssetExecutionContext, config: SourceConfig) -> None:
             context.log.info(pruned.sentence)
 
 
-def prune_source(instance: dg.DagsterInstance, config: SourceConfig, now: datetime) -> Pruned:
+def prune_source(
+    instance: dg.DagsterInstance,
+    config: SourceConfig,
+    now: datetime,
+    repository: RemoteRepositoryOrigin | None = None,
+) -> Pruned:
     """Remove what is old of the history of all of the source's assets; see :func:`prune`."""
     tables = all_tables(config)
     beating = [key for names in tables for key in (names.lake, names.staged_log)]
     assets = [health_key(config), *beating]
     for names in tables:
         assets += [names.source, names.snapshot, names.maintenance]
-    return prune(instance, config, assets, beating, now)
+    return prune(instance, config, assets, beating, now, repository)
 
 
 def _metadata(found: Maintained) -> dict[str, Any]:

@@ -10,6 +10,7 @@ once more at the end. Reading, writing and what a restart may trust are in ``sna
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import dagster as dg
 import psycopg
@@ -22,6 +23,7 @@ from cdc_assets.dagster.names import (
     PARTITION_TAG,
     RANGE_END_TAG,
     RANGE_START_TAG,
+    WORK_TAG,
     TableAssets,
     operation_name,
     run_lock,
@@ -96,9 +98,8 @@ class _Copying:
         self._session = session
         tags = context.run.tags
         one = tags.get(PARTITION_TAG)
-        # Not the context's keys: those are in the order in which Dagster came to know them, and no
-        # one knows them of two tables.
         self._first, self._last = tags.get(RANGE_START_TAG, one), tags.get(RANGE_END_TAG, one)
+        self._planned: dict[TableId, frozenset[str]] = {}
         self._marked: dict[dg.AssetKey, set[str]] = {}
 
     def copy(self, tables: Sequence[TableAssets]) -> None:
@@ -147,14 +148,28 @@ class _Copying:
         # Chunks that an earlier run landed, but didn't live to report.
         self._mark(names, (chunk for chunk in plan if chunk.state == "landed"))
 
-    def _asked_for(self, table: TableId) -> frozenset[str] | None:
-        """The chunks of the table's plan that the run is asked for; None: all."""
-        first, last = self._first, self._last
-        if first is None or last is None:
+    @cached_property
+    def _by_dagster(self) -> frozenset[str] | None:
+        """A person's range is one of Dagster's keys, in the order in which it came to know them.
+
+        None for a sensor's, which is one of the plan, and for several tables', which share none.
+        """
+        ours = WORK_TAG in self._context.run.tags
+        if ours or self._first is None or len(self._context.selected_asset_keys) > 1:
             return None
-        row = self._pipeline.store.table(table)
-        plan = chunks(self._pipeline.store, table, row.epoch) if row is not None else []
-        return frozenset(chunk.key for chunk in plan if first <= chunk.key <= last)
+        return frozenset(self._context.partition_keys)
+
+    def _asked_for(self, table: TableId) -> frozenset[str] | None:
+        """The chunks of the table that the run is asked for; None: all."""
+        first, last = self._first, self._last
+        if first is None or last is None or self._by_dagster is not None:
+            return self._by_dagster
+        if table not in self._planned:
+            row = self._pipeline.store.table(table)
+            plan = chunks(self._pipeline.store, table, row.epoch) if row is not None else []
+            keys = frozenset(chunk.key for chunk in plan if first <= chunk.key <= last)
+            self._planned[table] = keys
+        return self._planned[table]
 
     def _locked(self, tables: Sequence[TableAssets]) -> dict[TableId, str]:
         """Tables that somebody has locked: together with others each would hold a core of Spark."""
@@ -190,15 +205,14 @@ class _Copying:
     def _mark(self, names: TableAssets, landed: Iterable[ChunkProgress]) -> None:
         """Mark chunks as landed, each once."""
         key, instance = names.snapshot, self._context.instance
-        first, last = self._first, self._last
+        only = self._asked_for(names.table)
         if key not in self._marked:
             # The sensor, or an earlier run, may have marked some of them.
-            known = instance.get_materialized_partitions(key) if first is None else set()
+            known = instance.get_materialized_partitions(key) if only is None else set()
             self._marked[key] = set(known)
         marked = self._marked[key]
         for chunk in landed:
-            asked = first is None or last is None or first <= chunk.key <= last
-            if asked and chunk.key not in marked:
+            if (only is None or chunk.key in only) and chunk.key not in marked:
                 marked.add(chunk.key)
                 self._context.log_event(
                     dg.AssetMaterialization(

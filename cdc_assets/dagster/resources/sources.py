@@ -7,6 +7,8 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import ConfigurationError
 
@@ -16,6 +18,11 @@ _configs: dict[str, SourceConfig] = {}
 def remember(config: SourceConfig) -> None:
     """Make ``config`` known to the resources of this process; a newer one of that name wins."""
     _configs[config.name] = config
+
+
+def sources() -> Mapping[str, SourceConfig]:
+    """Those that this process has built definitions of, by name."""
+    return _configs
 
 
 def configuration(source: str) -> SourceConfig:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
+from sqlalchemy.exc import SQLAlchemyError
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster import follower
@@ -174,8 +176,6 @@ def materializer_sensor(
             looks = _looks(tables, found, last)
             quiet = due(looks, proven=proven)
             events = [_heartbeat(look, last[look.names.lake]) for look in quiet]
-            # Hundreds of tables are 60 MB an hour of them, of which the newest says it all.
-            forget_heartbeats(context.instance, config, [look.names.lake for look in quiet])
             seen = Tick(config, context.instance, pipeline.store, found, looks, proven)
             try:
                 request, said = merge(seen)
@@ -188,6 +188,8 @@ def materializer_sensor(
                 for event in events:
                     context.instance.report_runless_asset_event(event)
                 raise
+        with suppress(SQLAlchemyError):  # Dagster's database is busy: the next tick's are more
+            forget_heartbeats(context.instance, config, [look.names.lake for look in quiet])
         return dg.SensorResult(
             run_requests=[] if request is None else [request],
             skip_reason=said if request is None else None,

@@ -19,6 +19,7 @@ import dagster as dg
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.sensors.alone import told
 from cdc_assets.dagster.sensors.sessions import keep_instance
 from cdc_assets.errors import EnvironmentProblem, first_line
 
@@ -61,7 +62,7 @@ def skipped(evaluate: Callable[P, R]) -> Callable[P, R | dg.SkipReason]:
     @functools.wraps(evaluate)
     def tick(*args: P.args, **kwargs: P.kwargs) -> R | dg.SkipReason:
         try:
-            return evaluate(*args, **kwargs)
+            return told(args, evaluate(*args, **kwargs))
         except NotYet as missing:
             return dg.SkipReason(str(missing))
 
@@ -91,7 +92,7 @@ def patient(
             while True:
                 looked = time.monotonic()
                 try:
-                    return evaluate(context)
+                    return told((context,), evaluate(context))
                 except NotYet as missing:
                     now = time.monotonic()
                     pause = max(AGAIN_SECONDS, _PAUSE_PER_LOOK * (now - looked))

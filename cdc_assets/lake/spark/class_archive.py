@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from cdc_assets.errors import EnvironmentProblem
 from cdc_assets.lake.spark.jars import cache_folder
 from cdc_assets.process.machine import java_command
 
@@ -34,9 +35,11 @@ def archive_path(class_path: str) -> Path:
 
 def sharing_options(class_path: str) -> str:
     """The options of a JVM that uses the archive; none without one that is the user's alone."""
-    archive = archive_path(class_path)
-    folder = archive.parent
-    if not archive.is_file() or any(_is_others(path) for path in (folder, archive)):
+    try:
+        archive = archive_path(class_path)
+        if any(_is_others(path) for path in (archive.parent, archive)):
+            return ""
+    except (EnvironmentProblem, OSError):  # there is none, or nobody may look
         return ""
     if any(character.isspace() for character in str(archive)):  # the options are one string
         return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from cdc_assets.lake.spark.jars import provided
 from cdc_assets.lake.spark.jvm import mend
 from cdc_assets.lake.spark.properties import SparkServerSettings, spark_properties
 from cdc_assets.lake.spark.server import connect_port, start_spark
+from cdc_assets.lake.spark.session import connected
 from cdc_assets.process.home import private_folder
 from cdc_assets.process.machine import check_java
 
@@ -57,15 +59,16 @@ _READ = (
 )
 # Archives of other installations that are kept, the newest ones.
 _OTHERS = 2
-# An end that takes longer isn't worth waiting for.
-_END_SECONDS = 180.0
+# What takes longer isn't worth waiting for.
+_USE_SECONDS, _END_SECONDS = 300.0, 180.0
+_STALE_SECONDS = 3_600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make it unless it is there; 0, or 1 after one sentence on stderr."""
     given = sys.argv[1:] if arguments is None else arguments
     if given:  # the client of the Spark that is recorded
-        _use(given[0], Path(given[1]))
+        _use(sys.stdin.readline().strip(), Path(given[0]))
         return 0
     # What Spark says goes to a file, not to who waits.
     person = os.fdopen(os.dup(sys.stderr.fileno()), "w")
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     try:
         record()
-    except (EnvironmentProblem, OSError, RuntimeError) as problem:
+    except (EnvironmentProblem, OSError, RuntimeError, subprocess.TimeoutExpired) as problem:
         _log.error("Spark starts without an archive of its classes: %s", first_line(problem))
         return 1
     return 0
@@ -90,12 +93,18 @@ def record() -> None:
     began = time.monotonic()
     _log.info("recording the classes that Spark loads, once: it starts sooner then (half a minute)")
     private_folder(archive.parent)
+    if any(character.isspace() for character in str(archive)):
+        raise EnvironmentProblem(f"Java takes no option with a space in it: {archive}.")
+    for left in archive.parent.glob("tmp*"):  # of one that was killed
+        if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
     others = sorted(archive.parent.glob("*.jsa"), key=lambda path: path.stat().st_mtime)
     for old in others[:-_OTHERS]:
         old.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         half = Path(folder) / archive.name
-        os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:ArchiveClassesAtExit={half} -Xlog:cds=off"
+        own = os.environ.get("SPARK_SUBMIT_OPTS", "")
+        os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:ArchiveClassesAtExit={half} -Xlog:cds=off {own}"
         with (Path(folder) / "spark.log").open("wb") as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
@@ -107,17 +116,24 @@ def record() -> None:
         mend(spark)
         jvm = spark.sparkContext._gateway.proc
         url = f"sc://localhost:{connect_port(spark)}/;token={token}"
-        used = subprocess.run(
-            [sys.executable, "-m", __spec__.name, url, str(Path(folder) / "lake")],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        jvm.stdin.close()
-        jvm.wait(_END_SECONDS)
+        try:
+            # The address is a secret: whoever has it runs code as this user.
+            used = subprocess.run(
+                [sys.executable, "-m", __spec__.name, str(Path(folder) / "lake")],
+                input=f"{url}\n",
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=_USE_SECONDS,
+            )
+            jvm.stdin.close()
+            jvm.wait(_END_SECONDS)
+        finally:
+            if jvm.poll() is None:
+                jvm.kill()
         if used.returncode:
             raise RuntimeError(used.stderr.strip()[-500:])
-        if not half.exists():
+        if jvm.returncode or not half.exists():
             raise RuntimeError("this Java writes none")
         half.chmod(0o600)
         half.replace(archive)
@@ -126,7 +142,7 @@ def record() -> None:
 
 
 def _use(url: str, lake: Path) -> None:
-    session = SparkSession.builder.remote(url).getOrCreate()
+    session = connected(url)
     catalog = "spark.sql.catalog.recorded"
     session.conf.set(catalog, "org.apache.iceberg.spark.SparkCatalog")
     session.conf.set(f"{catalog}.type", "hadoop")

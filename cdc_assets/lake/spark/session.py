@@ -118,11 +118,15 @@ def lost_server(error: BaseException) -> bool:
     """Whether the server ended under the session: it isn't there, or is another one."""
     if not isinstance(error, SparkConnectException):
         return False
-    unreachable = (
+    return is_unreachable(error) or any(word in str(error) for word in _OTHER_SERVER)
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether nothing answers where the server was."""
+    return (
         isinstance(error, SparkConnectGrpcException)
         and error.getGrpcStatusCode().name == "UNAVAILABLE"
     )
-    return unreachable or any(word in str(error) for word in _OTHER_SERVER)
 
 
 def is_usable(session: SparkSession) -> bool:
@@ -216,13 +220,17 @@ def spark_problem(config: SourceConfig) -> str | None:
 
 def open_session(config: SourceConfig, url: str | None = None) -> SparkSession:
     """A new session of the source's own; the caller stops it."""
-    address = url or connect_url(config)
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as builder.remote does
     channel = _Loopback if config.spark.remote is None else DefaultChannelBuilder
-    builder = ConnectSession.builder.channelBuilder(channel(address, _KEEPALIVE))
-    session = cast(SparkSession, builder.create())
+    session = connected(url or connect_url(config), channel)
     prepare_session(session, config)
     return session
+
+
+def connected(url: str, channel: type[DefaultChannelBuilder] = _Loopback) -> SparkSession:
+    """A new session as Spark has it, of our own server unless another ``channel`` is given."""
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as builder.remote does
+    builder = ConnectSession.builder.channelBuilder(channel(url, _KEEPALIVE))
+    return cast(SparkSession, builder.create())
 
 
 def prepare_session(session: SparkSession, config: SourceConfig) -> None:

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import Fenced, first_line
 from cdc_assets.lake.spark.beside import leave, sessions_beside
-from cdc_assets.lake.spark.session import ask, is_usable, lost_server
+from cdc_assets.lake.spark.session import ask, is_unreachable, is_usable, lost_server
 from cdc_assets.log.cursors import Backlog
 from cdc_assets.maintenance.crowds import Crowds
 from cdc_assets.materializer.drain import Drained, drain
@@ -224,7 +224,8 @@ class Turns:
             for hand in self._free:
                 ask(hand.session)
         except PySparkException as error:
-            self._lost = error
+            if is_unreachable(error):  # else only the session may be lost
+                self._lost = error
             what = "a session of Spark was lost while nothing was merged"
             raise PySparkException(f"{what}: {first_line(error)}") from error
 

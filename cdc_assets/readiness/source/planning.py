@@ -7,6 +7,8 @@ then planning any query of that table fails.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import LiteralString
@@ -59,28 +61,31 @@ select f.oid::regprocedure::text, pg_catalog.quote_ident(n.nspname),
 _OF_THE_TABLE = (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege)
 # A body that doesn't return is given up.
 PLANNING_TIMEOUT = "set local statement_timeout = '10s'"
-# Heaps that are planned in one round trip, which holds the locks of all of them, some milliseconds;
-# it gives up where one takes longer, since somebody's ALTER may wait for another.
-AT_ONCE = 50
+# Heaps that are planned in one transaction, and how long it may take: it holds the locks of all of
+# them, and somebody's ALTER waits for them.
+AT_ONCE, _AT_ONCE_SECONDS = 50, 0.1
+# One that is locked, or slow to plan, is planned by itself.
 AT_ONCE_LIMITS: LiteralString = (
-    "set local lock_timeout = '10ms'; set local statement_timeout = '100ms'; "
+    "set local lock_timeout = '10ms'; set local statement_timeout = '100ms'"
 )
 
 
 def plannable(connection: Connection, heaps: Sequence[TableId]) -> set[TableId]:
     """Those of ``heaps`` that are planned with others at once; any other may be, by itself.
 
-    A round trip of one heap after the other is a second for hundreds of tables.
+    A transaction of its own for each would be a second for hundreds of tables.
     """
-    found = set[TableId]()
-    for first in range(0, len(heaps), AT_ONCE):
-        some = heaps[first : first + AT_ONCE]
+    found, rest = set[TableId](), deque(heaps)
+    while rest and not connection.closed:
+        ends = time.monotonic() + _AT_ONCE_SECONDS
         with suppress(psycopg.DatabaseError), connection.transaction(force_rollback=True):
-            planned = sql.SQL("; ").join(map(_explain, some))
-            connection.execute(sql.SQL(AT_ONCE_LIMITS) + planned, prepare=False)
-            found.update(some)
-        if connection.closed:
-            break
+            connection.execute(AT_ONCE_LIMITS, prepare=False)
+            for _ in range(min(AT_ONCE, len(rest))):
+                heap = rest.popleft()
+                connection.execute(_explain(heap), prepare=False)
+                found.add(heap)
+                if time.monotonic() > ends:
+                    break
     return found
 
 

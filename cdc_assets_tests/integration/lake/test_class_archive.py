@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cdc_assets.lake.spark import jars
+from cdc_assets.lake.spark import class_archive, jars
 from cdc_assets.lake.spark.class_archive import archive_path, sharing_options
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
@@ -32,6 +33,10 @@ def _class_path() -> str:
     return jars.provided({}, print).class_path
 
 
+def _refused(_class_path: str) -> Path:
+    raise PermissionError
+
+
 def _made(archive: Path) -> Path:
     archive.parent.mkdir(mode=0o700)
     archive.write_bytes(b"no archive")
@@ -51,15 +56,22 @@ def test_an_archive_is_of_one_java_and_of_its_jars(
     with monkeypatch.context() as another:
         another.setenv("JAVA_HOME", str(cache / "jre"))
         assert archive_path(_class_path()) != path
-    os.utime(cache / "jars" / jars.JARS[0].name, (1, 1))
+    jar = cache / "jars" / jars.JARS[-1].name
+    shutil.copy(jar, cache / "copied")  # with a time of its own
+    (cache / "copied").replace(jar)
     assert archive_path(_class_path()) != path
 
 
-def test_only_an_archive_that_nobody_else_can_have_written_is_used(cache: Path) -> None:
+def test_only_an_archive_that_nobody_else_can_have_written_is_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class_path = _class_path()
     assert sharing_options(class_path) == ""
     archive = _made(archive_path(class_path))
     assert str(archive) in sharing_options(class_path)
+    with monkeypatch.context() as nowhere:
+        nowhere.setattr(class_archive, "archive_path", _refused)
+        assert sharing_options(class_path) == ""
     for path in (archive, archive.parent):
         mode = path.stat().st_mode
         path.chmod(mode | 0o020)

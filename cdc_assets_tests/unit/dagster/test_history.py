@@ -151,10 +151,14 @@ def test_a_heartbeat_takes_the_place_of_the_one_before_it(instance: dg.DagsterIn
     assert len(instance.fetch_materializations(other, limit=9).records) == 4
 
 
-def _tick(instance: dg.DagsterInstance, sensor: str, status: TickStatus, age: timedelta) -> None:
-    origin = RemoteInstigatorOrigin(
-        RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin("host", 1), "repository"), sensor
-    )
+def _repository(location: str) -> RemoteRepositoryOrigin:
+    return RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin("host", 1, None, location), "r")
+
+
+def _tick(
+    instance: dg.DagsterInstance, where: str, sensor: str, status: TickStatus, age: timedelta
+) -> None:
+    origin = RemoteInstigatorOrigin(_repository(where), sensor)
     if instance.get_instigator_state(origin.get_id(), origin.get_selector().get_id()) is None:
         instance.add_instigator_state(
             InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.DECLARED_IN_CODE)
@@ -173,21 +177,24 @@ def _tick(instance: dg.DagsterInstance, sensor: str, status: TickStatus, age: ti
 
 
 def test_skipped_ticks_are_kept_for_six_hours(instance: dg.DagsterInstance) -> None:
-    ours, theirs = sensor_name(CONFIG.name, "flusher"), "flusher_of_somebody"
+    flusher, another = sensor_name(CONFIG.name, "flusher"), "flusher_of_somebody"
     skipped, other = TickStatus.SKIPPED, TickStatus.STARTED
+    sensors = [("here", flusher), ("here", another), ("elsewhere", flusher)]
     for hours in (5, 7):
-        for sensor in (ours, theirs):
+        for where, sensor in sensors:
             for status in (skipped, other):
-                _tick(instance, sensor, status, timedelta(hours=hours))
+                _tick(instance, where, sensor, status, timedelta(hours=hours))
 
-    def left(sensor: str) -> list[TickStatus]:
-        [state] = [s for s in instance.all_instigator_state() if s.name == sensor]
-        ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id)
+    def left(where: str, sensor: str) -> list[TickStatus]:
+        origin = RemoteInstigatorOrigin(_repository(where), sensor)
+        ticks = instance.get_ticks(origin.get_id(), origin.get_selector().get_id())
         return [tick.status for tick in ticks]
 
-    _prune(instance)
-    assert sorted(left(ours), key=str) == sorted([other, other, skipped], key=str)
-    assert len(left(theirs)) == 4
+    _prune(instance)  # of a run that no code location started
+    assert len(left(*sensors[0])) == 4
+    prune(instance, CONFIG, ASSETS, [NAMES.lake], datetime.now(UTC), _repository("here"))
+    assert sorted(left(*sensors[0]), key=str) == sorted([other, other, skipped], key=str)
+    assert [len(left(*sensor)) for sensor in sensors] == [3, 4, 4]
 
 
 def _run(instance: dg.DagsterInstance, *, ours: bool = True) -> str:

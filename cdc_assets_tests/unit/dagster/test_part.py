@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import dagster as dg
 import pytest
 
 from cdc_assets.config.source import parse_config
-from cdc_assets.dagster.assets.health import health_key
+from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.names import all_tables, job_name, run_tags
+from cdc_assets.dagster.part import PART_TAG
+from cdc_assets.dagster.sensors.alone import told
 from cdc_assets_tests.support.run_process import built_in_a_run
 
 SETTINGS: list[dict[str, Any]] = [
@@ -33,17 +35,16 @@ def _built(
     tags: Mapping[str, str],
     assets: set[dg.AssetKey] | None = None,
     checks: set[dg.AssetCheckKey] | None = None,
-    beside: Sequence[dg.AssetKey] = (),
 ) -> dict[str, Any]:
     with dg.DagsterInstance.local_temp(str(folder)) as instance:
         run = dg.DagsterRun(
             job_name=job_name("one", work),
-            tags=dict(tags),
+            tags={**tags, PART_TAG: "true"} if tags else {},
             asset_selection=frozenset(assets) if assets else None,
             asset_check_selection=frozenset(checks) if checks else None,
         )
         instance.add_run(run)
-        return built_in_a_run(instance, run, SETTINGS, beside)
+        return built_in_a_run(instance, run, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -58,20 +59,26 @@ def test_a_run_that_was_asked_for_builds_its_work_of_its_tables(
     assert set(found["jobs"]) == {"__ASSET_JOB", job_name("one", work)}
 
 
-@pytest.mark.parametrize("source", ["one", "two"])
-def test_what_somebody_else_has_in_the_location_finds_all_assets_of_every_source(
-    tmp_path: Path, source: str
-) -> None:
-    """Dagster resolves the targets of some sensors in the process of each run."""
-    config = parse_config(SETTINGS[source == "two"], "test")
-    every = [
-        key
-        for n in all_tables(config)
-        for key in (n.lake, n.source, n.snapshot, n.staged_log, n.maintenance)
-    ]
-    beside = [*every, health_key(config)]
-    found = _built(tmp_path, "snapshot", run_tags(ONE, "snapshot"), {A.snapshot}, beside=beside)
-    assert found["keys"] == [A.snapshot.to_user_string()]
+def test_somebody_elses_sensors_and_schedules_have_every_run_build_all_definitions() -> None:
+    """Dagster looks up what they name in the process of each run."""
+    ours = dg.Definitions.merge(*(build_defs(parse_config(each, "test")) for each in SETTINGS))
+
+    def asks(*more: dg.Definitions) -> dg.RunRequest:
+        repository = dg.Definitions.merge(ours, *more).get_repository_def()
+        context = dg.build_sensor_context(repository_def=repository)
+        result = told((context,), dg.SensorResult(run_requests=[dg.RunRequest(tags={"a": "b"})]))
+        [request] = result.run_requests or []
+        assert told((context,), dg.RunRequest(tags={"a": "b"})).tags == request.tags
+        return request
+
+    assert asks().tags == {"a": "b", PART_TAG: "true"}
+    mart = dg.AssetSpec("mart", deps=[A.lake])
+    assert PART_TAG in asks(dg.Definitions(assets=[mart])).tags
+    below = dg.AssetSelection.assets(B.lake).downstream(include_self=False)
+    sensor = dg.AutomationConditionSensorDefinition("theirs", target=below)
+    nightly = dg.ScheduleDefinition(name="n", job_name="verify_one", cron_schedule="0 0 * * *")
+    for theirs in (dg.Definitions(sensors=[sensor]), dg.Definitions(schedules=[nightly])):
+        assert asks(theirs).tags == {"a": "b"}
 
 
 @pytest.mark.parametrize("key", [B.lake, TWO_A.snapshot, dg.AssetKey("theirs")])
