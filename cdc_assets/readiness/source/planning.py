@@ -75,9 +75,9 @@ def plannable(connection: Connection, heaps: Sequence[TableId]) -> set[TableId]:
 
     A transaction of its own for each would be a second for hundreds of tables.
     """
-    found, rest = set[TableId](), deque(heaps)
-    while rest and not connection.closed:
-        ends = time.monotonic() + _AT_ONCE_SECONDS
+    found, rest, before = set[TableId](), deque(heaps), 0
+    while rest and len(rest) != before:  # else no transaction can be begun
+        ends, before = time.monotonic() + _AT_ONCE_SECONDS, len(rest)
         with suppress(psycopg.DatabaseError), connection.transaction(force_rollback=True):
             connection.execute(AT_ONCE_LIMITS, prepare=False)
             for _ in range(min(AT_ONCE, len(rest))):

@@ -7,6 +7,7 @@ An index calls a function whose body has a name without a schema; our sessions f
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ import pytest
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import CopyRestarted, TableProblem
 from cdc_assets.materializer.workers.follower import Follower, Listener
+from cdc_assets.pins import taking
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import connect
+from cdc_assets.readiness.source import planning
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.table_copy import TableCopy
@@ -100,6 +103,50 @@ def test_such_a_table_is_named_before_anything_is_copied(
             assert [f for f in preflight(source, config) if f.code == "table_unplannable"] == []
         made.flush(config)
         assert made.parked() == {}
+
+
+def test_tables_that_take_long_are_planned_by_themselves(
+    any_postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one slow table keeps fifty from being pinned, for good."""
+    slow = "set local statement_timeout = '1ms'; select pg_sleep(1)"
+    for module in (taking, planning):
+        monkeypatch.setattr(module, "AT_ONCE_LIMITS", slow)
+    with bench(any_postgres.start(), "slow", tmp_path) as made:
+        made.execute(SETUP)
+        config = made.config("app.bad", "app.good")
+        made.flush(config)
+        assert made.parked() == {}
+        made.execute("insert into app.good values (51, 'x')")
+        made.flush(config)
+        assert made.ids("app.good") == ["51"]
+
+
+def test_locks_of_tables_that_are_planned_together_are_held_for_a_moment(
+    any_postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each transaction ends once it has taken long, and all are planned all the same."""
+    with bench(any_postgres.start(), "moment", tmp_path) as made:
+        made.execute(
+            "create function sleeps() returns boolean immutable language plpgsql"
+            " as $$ begin perform pg_catalog.pg_sleep(0.06); return true; end $$"
+        )
+        tables = [TableId("public", f"s{i}") for i in range(6)]
+        for table in tables:
+            made.execute(
+                f"create table {table} (id int); create index on {table} (id) where sleeps()"
+            )
+        begun = list[str]()
+        with connect(made.dsn) as source:
+            original = source.transaction
+
+            def counted(**more: bool) -> AbstractContextManager[object]:
+                begun.append("one")
+                return original(**more)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(source, "transaction", counted)
+            assert planning.plannable(source, tables) == set(tables)
+        assert 1 < len(begun) <= len(tables)
 
 
 def test_a_heap_whose_rows_cannot_be_looked_at_leaves_the_other_tables_going(
