@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from cdc_assets.dagster.assets import snapshot
-from cdc_assets.dagster.names import SEVERAL, TABLE_TAG, all_tables
+from cdc_assets.dagster.names import RANGE_END_TAG, RANGE_START_TAG, SEVERAL, TABLE_TAG, all_tables
 from cdc_assets.dagster.sensors import runs
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.names import TableId
@@ -99,8 +99,9 @@ def test_a_small_table_that_fails_holds_up_no_other_and_goes_on_alone(
     assert world.said("snapshot") == "All 3 pinned tables are copied."
 
 
-def test_a_chunk_whose_key_came_late_is_copied_in_the_order_of_the_plan(world: World) -> None:
-    """Dagster has the keys in the order in which they were added."""
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_chunk_whose_key_came_late_is_copied(world: World, by_hand: bool) -> None:
+    """Dagster has the keys in the order in which they were added; a sensor's are the plan's."""
     big = world.names("big")
     [request] = world.until("a copy", lambda: world.runs("snapshot"))
     keys = world.instance.get_dynamic_partitions(big.partitions_name)
@@ -108,6 +109,9 @@ def test_a_chunk_whose_key_came_late_is_copied_in_the_order_of_the_plan(world: W
     world.instance.delete_dynamic_partition(big.partitions_name, keys[0])
     world.instance.add_dynamic_partitions(big.partitions_name, [keys[0]])
     assert world.instance.get_dynamic_partitions(big.partitions_name) == [*keys[1:], keys[0]]
+    if by_hand:
+        tags = {RANGE_START_TAG: keys[1], RANGE_END_TAG: keys[0]}
+        request = request.with_replaced_attrs(tags=tags)
     assert world.execute(request).success
     assert world.instance.get_materialized_partitions(big.snapshot) == set(keys)
 
