@@ -62,7 +62,7 @@ def skipped(evaluate: Callable[P, R]) -> Callable[P, R | dg.SkipReason]:
     @functools.wraps(evaluate)
     def tick(*args: P.args, **kwargs: P.kwargs) -> R | dg.SkipReason:
         try:
-            return told(args, evaluate(*args, **kwargs))
+            return told([*args, *kwargs.values()], evaluate(*args, **kwargs))
         except NotYet as missing:
             return dg.SkipReason(str(missing))
 
@@ -92,7 +92,7 @@ def patient(
             while True:
                 looked = time.monotonic()
                 try:
-                    return told((context,), evaluate(context))
+                    return told([context], evaluate(context))
                 except NotYet as missing:
                     now = time.monotonic()
                     pause = max(AGAIN_SECONDS, _PAUSE_PER_LOOK * (now - looked))
