@@ -20,12 +20,12 @@ def told(arguments: Sequence[Any], result: R) -> R:
     repository = getattr(arguments[0], "_repository_def", None) if arguments else None
     if not isinstance(repository, dg.RepositoryDefinition) or not is_alone(repository):
         return result
-    told: Any = result
+    returned: Any = result
     if isinstance(result, dg.RunRequest):
-        told = _told(result)
+        returned = _told(result)
     elif isinstance(result, dg.SensorResult) and result.run_requests:
-        told = result._replace(run_requests=[_told(each) for each in result.run_requests])
-    return cast("R", told)
+        returned = result._replace(run_requests=[_told(each) for each in result.run_requests])
+    return cast("R", returned)
 
 
 def _told(request: dg.RunRequest) -> dg.RunRequest:

@@ -1,7 +1,7 @@
 """``python -m cdc_assets.lake.spark.record``: make the archive of the classes that Spark loads.
 
 A Spark of its own runs what copies, merges and maintenance consist of, on a small table in a
-temporary folder, and writes the archive as it ends: half a minute, once for a Java and its jars.
+temporary folder, and writes the archive as it ends: a minute, once for a Java and its jars.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     try:
         record()
-    except (EnvironmentProblem, OSError, RuntimeError, subprocess.TimeoutExpired) as problem:
+    except Exception as problem:  # noqa: BLE001 - Spark starts all the same, only later
         _log.error("Spark starts without an archive of its classes: %s", first_line(problem))
         return 1
     return 0
 
 
 def record() -> None:
-    """Make the archive; does nothing if it is there. Raises EnvironmentProblem, RuntimeError."""
+    """Make the archive; does nothing if it is there."""
     check_java()
     settings = SparkServerSettings(memory="1g")
     jars = provided({}, _log.info)
@@ -91,7 +91,9 @@ def record() -> None:
     if archive.exists():
         return
     began = time.monotonic()
-    _log.info("recording the classes that Spark loads, once: it starts sooner then (half a minute)")
+    _log.info(
+        "recording the classes that Spark loads, once: it starts sooner then (about a minute)"
+    )
     private_folder(archive.parent)
     if any(character.isspace() for character in str(archive)):
         raise EnvironmentProblem(f"Java takes no option with a space in it: {archive}.")
