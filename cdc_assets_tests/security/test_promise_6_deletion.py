@@ -38,6 +38,7 @@ OTHERS = {
     "embedded/guard.py",
     "embedded/postgres.py",
     "lake/spark/jars.py",
+    "lake/spark/record.py",
     "lake/spark/server.py",
     "log/staged/storage.py",
     "process/home.py",
