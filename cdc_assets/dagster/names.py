@@ -105,6 +105,11 @@ class TableAssets:
         return self._path("maintenance")
 
     @property
+    def keys(self) -> tuple[dg.AssetKey, ...]:
+        """All of the table's assets."""
+        return self.source, self.snapshot, self.staged_log, self.lake, self.maintenance
+
+    @property
     def lake_table_name(self) -> str:
         """The Iceberg table as a person writes it."""
         return f"{self.config.namespace}.{self.config.lake_name(self.table)}"

@@ -22,13 +22,7 @@ from dagster._grpc.types import ExecuteExternalJobArgs
 from dagster._serdes import deserialize_value
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import (
-    SOURCE_TAG,
-    WORK_TAG,
-    TableAssets,
-    all_tables,
-    job_name,
-)
+from cdc_assets.dagster.names import SOURCE_TAG, WORK_TAG, TableAssets, all_tables, job_name
 from cdc_assets.errors import first_line
 
 _log = logging.getLogger(__name__)
@@ -60,7 +54,7 @@ def part_for(config: SourceConfig) -> Part | None:
     }
     tables = all_tables(config)
     if source != config.name:
-        theirs = {key for names in tables for key in _keys(names)}
+        theirs = {key for names in tables for key in names.keys}
         return None if selected & theirs else Part(None)
     wanted = [names for names in tables if not selected or selected & _concerned(names, work)]
     if selected - {key for names in wanted for key in _concerned(names, work)}:
@@ -71,10 +65,6 @@ def part_for(config: SourceConfig) -> Part | None:
 def _concerned(names: TableAssets, work: str) -> set[dg.AssetKey]:
     """The assets of a table that work is done on, or that are checked."""
     return {getattr(names, _MADE[work])} if work in _MADE else {names.lake, names.source}
-
-
-def _keys(names: TableAssets) -> set[dg.AssetKey]:
-    return {names.source, names.snapshot, names.staged_log, names.lake, names.maintenance}
 
 
 @cache

@@ -106,9 +106,7 @@ def prune_source(
     """Remove what is old of the history of all of the source's assets; see :func:`prune`."""
     tables = all_tables(config)
     beating = [key for names in tables for key in (names.lake, names.staged_log)]
-    assets = [health_key(config), *beating]
-    for names in tables:
-        assets += [names.source, names.snapshot, names.maintenance]
+    assets = [health_key(config), *(key for names in tables for key in names.keys)]
     return prune(instance, config, assets, beating, now, repository)
 
 

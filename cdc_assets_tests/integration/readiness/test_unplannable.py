@@ -140,9 +140,9 @@ def test_locks_of_tables_that_are_planned_together_are_held_for_a_moment(
         with connect(made.dsn) as source:
             original = source.transaction
 
-            def counted(**more: bool) -> AbstractContextManager[object]:
+            def counted(*, force_rollback: bool = False) -> AbstractContextManager[object]:
                 begun.append("one")
-                return original(**more)  # type: ignore[arg-type]
+                return original(force_rollback=force_rollback)
 
             monkeypatch.setattr(source, "transaction", counted)
             assert planning.plannable(source, tables) == set(tables)
