@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +31,8 @@ tables_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 _CONFIG = "cdc_assets.config"
+_DEFAULT, _NAMED = "cdc_assets.yaml", 5
+_PLACES = ("*/defs/*/defs.yaml", "src/*/defs/*/defs.yaml")  # of a Dagster project
 
 
 class _Commands(click.Group):
@@ -58,7 +61,14 @@ def _fail(message: str, code: int) -> None:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "path", metavar="FILE", help="The source's YAML or JSON file.")
+@click.option(
+    "--config",
+    "path",
+    metavar="FILE",
+    envvar="CDC_ASSETS_CONFIG",
+    show_envvar=True,
+    help=f"The source's YAML or JSON file; {_DEFAULT} if there is one here.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Log what happens inside.")
 @click.version_option(package_name="cdc-assets")
 @click.pass_context
@@ -70,9 +80,12 @@ def cli(ctx: click.Context, path: str | None, verbose: bool) -> None:
 
 
 def config_of(ctx: click.Context) -> SourceConfig:
-    if ctx.obj is None:
-        raise ConfigurationError("--config FILE is missing:", "it names the source to work on.")
-    ctx.meta[_CONFIG] = config = load_config(ctx.obj)
+    path = ctx.obj or (_DEFAULT if Path(_DEFAULT).is_file() else None)
+    if path is None:
+        here = [path for places in _PLACES for path in sorted(Path().glob(places))][:_NAMED]
+        known = f"Here are: {', '.join(map(str, here))}." if here else "cdc-assets init makes one."
+        raise ConfigurationError(f"--config FILE is missing: it names the source. {known}")
+    ctx.meta[_CONFIG] = config = load_config(path)
     home()  # raises where others may write: no command works there
     return config
 

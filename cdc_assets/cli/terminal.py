@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from cdc_assets.materializer.drain import Drained
     from cdc_assets.messages.findings import Finding
     from cdc_assets.observe.report import Health
+    from cdc_assets.setup.inventory import Listed
     from cdc_assets.snapshot.table_copy import CopyProgress
     from cdc_assets.verify.compare import Comparison
 
+_NUMBERS = ("rows", "size")
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -93,6 +96,26 @@ def show_findings(findings: Sequence[Finding]) -> None:
         labelled(finding.severity, colours[finding.severity], told)
         if finding.remedy:
             note(f"    {finding.remedy}")
+
+
+def show_tables(found: Sequence[Listed], *, stderr: bool = False) -> None:
+    """The tables of a database, with what is in the way of each."""
+    table = Table()
+    for name in ("table", "rows", "size", "key", "identity", "in the way"):
+        table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
+    for listed in found:
+        partitions = f" ({listed.partitions:,} partitions)" if listed.partitions else ""
+        table.add_row(
+            shown(f"{listed.id}{partitions}"),
+            "?" if listed.rows is None else f"{listed.rows:,}",
+            decimal(listed.bytes),
+            shown(", ".join(listed.key)),
+            listed.replica_identity,
+            shown(", ".join(f.code for f in listed.obstacles) or listed.state),
+        )
+    Console(stderr=stderr, highlight=False).print(table)
+    for finding in (f for listed in found for f in listed.obstacles):
+        note(f"{finding.code}: {finding.message}\n    {finding.remedy}".rstrip())
 
 
 def show_paused(store: LogStore) -> None:

@@ -6,21 +6,54 @@ attributes to the same validation that the command line uses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
+from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import process_defs
+from cdc_assets.errors import ConfigurationError
 
 
 class _Attributes(BaseModel):
-    """What stands in the YAML, untouched until :func:`parse_config` validates it."""
+    """What stands in the YAML, untouched until :func:`parse_config` validates it.
+
+    Its schema is the configuration's: ``dg check yaml`` and editors know each key.
+    """
 
     model_config = ConfigDict(extra="allow")
+
+    @classmethod
+    def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
+        return attributes_schema()
+
+
+# A template of Dagster's that is a variable of the environment, and nothing else.
+_VARIABLE = re.compile(r"\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+
+
+def _resolved(value: Any, context: dg.ResolutionContext, origin: str) -> Any:
+    """``value`` with Dagster's templates resolved; a string has them, or references of ours."""
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, context, origin) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_resolved(item, context, origin) for item in value]
+    if not isinstance(value, str) or "{{" not in value:
+        return value
+    for name in _VARIABLE.findall(value):
+        if name not in os.environ:  # Dagster would put nothing there
+            raise ConfigurationError(
+                f"{origin}: the environment variable {name} is not set.", "Export it."
+            )
+    found = context.resolve_value(value)
+    # What came out is meant as it is, a password's "${" too.
+    return found.replace("${", "$${") if isinstance(found, str) else found
 
 
 class PostgresSource(dg.Component):
@@ -47,7 +80,8 @@ class PostgresSource(dg.Component):
     def load(cls, attributes: Any, context: dg.ComponentLoadContext) -> Self:
         """Raises ConfigurationError naming the file, the key and the remedy."""
         data = attributes.model_dump() if attributes is not None else {}
-        return cls(parse_config(data, str(context.path / "defs.yaml")))
+        origin = str(context.path / "defs.yaml")
+        return cls(parse_config(_resolved(data, context.resolution_context, origin), origin))
 
     @classmethod
     def get_code_references_for_yaml(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -33,8 +33,22 @@ def _size(value: object) -> int:
     return int(_quantity(value, _BYTES, "64MB or 16MiB"))
 
 
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
-Size = Annotated[int, BeforeValidator(_size)]
+def _spelt(units: Mapping[str, float], *examples: str) -> WithJsonSchema:
+    """The JSON schema of a quantity, as :func:`_quantity` reads it."""
+    spellings = "|".join("".join(f"[{c}{c.upper()}]" for c in unit) for unit in units)
+    pattern = rf"^\s*[0-9]+(\.[0-9]+)?\s*({spellings})\s*$"
+    return WithJsonSchema(
+        {
+            "anyOf": [{"type": "string", "pattern": pattern}, {"type": "number"}],
+            "examples": list(examples),
+        }
+    )
+
+
+Duration = Annotated[
+    timedelta, BeforeValidator(_duration), _spelt(_SECONDS, "500ms", "5s", "15m", "2h", "7d")
+]
+Size = Annotated[int, BeforeValidator(_size), _spelt(_BYTES, "64MB", "16MiB")]
 
 
 # A name may neither be nor have anything that pyiceberg, Hadoop and S3 would read differently.

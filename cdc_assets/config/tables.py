@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from psycopg import sql
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from cdc_assets.config.base import Duration, Section
 from cdc_assets.config.layout import parse_order, parse_part
@@ -32,9 +32,14 @@ class ColumnsConfig(Section):
     """The columns that are replicated, and the treatment of values that Iceberg can't hold."""
 
     exclude: tuple[str, ...] = ()
+    """Columns that stay in the source, under whatever name."""
     types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
     """Columns to be kept in Postgres's text form instead of their native type."""
-    unrepresentable: Literal["null", "clamp", "fail"] = "null"
+    unrepresentable: Annotated[
+        Literal["null", "clamp", "fail"],
+        WithJsonSchema({"enum": ["null", "clamp", "fail", None]}),
+    ] = "null"
+    """A value that Iceberg can't hold becomes NULL, or the nearest one that it can, or fails."""
 
     @field_validator("unrepresentable", mode="before")
     @classmethod
@@ -72,9 +77,10 @@ EXTRA_COLUMNS: Mapping[str, Mapping[str, str]] = {
 
 
 class TableConfig(Section):
-    """One table of the source."""
+    """One table of the source; in the YAML its name alone will do."""
 
     name: str
+    """As SQL spells it: orders (of the schema public), sales.orders, public."My.Table"."""
     mode: Literal["mirror", "soft_delete", "append"] | None = None
     """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
     where Postgres can't identify changed rows, one an insert."""
@@ -90,6 +96,11 @@ class TableConfig(Section):
     freshness: FreshnessConfig = FreshnessConfig()
     owners: tuple[Owner, ...] | None = None
     """Who looks after its assets, instead of the source's owners."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("partition_by")
     @classmethod

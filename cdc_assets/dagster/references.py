@@ -63,7 +63,7 @@ def _lines(text: str, config: SourceConfig) -> tuple[int, dict[TableId, int]]:
         items = tables.value if isinstance(tables, yaml.SequenceNode) else []
         found = {}
         for item in items:
-            given = _mapping(item).get("name")
+            given = item if isinstance(item, yaml.ScalarNode) else _mapping(item).get("name")
             if isinstance(given, yaml.ScalarNode):
                 with suppress(ValueError):  # a template's name is only known to Dagster
                     found[TableId.parse(given.value)] = item.start_mark.line + 1

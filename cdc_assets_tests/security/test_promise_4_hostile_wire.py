@@ -288,4 +288,6 @@ def test_a_row_that_takes_a_slow_line_longer_than_that_arrives_in_the_end(
     source.execute("insert into t values (1, 'slow')")
     with _line(source, "slow"), flushing(source.config("public.t")) as progress:
         wait_for(lambda: source.log("public.t"), 30)
-    assert progress.sessions > 1  # it took too long at least once; how often, a busy machine decides
+    assert (
+        progress.sessions > 1
+    )  # it took too long at least once; how often, a busy machine decides

@@ -29,7 +29,7 @@ LAYERS = (
     ("log",),
     ("lake", "pipeline"),
     ("maintenance", "readiness"),
-    ("observe", "pins"),
+    ("observe", "pins", "setup"),
     ("flusher", "materializer", "snapshot"),
     ("verify",),
     ("operations",),

@@ -43,35 +43,18 @@ def table_findings(
     follows = config.streams
     identity = [*_identity(connection, config, table, found, facts)] if follows else []
     yield from identity
-    yield from _refused("table_mode", refuse_mode, found, table)
+    yield from _by_catalogs(found, table, facts)
     inserts_only = any(finding.code == "inserts_only" for finding in identity)
-    yield from _refused("table_inherited", refuse_inherited, facts, found, table)
     if follows and not identity and found.replica_identity != "f":
         yield from _toast(connection, found, table)
-    if (problem := facts.under_root.get(found.id)) is not None:
-        yield _error("table_under_root", problem)
-    if (problem := facts.unlogged.get(found.id)) is not None:
-        yield _error("table_unlogged", problem)
     left_out = facts.unsent(found)
-    missing = facts.missing[found.oid]
-    yield from missing
     if follows:
         yield from _publishable(connection, config, found, facts, inserts_only=inserts_only)
-    try:
-        if isinstance(parts := facts.heaps[found.id], TableProblem):
-            raise parts
-        if not missing:
+    if not isinstance(parts := facts.heaps[found.id], TableProblem):
+        if not facts.missing[found.oid]:
             yield from _refused("table_unplannable", refuse_unplannable, connection, found, parts)
         if follows:
-            refuse_partial_publication(
-                connection,
-                config.publication,
-                found,
-                table.columns.exclude,
-                inserts_only=inserts_only,
-            )
-    except TableProblem as problem:
-        yield _error("table_partial", problem)
+            yield from _whole(connection, config, table, found, inserts_only=inserts_only)
     generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
     if generated:
         yield Finding(
@@ -102,10 +85,53 @@ def table_findings(
             f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
             "Correct columns.exclude or columns.types.",
         )
+
+
+def obstacles(
+    connection: Connection, config: SourceConfig, table: TableConfig, facts: Facts
+) -> Iterator[Finding]:
+    """The errors that ``facts`` alone show, for however many tables; ``check`` knows more."""
+    found = facts.tables[table.id]
+    if isinstance(found, TableProblem):
+        yield _error("table_missing", found)
+        return
+    if config.streams:
+        about = (connection, config, facts, found)
+        yield from _refused("replica_identity", without_identity, *about)
+    yield from _by_catalogs(found, table, facts)
+
+
+def _by_catalogs(found: SourceTable, table: TableConfig, facts: Facts) -> Iterator[Finding]:
+    yield from _refused("table_mode", refuse_mode, found, table)
+    yield from _refused("table_inherited", refuse_inherited, facts, found, table)
+    if (problem := facts.under_root.get(found.id)) is not None:
+        yield _error("table_under_root", problem)
+    if (problem := facts.unlogged.get(found.id)) is not None:
+        yield _error("table_unlogged", problem)
+    if isinstance(parts := facts.heaps[found.id], TableProblem):
+        yield _error("table_partial", parts)
     yield from _refused("key_excluded", refuse_excluded_key, found, table)
+    yield from facts.missing[found.oid]
 
 
-def _refused(code: str, refuse: Callable[..., None], *about: object) -> Iterator[Finding]:
+def _whole(
+    connection: Connection,
+    config: SourceConfig,
+    table: TableConfig,
+    found: SourceTable,
+    *,
+    inserts_only: bool,
+) -> Iterator[Finding]:
+    """Whether the publication, if it has the table, has all of it."""
+    try:
+        refuse_partial_publication(
+            connection, config.publication, found, table.columns.exclude, inserts_only=inserts_only
+        )
+    except TableProblem as problem:
+        yield _error("table_partial", problem)
+
+
+def _refused(code: str, refuse: Callable[..., object], *about: object) -> Iterator[Finding]:
     """A rule of enrolment that raises TableProblem, as a finding."""
     try:
         refuse(*about)

@@ -1,0 +1,260 @@
+"""The commands before there is a source, and those that help to write its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc_assets.cli.group import cli, config_of, json_option
+from cdc_assets.cli.terminal import labelled, note, say, show_findings, show_tables
+from cdc_assets.config.addresses import services, source_dsn
+from cdc_assets.config.source import SourceConfig, load_config, parse_config
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc_assets.postgres.names import TableId
+    from cdc_assets.postgres.session.connect import Connection
+    from cdc_assets.setup.files import Files
+    from cdc_assets.setup.inventory import Listed
+    from cdc_assets.setup.roles import Role, Roles
+
+_COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*\Z)')
+_SHOWN = 40
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--address", metavar="DSN", help="The source's, if not in NAME_DSN.")
+@click.option("--table", "wanted", multiple=True, metavar="S.T", help="A table, or as in public.*")
+@click.option("--exclude", multiple=True, metavar="S.T", help="Not these.")
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--own-roles/--same-role",
+    default=None,
+    help="Make roles of their own, that only read and stream, or use the address's.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Ask nothing: every table that can be replicated.")
+@click.pass_context
+def init(
+    ctx: click.Context,
+    name: str | None,
+    address: str | None,
+    wanted: tuple[str, ...],
+    exclude: tuple[str, ...],
+    output: Path | None,
+    own_roles: bool | None,
+    yes: bool,
+) -> None:
+    r"""Look at a database, and write the configuration and the administrator's SQL.
+
+    \b
+    cdc-assets init                                   asks for all it needs
+    APP_DSN=postgresql://… cdc-assets init app --yes  asks nothing
+    cdc-assets init app --table 'public.*' --exclude 'public.tmp_*'
+    """
+    from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
+    from cdc_assets.setup import files, inventory, roles
+
+    asks = not yes and sys.stdin.isatty()
+    dsn = _address(name, address, asks=asks)
+    name = name or _name_of(dsn)
+    _trial(name, dsn, ["public.any"])  # whether they can be read at all, before anybody waits
+    written = files.files_of(name, output, Path())
+    for path in (written.yaml, written.sql):
+        if path.exists():
+            raise ConfigurationError(
+                f"{path} is there already.", "Remove it, or give another NAME or --output."
+            )
+    try:
+        with connect(dsn, application_name="cdc_assets init", lock_seconds=LOCK_SECONDS) as source:
+            found = inventory.inventory(source, _trial(name, dsn, ["public.any"]))
+            labelled("source:", "bold", f"{source.info.dbname} at {_place(source)}")
+            largest = sorted(found, key=lambda t: -t.bytes)[:_SHOWN]
+            show_tables([t for t in found if t in largest], stderr=True)
+            if len(found) > _SHOWN:
+                note(f"These are the largest {_SHOWN} of {len(found):,} tables.")
+            tables = _chosen(found, wanted, exclude, asks=asks)
+            config = _trial(name, dsn, [str(table) for table in tables])
+            who = _roles(name, roles.role_of(source, tables), own_roles, asks=asks)
+            _write(source, dsn, config, who, written)
+    except psycopg.OperationalError as error:
+        raise EnvironmentProblem(
+            f"the source can't be reached: {first_line(error)}",
+            "Start it, mend the network, or correct the address.",
+        ) from error
+    _finish(ctx, dsn, name, who, written)
+
+
+def _address(name: str | None, given: str | None, *, asks: bool) -> str:
+    from cdc_assets.setup.addresses import has_password
+
+    variable = f"{name.upper()}_DSN" if name else None
+    if given is not None:
+        if has_password(given):
+            note(
+                "The address has a password in it, which others on this machine can see in the list"
+                " of processes: an environment variable is safer."
+            )
+        return given
+    if variable is not None and variable in os.environ:
+        return os.environ[variable]
+    if asks:
+        return str(
+            click.prompt(
+                "Address (postgresql://user:password@host:5432/database), not shown",
+                hide_input=True,
+                err=True,
+            )
+        )
+    raise ConfigurationError(
+        "the source's address is missing:",
+        f"export {variable or 'NAME_DSN (and say: cdc-assets init NAME)'}, or give --address.",
+    )
+
+
+def _name_of(dsn: str) -> str:
+    """A source's name, by the database's."""
+    try:
+        database = str(conninfo_to_dict(dsn).get("dbname") or "app")
+    except psycopg.Error:
+        return "app"
+    word = re.sub(r"[^a-z0-9_]+", "_", database.lower()).strip("_")[:40]
+    return word if re.match("[a-z]", word) else f"db_{word}"[:40]
+
+
+def _trial(name: str, dsn: str, tables: Sequence[str]) -> SourceConfig:
+    data = {"name": name, "postgres": {"dsn": dsn}, "tables": tables}
+    return parse_config(data, "cdc-assets init", expanded=True)
+
+
+def _place(source: Connection) -> str:
+    version = source.info.parameter_status("server_version")
+    return f"{source.info.host or 'a local socket'}:{source.info.port}, Postgres {version}"
+
+
+def _chosen(
+    found: Sequence[Listed], wanted: Sequence[str], exclude: Sequence[str], *, asks: bool
+) -> Sequence[TableId]:
+    from cdc_assets.setup.choice import choose, free
+
+    if not wanted and asks:
+        every = f"all {len(free(found)):,} that nothing stands in the way of"
+        question = "Tables, by names or patterns like public.*, with commas"
+        answer = str(click.prompt(question, default=every, err=True))
+        wanted = () if answer == every else tuple(_COMMA.split(answer))
+    choice = choose(found, wanted, exclude)
+    if choice.left:
+        note(
+            f"left out, as something is in the way: {', '.join(map(str, choice.left))}. Where it is"
+            " the replica identity, --table S.T takes the table, with the SQL that mends it."
+        )
+    return choice.tables
+
+
+def _roles(name: str, role: Role, own: bool | None, *, asks: bool) -> Roles:
+    from cdc_assets.setup.roles import Roles
+
+    streams = os.environ.get(f"{name.upper()}_STREAM_DSN")
+    if own is None:
+        own = bool(role.why_not)
+        if own and asks:
+            own = click.confirm(
+                f"{role.why_not}. Make roles that only read, and only stream?", True, err=True
+            )
+    reads = f"cdc_{name}" if own else role.name
+    if streams is not None:
+        return Roles(reads, str(conninfo_to_dict(streams).get("user") or role.name))
+    if not own and role.replicates:
+        return Roles(reads, reads, may_replicate=True, superuser=role.superuser)
+    return Roles(reads, f"cdc_{name}_stream")
+
+
+def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, written: Files) -> None:
+    from cdc_assets.readiness.source.server import preflight
+    from cdc_assets.setup import files, statements
+
+    server = preflight(source, config, None, dsn, tables=(), record=False)
+    sql = statements.prepared(source, config, who, server)
+    tables = [table.id for table in config.tables]
+    text = files.text_of(config.name, tables, component=written.component, apart=who.apart)
+    files.write(written.yaml, text)
+    say(f"wrote {written.yaml}: {len(tables):,} tables")
+    if sql:
+        files.write(written.sql, sql)
+        say(f"wrote {written.sql}")
+
+
+def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files) -> None:
+    """``check``, if all is there that it needs; else what is to be done before."""
+    from cdc_assets.setup.addresses import of_role, user_of
+
+    command = f"cdc-assets --config {shlex.quote(str(written.yaml))} check"
+    variables = {f"{name.upper()}_DSN": who.reads}
+    if who.apart:
+        variables[f"{name.upper()}_STREAM_DSN"] = who.streams
+    unset = [
+        variable
+        for variable, role in variables.items()
+        if variable not in os.environ or user_of(os.environ[variable]) != role
+    ]
+    if not written.sql.exists():
+        os.environ.setdefault(f"{name.upper()}_DSN", dsn)
+        from cdc_assets.readiness.surroundings import review
+
+        ctx.obj = str(written.yaml)
+        findings = review(load_config(written.yaml))
+        show_findings(findings)
+        for variable in unset:
+            say(f"then: export {variable}={shlex.quote(of_role(dsn, variables[variable]))}")
+        sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
+    say("next:")
+    say(f"  psql ADMIN_ADDRESS -f {shlex.quote(str(written.sql))}   # as an administrator")
+    for variable in unset:
+        say(f"  export {variable}={shlex.quote(of_role(dsn, variables[variable]))}")
+    say(f"  {command}")
+
+
+@cli.command()
+@json_option
+@click.pass_context
+def tables(ctx: click.Context, as_json: bool) -> None:
+    """List the database's tables, and what keeps one from being replicated."""
+    from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
+    from cdc_assets.setup.inventory import inventory
+
+    config = config_of(ctx)
+    with (
+        services(config),
+        connect(
+            source_dsn(config), application_name="cdc_assets tables", lock_seconds=LOCK_SECONDS
+        ) as source,
+    ):
+        found = inventory(source, config)
+    if as_json:
+        click.echo(json.dumps([table.to_json() for table in found], indent=2))
+    else:
+        show_tables(found)
+
+
+@cli.group(name="config")
+def config_group() -> None:
+    """What the configuration may say."""
+
+
+@config_group.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration, for editors."""
+    from cdc_assets.config.schema import file_schema
+
+    click.echo(json.dumps(file_schema(), indent=2, ensure_ascii=False))

@@ -1,0 +1,61 @@
+"""Patterns of table names, as ``init`` takes them: ``public.*``, ``sales.order_*``, ``*.*``.
+
+A part in quotes stands for itself; in one without, ``*`` is any text and ``?`` any character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Self
+
+from cdc_assets.postgres.names import TableId
+
+_PART = r'"(?:[^"]|"")+"|[\w$*?]+'
+_PATTERN = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class TablePattern:
+    """The names of tables that ``text`` stands for; without a schema it is of ``public``."""
+
+    text: str
+    schema: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        match = _PATTERN.match(text.strip())
+        if match is None:
+            raise ValueError(f"{text!r} names no table; write public.orders, or public.* for all")
+        return cls(text.strip(), match["schema"] or "public", match["name"])
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it stands for one table at most."""
+        return not any(set("*?") & set(p) for p in (self.schema, self.name) if p[0] != '"')
+
+    def matches(self, table: TableId) -> bool:
+        return _matches(self.schema, table.schema) and _matches(self.name, table.name)
+
+
+def _matches(part: str, name: str) -> bool:
+    if part.startswith('"'):
+        return part[1:-1].replace('""', '"') == name
+    return fnmatchcase(name, part.lower().replace("[", "[[]"))
+
+
+def matching(
+    patterns: Iterable[TablePattern], tables: Sequence[TableId]
+) -> tuple[list[TableId], list[str]]:
+    """The tables that a pattern stands for, in their order; and the patterns of no table."""
+    found, idle = set[TableId](), list[str]()
+    for pattern in patterns:
+        theirs = {table for table in tables if pattern.matches(table)}
+        found |= theirs
+        if not theirs:
+            idle.append(pattern.text)
+    return [table for table in tables if table in found], idle

@@ -1,0 +1,1 @@
+"""From an address to a source: its database's tables, the YAML, the administrator's SQL."""

@@ -1,0 +1,137 @@
+"""The SQL that an administrator runs once, in psql, before a source's first start.
+
+It gives the roles the least rights that they need. ``check`` names whatever is missing later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import TableProblem
+from cdc_assets.messages.findings import Finding
+from cdc_assets.messages.texts import one_line
+from cdc_assets.postgres.names import TableId, quoted
+from cdc_assets.postgres.publications import addition, creation, published_tables
+from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.readiness.source.enrolment import Facts, facts_of
+from cdc_assets.setup.roles import Roles, existing
+
+# Findings about the server whose remedies are for an administrator, too.
+_SERVER = ("wal_level", "wal_unbounded", "slots_exhausted", "senders_exhausted")
+_LINE = 96
+
+
+def prepared(
+    connection: Connection, config: SourceConfig, roles: Roles, server: Sequence[Finding]
+) -> str:
+    """The script for the tables of ``config``, empty if nothing is to be done.
+
+    ``server``: the findings about the server. A role that is a superuser needs no rights, and makes
+    the publication itself.
+    """
+    tables = [table.id for table in config.tables]
+    facts = facts_of(connection, config, tables)
+    database = connection.info.dbname
+    parts = [*_server(server), *_identities(facts)]
+    if not roles.superuser:
+        parts += _roles(connection, roles)
+        parts += _rights(connection, config, roles, facts)
+        parts += _publication(connection, config, facts)
+    if not parts:
+        return ""
+    head = (
+        f"-- Prepares the database {quoted(database)} for the source {config.name} of cdc_assets.\n"
+        "-- Run it there with psql, as an owner of the tables who may create roles."
+    )
+    return "\n\n".join([head, *parts]) + "\n"
+
+
+def _server(findings: Sequence[Finding]) -> Iterator[str]:
+    remedies = [f"-- {one_line(f.message)}\n{f.remedy}" for f in findings if f.code in _SERVER]
+    if remedies:
+        yield "\n".join(["-- The server.", *remedies])
+
+
+def _roles(connection: Connection, roles: Roles) -> Iterator[str]:
+    there = existing(connection, [roles.reads, roles.streams, "rds_replication"])
+    lines = ["-- One role reads; who streams may decode every change of the database."]
+    if not roles.apart:
+        lines = ["-- This role reads, and streams."]
+    for name in dict.fromkeys((roles.reads, roles.streams)):
+        if name not in there:
+            lines.append(f"create role {quoted(name)} login;")
+            lines.append(f"\\password {quoted(name)}")
+    who = quoted(roles.streams)
+    if roles.may_replicate:
+        pass
+    elif "rds_replication" in there:
+        lines.append(f"grant rds_replication to {who};")
+    else:
+        lines.append(f"alter role {who} replication;")
+    both = ", ".join(map(quoted, dict.fromkeys((roles.reads, roles.streams))))
+    lines.append(
+        f"grant pg_read_all_stats to {both}; -- to name who keeps a slot or a table waiting"
+    )
+    lines.append(f"grant connect on database {quoted(connection.info.dbname)} to {both};")
+    yield "\n".join(lines)
+
+
+def _rights(
+    connection: Connection, config: SourceConfig, roles: Roles, facts: Facts
+) -> Iterator[str]:
+    reader, schema = quoted(roles.reads), quoted(config.state.schema_)
+    heaps = dict[TableId, None]()
+    for table, found in facts.heaps.items():
+        heaps.update(dict.fromkeys((table, *(() if isinstance(found, TableProblem) else found))))
+    schemas = dict.fromkeys(table.schema for table in heaps)
+    there = connection.execute(
+        "select 1 from pg_catalog.pg_namespace where nspname = %s", (config.state.schema_,)
+    ).fetchone()
+    lines = ["-- The tables, each with its partitions."]
+    lines += _wrapped("grant usage on schema ", map(quoted, schemas), f" to {reader};")
+    lines += _wrapped("grant select on ", map(str, heaps), f" to {reader};")
+    yield "\n".join(lines)
+    if config.state.postgres_url is None and there is None:
+        yield (
+            "-- The source's log, and by default the Iceberg catalog.\n"
+            f"create schema {schema} authorization {reader};"
+        )
+
+
+def _identities(facts: Facts) -> Iterator[str]:
+    """What Postgres tells changed rows by, where it couldn't once they are published."""
+    lines = [
+        f"{trouble.remedy} -- {one_line(trouble.what)}"  # nobody's name ends the comment
+        for found in facts.troubles.values()
+        for trouble in found
+    ]
+    if lines:
+        yield "\n".join(["-- What tells changed rows apart.", *lines])
+
+
+def _publication(connection: Connection, config: SourceConfig, facts: Facts) -> Iterator[str]:
+    name = config.publication
+    published = published_tables(connection, name)
+    lines = [] if published is not None else [f"{creation(connection, name)};"]
+    # One statement locks all of its tables until it ends, so each has one of its own.
+    lines += [
+        f"{addition(connection, name, [table])};"
+        for table in facts.heaps
+        if table not in (published or {})
+    ]
+    if lines:
+        yield "\n".join(["-- What is streamed.", *lines])
+
+
+def _wrapped(before: str, names: Iterator[str], after: str) -> list[str]:
+    """One statement with a list that may be long, in lines of some hundred characters."""
+    lines, line = list[str](), before
+    listed = list(names)
+    for place, name in enumerate(listed):
+        more = name + (", " if place < len(listed) - 1 else after)
+        if len(line) + len(more) > _LINE and line.strip():
+            lines.append(line.rstrip())
+            line = "  "
+        line += more
+    return [*lines, line]
