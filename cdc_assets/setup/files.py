@@ -85,12 +85,12 @@ def write(path: Path, text: str) -> None:
     """A new file; raises ConfigurationError if there is one, or it can't be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            raise ConfigurationError(
+                f"{path} is there already.", "Remove it, or write to another one with --output."
+            )
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError as error:
-        raise ConfigurationError(
-            f"{path} is there already.", "Remove it, or write to another one with --output."
-        ) from error
     except OSError as error:
         raise ConfigurationError(
             f"{path} can't be written: {error.strerror}.", "Write to another one with --output."

@@ -1,0 +1,276 @@
+"""``cdc-assets init`` and ``tables``: what they write is enough, for the roles that they name."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import load_config
+from cdc_assets.demo.schema import connection_environment
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.flusher.flusher import run
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets_tests.conftest import NewDatabase
+
+pytestmark = pytest.mark.timeout(300)
+HOSTILE = 'x"\n; drop table orders; --'
+TABLES = f"""
+create table orders (id int primary key, v text);
+insert into orders select g, 'x' from generate_series(1, 1000) g;
+analyze orders;
+create table "My.Table" (id int primary key);
+create table keyless (a int, "{HOSTILE.replace('"', '""')}" int);
+create unlogged table quick (id int primary key);
+create schema sales;
+create table sales.parts (id int, d date, primary key (id, d)) partition by range (d);
+create table sales.parts_1 partition of sales.parts for values from ('2020-01-01') to ('2030-1-1');
+create table parent (id int primary key);
+create table child (primary key (id)) inherits (parent);
+"""
+FREE = ['public."My.Table"', "public.child", "public.orders", "sales.parts"]
+
+Init = Callable[..., Result]
+
+
+@pytest.fixture
+def admin(
+    postgres_dsn: NewDatabase, tmp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The address of a database with such tables, and an empty folder to work in."""
+    dsn = postgres_dsn()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("APP_DSN", dsn)
+    with psycopg.connect(dsn, autocommit=True) as source:
+        source.execute(TABLES.encode())
+        yield dsn
+        for role in ("cdc_app", "cdc_app_stream"):
+            there = source.execute("select 1 from pg_roles where rolname = %s", (role,)).fetchone()
+            if there is not None:
+                source.execute(f"drop owned by {role} cascade".encode())
+                source.execute(f"drop role {role}".encode())
+
+
+def ran(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, [*arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def paste(server: EmbeddedPostgres, admin: str, script: str) -> None:
+    """Into psql, as an administrator who answers its questions for passwords."""
+    answered = re.sub(
+        r"^\\password (\S+)$", r"alter role \1 password 'pw';", script, flags=re.MULTILINE
+    )
+    done = subprocess.run(
+        [str(server.program("psql")), "-X", "-q", "-v", "ON_ERROR_STOP=1"],
+        env=connection_environment(admin),
+        input=answered,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_roles_of_their_own_are_all_that_is_needed(
+    admin: str, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an administrator's address to a flusher that streams, by what was printed alone."""
+    result = ran("init", "app", "--yes")
+    text = Path("app.yaml").read_text()
+    assert yaml.safe_load(text)["tables"] == FREE
+    assert str(conninfo_to_dict(admin)["password"]) not in result.output + text
+    script = Path("app.sql").read_text()
+    for wrong in ("keyless", "quick", "parent", "drop"):
+        assert wrong not in script
+    paste(postgres, admin, script)
+    exported = dict(re.findall(r"export (\w+)=(\S+)", result.stdout))
+    for name, role in (("APP_DSN", "cdc_app"), ("APP_STREAM_DSN", "cdc_app_stream")):
+        address = exported[name].strip("'")
+        assert f"{role}:…@" in address
+        monkeypatch.setenv(name, address.replace("…", "pw"))
+    found = json.loads(ran("--config", "app.yaml", "check", "--json").stdout)
+    assert [f["code"] for f in found if f["severity"] == "error"] == []
+    assert "excess_rights" not in {f["code"] for f in found}
+    config = load_config("app.yaml")
+    with psycopg.connect(admin, autocommit=True) as source:
+        run(config, until=current_lsn(source))
+        source.execute("update orders set v = 'y' where id <= 10; delete from orders where id = 11")
+        run(config, until=current_lsn(source))
+    with Pipeline.open(config) as pipeline:
+        rows = {str(row.table): row for row in pipeline.store.tables()}
+    assert sorted(rows) == sorted(FREE)
+
+
+def test_a_superuser_may_do_it_all(admin: str) -> None:
+    result = ran("init", "app", "--yes", "--same-role", "--table", "orders")
+    written = yaml.safe_load(Path("app.yaml").read_text())
+    assert written["postgres"] == {"dsn": "${APP_DSN}"}
+    assert written["tables"] == ["public.orders"]
+    if "next:" in result.stdout:  # the server's settings are for an administrator
+        assert "role" not in Path("app.sql").read_text()
+    else:
+        assert "server_version" in result.stderr  # what check says
+
+
+def test_what_is_named_gets_its_identity_before_it_is_published(
+    admin: str, postgres: EmbeddedPostgres
+) -> None:
+    ran("init", "app", "--yes", "--table", "keyless")
+    script = Path("app.sql").read_text()
+    altered = script.index("alter table public.keyless replica identity full;")
+    assert altered < script.index('add table only "public"."keyless"')
+    paste(postgres, admin, script)
+    with psycopg.connect(admin, autocommit=True) as source:
+        source.execute("insert into keyless values (1); update keyless set a = 2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [
+        (["app", "--table", "quick"], "public.quick: public.quick is unlogged", 2),
+        (["app", "--table", "nothing"], "has no table nothing", 2),
+        (["app", "--exclude", "*.*"], "no table is left", 2),
+        (["App"], "write up to 40 lower-case letters", 2),
+        (["other"], "export OTHER_DSN", 2),
+        ([], "export NAME_DSN", 2),
+        (["x", "--address", "postgresql://a:hush@127.0.0.1:1/none"], "can't be reached", 1),
+        (["x", "--address", "postgresql://a:hush@h@h/none"], "not an address that libpq reads", 2),
+        (["app", "--output", "/dev/null/app.yaml"], "can't be written", 2),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    admin: str, arguments: list[str], said: str, code: int
+) -> None:
+    result = ran("init", "--yes", *arguments, code=code)
+    assert said in result.output
+    assert "hush" not in result.output
+    assert list(Path().glob("*.yaml")) == list(Path().glob("*.sql")) == []
+
+
+def test_a_file_that_is_there_is_not_written_over(admin: str) -> None:
+    Path("app.sql").write_text("mine")
+    assert "app.sql is there already" in ran("init", "app", "--yes", code=2).output
+    assert not Path("app.yaml").exists()
+    assert Path("app.sql").read_text() == "mine"
+
+
+def test_in_a_dagster_project_it_is_a_component(admin: str) -> None:
+    Path("pyproject.toml").write_text('[tool.dg.project]\nroot_module = "mine"\n')
+    Path("src/mine/defs").mkdir(parents=True)
+    ran("init", "app", "--yes", "--table", "sales.*")
+    written = yaml.safe_load(Path("src/mine/defs/app/defs.yaml").read_text())
+    assert written["type"] == "cdc_assets.components.PostgresSource"
+    assert written["attributes"]["tables"] == ["sales.parts"]
+    assert Path("src/mine/defs/app/prepare.sql").exists()
+    assert "Here are: src/mine/defs/app/defs.yaml" in ran("check", code=2).output
+
+
+def test_it_asks_for_what_it_was_not_told(
+    admin: str, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal: the address isn't shown; a source is called as its database."""
+    name = str(conninfo_to_dict(admin)["dbname"])
+    monkeypatch.delenv("APP_DSN")
+    leader, follower = pty.openpty()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "cdc_assets", "init"],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    seen = ""
+
+    def answer(question: str, text: str) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 60
+        while question not in seen:
+            assert time.monotonic() < deadline, seen
+            if select.select([leader], [], [], 1)[0]:
+                seen += os.read(leader, 65536).decode()
+        seen = ""
+        os.write(leader, f"{text}\n".encode())
+
+    try:
+        answer("not shown", admin)
+        answer("Tables, by names or patterns", "orders, sales.*")
+        answer("Make roles that only read", "n")
+        assert started.wait(60) is not None
+        whole = seen
+        while select.select([leader], [], [], 0.2)[0]:
+            try:
+                whole += os.read(leader, 65536).decode()
+            except OSError:  # the other end is closed
+                break
+    finally:
+        started.kill()
+        started.wait()
+        os.close(leader)
+    written = yaml.safe_load(Path(f"{name}.yaml").read_text())
+    assert written["tables"] == ["public.orders", "sales.parts"]
+    assert str(conninfo_to_dict(admin)["password"]) not in whole
+
+
+def test_tables_lists_them_with_what_is_in_the_way(
+    admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"name": "app", "postgres": {"dsn": "${APP_DSN}"}, "tables": ["orders"]}
+    Path("cdc_assets.yaml").write_text(json.dumps(config))
+    found: dict[str, dict[str, Any]] = {
+        row["table"]: row for row in json.loads(ran("tables", "--json").stdout)
+    }
+    assert {name for name, row in found.items() if row["replicated"]} == {"public.orders"}
+    assert (found["public.orders"]["rows"], found["public.orders"]["key"]) == (1000, ["id"])
+    assert found["public.orders"]["bytes"] > 8192
+    assert found["sales.parts"]["partitions"] == 1
+    codes = {n: [f["code"] for f in row["obstacles"]] for n, row in found.items()}
+    assert codes == {
+        **{name: [] for name in FREE},
+        "public.keyless": ["replica_identity"],
+        "public.parent": ["table_inherited"],
+        "public.quick": ["table_unlogged"],
+    }
+    assert "table_unlogged: public.quick" in ran("tables").stderr
+    with psycopg.connect(admin) as somebody:  # a lock is no reason to wait
+        somebody.execute("lock table orders in access exclusive mode")
+        began = time.monotonic()
+        listed = json.loads(ran("tables", "--json").stdout)
+        assert time.monotonic() - began < 5
+        assert [row["bytes"] for row in listed if row["table"] == "public.orders"] == [40960]
+    unread = make_conninfo(admin, user="cdc_reader", password="pw")
+    with psycopg.connect(admin, autocommit=True) as source:
+        source.execute("create role cdc_reader login password 'pw'")
+        try:
+            monkeypatch.setenv("APP_DSN", unread)
+            rows = json.loads(ran("tables", "--json").stdout)
+            assert all("select_privilege" in [f["code"] for f in r["obstacles"]] for r in rows)
+        finally:
+            source.execute("drop role cdc_reader")
+
+
+def test_the_file_may_be_named_by_the_environment(
+    admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "cdc-assets init makes one" in ran("check", code=2).output
+    monkeypatch.setenv("CDC_ASSETS_CONFIG", "elsewhere.yaml")
+    assert "can't read the configuration elsewhere.yaml" in ran("check", code=2).output
