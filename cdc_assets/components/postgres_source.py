@@ -19,6 +19,8 @@ from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import process_defs
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.postgres.names import TableId
+from cdc_assets.setup.files import text_of
 
 
 class _Attributes(BaseModel):
@@ -56,6 +58,19 @@ def _resolved(value: Any, context: dg.ResolutionContext, origin: str) -> Any:
     return found.replace("${", "$${") if isinstance(found, str) else found
 
 
+class SourceScaffolder(dg.Scaffolder):
+    """``dg scaffold defs cdc_assets.PostgresSource NAME``: a source of one table, to be edited."""
+
+    def scaffold(self, request: dg.ScaffoldRequest) -> None:
+        path = Path(request.target_path)
+        name = re.sub(r"[^a-z0-9_]+", "_", path.name.lower()).lstrip("_0123456789") or "app"
+        example = text_of(name, [TableId("public", "orders")], component=True, apart=True)
+        said = f"# `cdc-assets init {name}` writes such a file from the database itself.\n"
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "defs.yaml").write_text(said + example, encoding="utf-8")
+
+
+@dg.scaffold_with(SourceScaffolder)
 class PostgresSource(dg.Component):
     """A Postgres database replicated into Iceberg tables: snapshot, change log and merge.
 

@@ -18,7 +18,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from cdc_assets.config.source import SourceConfig
 
-COMPONENT = "cdc_assets.components.PostgresSource"
+COMPONENT = "cdc_assets.PostgresSource"
+FORMER_COMPONENT = "cdc_assets.components.PostgresSource"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE = {"type": "string", "pattern": r"\$\{.+\}|\{\{.+\}\}"}
 _STRUCTURES = ("object", "array")
@@ -62,7 +63,7 @@ def file_schema() -> dict[str, Any]:
     component = {
         "type": "object",
         "properties": {
-            "type": {"const": COMPONENT},
+            "type": {"enum": [COMPONENT, FORMER_COMPONENT]},
             "attributes": {"$ref": "#/$defs/SourceConfig"},
         },
         "required": ["type", "attributes"],

@@ -178,7 +178,7 @@ def test_in_a_dagster_project_it_is_a_component(admin: str) -> None:
     Path("src/mine/defs").mkdir(parents=True)
     ran("init", "app", "--yes", "--table", "sales.*")
     written = yaml.safe_load(Path("src/mine/defs/app/defs.yaml").read_text())
-    assert written["type"] == "cdc_assets.components.PostgresSource"
+    assert written["type"] == "cdc_assets.PostgresSource"
     assert written["attributes"]["tables"] == ["sales.parts"]
     assert Path("src/mine/defs/app/prepare.sql").exists()
     assert "Here are: src/mine/defs/app/defs.yaml" in ran("check", code=2).output
