@@ -16,4 +16,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", dg.BetaWarning)
     # The folder only: loading "everything" also imports whatever installed package offers
     # components, which costs each run 2 s of CPU.
-    defs = _tree.build_defs(_tree.defs_module_path)
+    defs = dg.Definitions.merge(
+        _tree.build_defs(_tree.defs_module_path),
+        # What a person materializes, too, costs one process and not two.
+        dg.Definitions(executor=dg.in_process_executor),
+    )

@@ -49,13 +49,12 @@ def build_defs(
     *,
     resources: Mapping[str, Any] | None = None,
     sensors: Sequence[dg.SensorDefinition] | None = None,
-    executor: dg.ExecutorDefinition = dg.in_process_executor,
 ) -> dg.Definitions:
     """Everything of one source; definitions of several are merged.
 
     ``resources`` replaces some of ``spark_<source>`` (any LazyPySparkResource) and
-    ``flusher_<source>``; ``sensors`` replaces all of them. The executor is in-process: a run costs
-    one process.
+    ``flusher_<source>``; ``sensors`` replaces all of them. The jobs have executors of their own: no
+    other job of the code location gets one from here.
     """
     made = _begun(config, resources)
     tables = all_tables(config)
@@ -79,7 +78,6 @@ def build_defs(
         schedules=[schedule for schedule in schedules if schedule is not None],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources=made,
-        executor=executor,
     )
 
 
@@ -115,7 +113,6 @@ def process_defs(config: SourceConfig, path: Path | None = None) -> dg.Definitio
         asset_checks=checks,
         jobs=jobs,
         resources=_begun(config, None),
-        executor=dg.in_process_executor,
     )
 
 

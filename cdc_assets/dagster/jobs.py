@@ -114,6 +114,7 @@ def _job(
         description=description,
         config=dg.RunConfig(ops={verb: {"config": config}}),
         tags={SOURCE_TAG: source.name},
+        executor_def=dg.in_process_executor,
     )
     def job() -> None:
         work.alias(verb)()

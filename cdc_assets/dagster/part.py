@@ -6,7 +6,7 @@ other one, and every other process, has all of them (``build.process_defs``).
 
 Somebody else's sensors and schedules may name our assets and jobs, and Dagster looks those up in
 every process. So a run is only told that it may do with a part where there are none
-(``sensors.alone``).
+(``sensors.location``).
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ def take(
         with under(source, slot.snapshot_name):
             busy = locked(source, [row.table for row in tables])
             free = [row for row in tables if row.table not in busy]
-            as_registered = _as_registered(source, config, free)
-            plans = [*_plans(source, config, [row for row in free if row.table in as_registered])]
+            kinds = _as_registered(source, config, free)
+            known = [row for row in free if row.table in kinds]
+            plans = [*_plans(source, config, known, kinds)]
             pinned = [row for row, _ in plans]
             if config.streams:
                 _remember_entries(source, config, store, pinned)
@@ -104,15 +105,25 @@ def _remember_heaps(
 
 
 def _plans(
-    source: Connection, config: SourceConfig, rows: Sequence[TableRow]
+    source: Connection,
+    config: SourceConfig,
+    rows: Sequence[TableRow],
+    kinds: Mapping[TableId, str],
 ) -> Iterator[tuple[TableRow, Chunks]]:
     """Each table with the chunks that are to be copied, but for those that can't be pinned now.
 
     The queries lock the tables' heaps until the subtransaction ends: an ALTER of one table doesn't
-    wait until all are planned. Where one is locked, or all take long, each is asked by itself.
+    wait until all are planned. Where one is locked, or all take long, each is asked by itself. So
+    is a partitioned one from the start: the server has room for some thousands of locks, of all
+    sessions together.
     """
-    for first in range(0, len(rows), AT_ONCE):
-        some = rows[first : first + AT_ONCE]
+    for row in rows:
+        if kinds[row.table] == "p":
+            with suppress(psycopg.errors.LockNotAvailable):
+                yield from _planned(source, config, [row])
+    plain = [row for row in rows if kinds[row.table] != "p"]
+    for first in range(0, len(plain), AT_ONCE):
+        some = plain[first : first + AT_ONCE]
         try:
             yield from _planned(source, config, some, AT_ONCE_LIMITS)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled):
@@ -146,20 +157,21 @@ def _planned(
 
 def _as_registered(
     source: Connection, config: SourceConfig, rows: Sequence[TableRow]
-) -> set[TableId]:
-    """The tables that the snapshot shows as they were registered, and those with a plan.
+) -> dict[TableId, str]:
+    """The kinds of the tables that the snapshot shows as they were registered; "" with a plan.
 
     Slot creation waits for running transactions, and one of them may have altered a table. It goes
     on waiting then, and is described anew before the next pin.
     """
     with source.transaction(force_rollback=True):  # keeps no lock of what was planned
         now = described(source, config, [row.table for row in rows if row.snapshot_lsn is None])
-    same = {row.table for row in rows if row.snapshot_lsn is not None}
+    same = {row.table: "" for row in rows if row.snapshot_lsn is not None}
     for row in rows:
         found = now.get(row.table)
         if isinstance(found, Enrolled):
             seen = found.table.oid, found.table.columns, found.table.key_columns
-            same |= {row.table} if seen == (row.oid, row.columns, row.key_columns) else set()
+            if seen == (row.oid, row.columns, row.key_columns):
+                same[row.table] = found.table.kind
     return same
 
 

@@ -282,4 +282,5 @@ def checks_job(
         job_name(config.name, "check"),
         selection=dg.AssetSelection.checks(*checks),
         description=f"The checks of the source {config.name} and of its lake tables.",
+        executor_def=dg.in_process_executor,
     )

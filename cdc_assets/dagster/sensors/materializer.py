@@ -136,6 +136,7 @@ def materializer_job(
         # Checks have a sensor and a pace of their own.
         selection=dg.AssetSelection.assets(*(names.lake for names in tables)).without_checks(),
         description=f"Applies the log of {config.name} to its lake tables.",
+        executor_def=dg.in_process_executor,
     )
 
 

@@ -19,7 +19,7 @@ import dagster as dg
 import psycopg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.sensors.alone import told
+from cdc_assets.dagster.sensors.location import told
 from cdc_assets.dagster.sensors.sessions import keep_instance
 from cdc_assets.errors import EnvironmentProblem, first_line
 

@@ -28,6 +28,7 @@ def maintenance_job(
         job_name(config.name, "maintain"),
         selection=dg.AssetSelection.assets(*(names.maintenance for names in tables)),
         description=f"Compaction, expiry and removal for every lake table of {config.name}.",
+        executor_def=dg.in_process_executor,
     )
 
 
@@ -39,6 +40,7 @@ def sample_job(
         job_name(config.name, "sample"),
         selection=dg.AssetSelection.checks(checks),
         description=f"Compares a part of each table of {config.name} with the lake, in turn.",
+        executor_def=dg.in_process_executor,
     )
 
 

@@ -28,6 +28,7 @@ from cdc_assets.dagster.names import (
     run_tags,
     sensor_name,
 )
+from cdc_assets.dagster.sensors.location import in_one_process
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.runs import (
     active_runs,
@@ -127,7 +128,7 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
         copies, at_work = _look(context.instance, config, tables)
         if any(copy.state == TableState.COPYING for copy in copies):
             begin_spark(config)
-        return _result(config, copies, at_work)
+        return in_one_process(context, _result(config, copies, at_work))
 
     return tick
 

@@ -13,7 +13,7 @@ from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.names import all_tables, job_name, run_tags
 from cdc_assets.dagster.part import PART_TAG
-from cdc_assets.dagster.sensors.alone import told
+from cdc_assets.dagster.sensors.location import told
 from cdc_assets_tests.support.run_process import built_in_a_run
 
 SETTINGS: list[dict[str, Any]] = [
