@@ -10,7 +10,9 @@ The metadata ``dagster/table_name`` has the true name.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -142,6 +144,12 @@ class TableAssets:
         )
 
 
+def failed_tag(tables: Iterable[object]) -> dict[str, str]:
+    """The tag of a run that couldn't do ``tables``; the sensors leave those alone for a while."""
+    named = json.dumps([str(table) for table in tables])
+    return {FAILED_TAG: named if len(named) <= _TAG_LIMIT else "null"}
+
+
 def all_tables(config: SourceConfig) -> list[TableAssets]:
     """The names of every configured table, in the configuration's order."""
     return [TableAssets(config, table.id) for table in config.tables]
@@ -151,7 +159,10 @@ def all_tables(config: SourceConfig) -> list[TableAssets]:
 SOURCE_TAG, WORK_TAG, TABLE_TAG = "cdc_assets/source", "cdc_assets/work", "cdc_assets/table"
 # TABLE_TAG of a run that copies several.
 SEVERAL = "several tables"
+# The tables that a run couldn't do, as JSON; null: so many that they don't fit.
 FAILED_TAG = "cdc_assets/failed_tables"
+# Dagster's index of tags on Postgres takes some 2,700 bytes.
+_TAG_LIMIT = 2_000
 # Dagster's, of the partitions that a run is asked for: one, or all from one to another.
 PARTITION_TAG = "dagster/partition"
 RANGE_START_TAG, RANGE_END_TAG = (
@@ -189,9 +200,9 @@ def sensor_name(source: str, what: str) -> str:
     return f"{what}_{source}"
 
 
-def schedule_names(source: str) -> tuple[str, ...]:
-    """The names of the source's schedules."""
-    return f"maintenance_{source}", f"sample_{source}"
+def of_source(config: SourceConfig, what: str) -> dict[str, Any]:
+    """The name of the source's sensor for ``what``, and the tag by which it is told from others."""
+    return {"name": sensor_name(config.name, what), "tags": {SOURCE_TAG: config.name}}
 
 
 def operation_name(source: str, work: str) -> str:

@@ -11,7 +11,6 @@ stale. How a log is applied is in ``materializer.drain``.
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import dagster as dg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.reports import Reports
 from cdc_assets.dagster.metadata import definition_metadata
-from cdc_assets.dagster.names import FAILED_TAG, WORK_TAG, TableAssets, operation_name, run_lock
+from cdc_assets.dagster.names import WORK_TAG, TableAssets, failed_tag, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
@@ -250,8 +249,7 @@ class Rounds:
         assert isinstance(problem.table, TableId)
         self._problems[problem.table] = problem
         # At once: the sensor relieves a run with this tag sooner.
-        failed = json.dumps([str(table) for table in self._problems])
-        self._context.instance.add_run_tags(self._context.run.run_id, {FAILED_TAG: failed})
+        self._context.instance.add_run_tags(self._context.run.run_id, failed_tag(self._problems))
 
     def _finish(self) -> None:
         if self._problems:

@@ -7,7 +7,6 @@ once more at the end. Reading, writing and what a restart may trust are in ``sna
 """
 
 # No postponed annotations here: Dagster looks at the type of `context` itself.
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -19,12 +18,12 @@ from pyspark.sql import SparkSession
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.metadata import chunk_metadata
 from cdc_assets.dagster.names import (
-    FAILED_TAG,
     PARTITION_TAG,
     RANGE_END_TAG,
     RANGE_START_TAG,
     WORK_TAG,
     TableAssets,
+    failed_tag,
     operation_name,
     run_lock,
 )
@@ -125,8 +124,8 @@ class _Copying:
                 problems.append(said)
         if problems:
             # The others go on without a pause.
-            blamed = json.dumps([str(problem.table) for problem in problems])
-            self._context.instance.add_run_tags(self._context.run.run_id, {FAILED_TAG: blamed})
+            blamed = failed_tag(problem.table for problem in problems)
+            self._context.instance.add_run_tags(self._context.run.run_id, blamed)
             raise TablesFailed(problems)
 
     def _ends_all(self, error: Exception) -> bool:

@@ -29,8 +29,8 @@ from cdc_assets.dagster.names import (
     WORKS,
     TableAssets,
     all_tables,
+    of_source,
     run_tags,
-    sensor_name,
 )
 from cdc_assets.dagster.sensors.sessions import LOOK_SECONDS, keep_instance, session, status_of
 from cdc_assets.log.states import TableState
@@ -58,7 +58,7 @@ def alerts_sensor(config: SourceConfig) -> dg.SensorDefinition:
     tables = all_tables(config)
 
     @dg.sensor(
-        name=sensor_name(config.name, "cdc_alerts"),
+        **of_source(config, "cdc_alerts"),
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Tells of problems, of what becomes worse or better, and of recoveries: to"

@@ -17,7 +17,13 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, ready, unique_key, values
-from cdc_assets.dagster.names import TableAssets, all_tables, job_name, run_tags, sensor_name
+from cdc_assets.dagster.names import (
+    TableAssets,
+    all_tables,
+    job_name,
+    of_source,
+    run_tags,
+)
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
@@ -143,7 +149,7 @@ def checks_sensor(
     tags, first_tags = run_tags(config, "check"), run_tags(config, "ready")
 
     @dg.sensor(
-        name=sensor_name(config.name, "checks"),
+        **of_source(config, "checks"),
         job=job,
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,

@@ -15,7 +15,7 @@ import dagster as dg
 
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import TableAssets, all_tables, sensor_name
+from cdc_assets.dagster.names import TableAssets, all_tables, of_source
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.services import demo_is_made
@@ -85,7 +85,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
         )
 
     return ResourceSensor(
-        name=sensor_name(config.name, "flusher"),
+        **of_source(config, "flusher"),
         evaluation_fn=tick,
         minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,

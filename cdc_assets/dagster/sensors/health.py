@@ -16,7 +16,7 @@ from cdc_assets.config.addresses import source_dsn
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.health import health_key, health_metadata
 from cdc_assets.dagster.metadata import described_metadata
-from cdc_assets.dagster.names import TableAssets, all_tables, sensor_name
+from cdc_assets.dagster.names import TableAssets, all_tables, of_source
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.observe.report import look
@@ -54,7 +54,7 @@ def health_sensor(config: SourceConfig) -> dg.SensorDefinition:
     tables = all_tables(config)
 
     @dg.sensor(
-        name=sensor_name(config.name, "health"),
+        **of_source(config, "health"),
         minimum_interval_seconds=round(EVERY_SECONDS),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Samples lag, throughput and retained WAL; reports health/… every 10 minutes.",

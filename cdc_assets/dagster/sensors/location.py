@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 import dagster as dg
 
-from cdc_assets.dagster.names import schedule_names, sensor_names
+from cdc_assets.dagster.names import SOURCE_TAG
 from cdc_assets.dagster.part import PART_TAG
 from cdc_assets.dagster.resources.sources import sources
 
@@ -68,9 +68,6 @@ def is_alone(repository: dg.RepositoryDefinition) -> bool:
 
     Dagster looks up what sensors and schedules name when it loads them; all else when it is used.
     """
-    ours = {
-        name for source in sources() for name in (*sensor_names(source), *schedule_names(source))
-    }
-    ticking = [each.name for each in repository.sensor_defs]
-    ticking += [each.name for each in repository.schedule_defs]
-    return ours.issuperset(ticking)
+    tags = [each.tags for each in repository.sensor_defs]
+    tags += [each.tags for each in repository.schedule_defs]
+    return all(told.get(SOURCE_TAG) in sources() for told in tags)

@@ -31,8 +31,8 @@ from cdc_assets.dagster.names import (
     TableAssets,
     all_tables,
     job_name,
+    of_source,
     run_tags,
-    sensor_name,
 )
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
 from cdc_assets.dagster.sensors.runs import active_runs, past_runs, relief_is_due, wait_seconds
@@ -130,10 +130,9 @@ PROOF_SECONDS = 3.0 * PACE_SECONDS
 def materializer_job(
     config: SourceConfig, tables: Sequence[TableAssets]
 ) -> dg.UnresolvedAssetJobDefinition:
-    """The job that drains the log of every lake table, or of those a run asks for."""
+    """Drains the log of every lake table, or of those a run asks for; checks have their own job."""
     return dg.define_asset_job(
         job_name(config.name, "materialize"),
-        # Checks have a sensor and a pace of their own.
         selection=dg.AssetSelection.assets(*(names.lake for names in tables)).without_checks(),
         description=f"Applies the log of {config.name} to its lake tables.",
         executor_def=dg.in_process_executor,
@@ -160,7 +159,7 @@ def materializer_sensor(
     merge = _keep_follower if config.materializer == "follow" else _ask_for_run
 
     @dg.sensor(
-        name=sensor_name(config.name, "materializer"),
+        **of_source(config, "materializer"),
         job=job,
         minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,

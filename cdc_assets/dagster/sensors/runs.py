@@ -119,7 +119,9 @@ def past_runs(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> list[Pas
 
 
 def _failed_tables(tags: Mapping[str, str]) -> frozenset[str] | None:
-    return frozenset(json.loads(tags[FAILED_TAG])) if FAILED_TAG in tags else None
+    """None: all that the run was for."""
+    named = json.loads(tags.get(FAILED_TAG, "null"))
+    return None if named is None else frozenset(named)
 
 
 def failures_in_a_row(past: Sequence[PastRun], table: str | None = None) -> int:

@@ -12,7 +12,7 @@ from datetime import timedelta
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import TableAssets, job_name, run_tags
+from cdc_assets.dagster.names import SOURCE_TAG, TableAssets, job_name, run_tags
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
@@ -82,6 +82,7 @@ def _schedule(
 
     @dg.schedule(
         name=f"{name}_{config.name}",
+        tags={SOURCE_TAG: config.name},
         job=job,
         cron_schedule=cron(every),
         default_status=dg.DefaultScheduleStatus.RUNNING,

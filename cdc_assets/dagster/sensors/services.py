@@ -16,7 +16,7 @@ import psycopg
 
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import sensor_name
+from cdc_assets.dagster.names import of_source
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, reachable
 from cdc_assets.errors import CdcError, SparkProblem, TableProblem
 from cdc_assets.lake.spark.session import server
@@ -108,7 +108,7 @@ def services_sensor(config: SourceConfig) -> dg.SensorDefinition:
     """``services_<source>``."""
 
     @dg.sensor(
-        name=sensor_name(config.name, "services"),
+        **of_source(config, "services"),
         minimum_interval_seconds=PACE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Keeps the embedded Postgres, its demo traffic and the local Spark running.",

@@ -25,8 +25,8 @@ from cdc_assets.dagster.names import (
     TABLE_TAG,
     TableAssets,
     all_tables,
+    of_source,
     run_tags,
-    sensor_name,
 )
 from cdc_assets.dagster.sensors.location import in_one_process
 from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
@@ -115,7 +115,7 @@ def snapshot_sensor(config: SourceConfig) -> dg.SensorDefinition:
     tables = all_tables(config)
 
     @dg.sensor(
-        name=sensor_name(config.name, "snapshot"),
+        **of_source(config, "snapshot"),
         # Not a job: one job can't hold assets that are partitioned in different ways.
         asset_selection=dg.AssetSelection.assets(*(names.snapshot for names in tables)),
         minimum_interval_seconds=PACE_SECONDS,

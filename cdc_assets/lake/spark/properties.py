@@ -111,11 +111,15 @@ def spark_properties(
 
 def _compiled_and_collected(conf: Mapping[str, str]) -> str:
     """A JVM that is told of two collectors doesn't start: somebody else's is the one."""
-    told = [conf.get(name, "") for name in _JAVA_SETTINGS]
-    told += [os.environ.get(name, "") for name in _JAVA_VARIABLES]
-    if any(_ANY_COLLECTOR.search(text) for text in told):
+    if any(_ANY_COLLECTOR.search(text) for text in java_told(conf)):
         return _COMPILER
     return f"{_COMPILER} {_COLLECTOR}"
+
+
+def java_told(conf: Mapping[str, str]) -> list[str]:
+    """What a JVM of ours is told by the configuration and by this process's environment."""
+    told = [conf.get(name, "") for name in _JAVA_SETTINGS]
+    return told + [os.environ.get(name, "") for name in _JAVA_VARIABLES]
 
 
 def temporary(scratch: Path) -> Path:

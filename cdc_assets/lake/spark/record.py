@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -89,6 +90,7 @@ def record() -> None:
     jars = provided({}, _log.info)
     archive = archive_path(jars.class_path)
     if archive.exists():
+        _sweep(archive)
         return
     began = time.monotonic()
     _log.info(
@@ -97,12 +99,7 @@ def record() -> None:
     private_folder(archive.parent)
     if any(character.isspace() for character in str(archive)):
         raise EnvironmentProblem(f"Java takes no option with a space in it: {archive}.")
-    for left in archive.parent.glob("tmp*"):  # of one that was killed
-        if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
-    others = sorted(archive.parent.glob("*.jsa"), key=lambda path: path.stat().st_mtime)
-    for old in others[:-_OTHERS]:
-        old.unlink(missing_ok=True)
+    _sweep(archive)
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         half = Path(folder) / archive.name
         own = os.environ.get("SPARK_SUBMIT_OPTS", "")
@@ -138,9 +135,23 @@ def record() -> None:
         if jvm.returncode or not half.exists():
             raise RuntimeError("this Java writes none")
         half.chmod(0o600)
+        with half.open("rb") as file:  # Java doesn't look whether all of it got to the disk
+            os.fsync(file.fileno())
         half.replace(archive)
     size, seconds = archive.stat().st_size / 1e6, time.monotonic() - began
     _log.info("%.0f MB of classes are recorded, %.0f s", size, seconds)
+
+
+def _sweep(archive: Path) -> None:
+    """Remove what recorders that were killed left, and the oldest archives beside this one."""
+    folder = archive.parent
+    with suppress(FileNotFoundError):  # another recorder sweeps, too
+        for left in folder.glob("tmp*"):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+        others = {path for path in folder.glob("*.jsa") if path != archive}
+        for old in sorted(others, key=lambda path: path.stat().st_mtime)[:-_OTHERS]:
+            old.unlink(missing_ok=True)
 
 
 def _use(url: str, lake: Path) -> None:

@@ -21,6 +21,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -41,6 +42,7 @@ from cdc_assets.lake.spark.jars import provided
 from cdc_assets.lake.spark.jvm import mend
 from cdc_assets.lake.spark.properties import (
     SparkServerSettings,
+    java_told,
     properties_text,
     spark_properties,
     temporary,
@@ -51,6 +53,8 @@ from cdc_assets.process.home import private_folder, write_private
 from cdc_assets.process.machine import check_java
 from cdc_assets.process.traces import trace
 
+# Options of somebody's own that name an archive, or another way of having one: Java takes one.
+_SHARES = re.compile("SharedArchiveFile|ArchiveClassesAtExit|AOT(Cache|Mode|Configuration)|-Xshare")
 _log = logging.getLogger(__name__)
 
 # 8-14 s on two cores; the first start downloads Spark's jars.
@@ -196,8 +200,8 @@ def start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) -
         for name in _OTHERS:
             os.environ.pop(name, None)
         sharing = sharing_options(class_path)
-        own = os.environ.get("SPARK_SUBMIT_OPTS", "")
-        if sharing and "SharedArchiveFile" not in own + " ".join(properties.values()):
+        if sharing and not _SHARES.search(" ".join(java_told(properties))):
+            own = os.environ.get("SPARK_SUBMIT_OPTS", "")
             os.environ["SPARK_SUBMIT_OPTS"] = f"{sharing} {own}".strip()
         from pyspark.sql import SparkSession
 

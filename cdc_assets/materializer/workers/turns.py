@@ -179,6 +179,8 @@ class Turns:
         Raises PySparkException if the Spark server is known to be lost.
         """
         if self._lost is not None:
+            if self._at_work:
+                return False  # wait() tells what is over first
             raise self._lost
         if not self._free or len(self._at_work) - len(self._thinned) >= self._side_by_side:
             return False
@@ -195,7 +197,7 @@ class Turns:
         Waits no longer than ``seconds``. Raises PySparkException if an idle session was lost, or
         the server while nothing was merged.
         """
-        if time.monotonic() >= self._ask_at:
+        if not self._ends and time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + _ASK_SECONDS
             self._ask()
         seconds = max(0.0, min(seconds, self._next_due - time.monotonic()))
