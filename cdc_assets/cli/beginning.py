@@ -219,7 +219,10 @@ def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files)
             say(f"then: export {variable}={shlex.quote(of_role(dsn, variables[variable]))}")
         sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
     say("next:")
-    say(f"  psql ADMIN_ADDRESS -f {shlex.quote(str(written.sql))}   # as an administrator")
+    variable = f"{name.upper()}_DSN"
+    given = variable in os.environ and user_of(os.environ[variable]) != who.reads
+    admin = f'"${variable}"' if given else "ADMIN_ADDRESS"
+    say(f"  psql {admin} -f {shlex.quote(str(written.sql))}   # as an administrator")
     for variable in unset:
         say(f"  export {variable}={shlex.quote(of_role(dsn, variables[variable]))}")
     say(f"  {command}")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cdc_assets
+from cdc_assets import defs as sources
 from cdc_assets.components import PostgresSource
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import build_defs
@@ -114,6 +115,22 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     assert ("postgres/shop/shop/orders", "ready") in checked
     assert ("shop/orders", "rows_match_source") in checked
     assert len(checked) == 5 * len(lake)
+
+
+@pytest.mark.parametrize(
+    ("folders", "told", "loaded"),
+    [
+        ("shop shop_mart __pycache__", None, "shop shop_mart"),
+        ("shop shop_mart __pycache__ app", None, "app"),
+        ("shop shop_mart app my-app", "1", "shop shop_mart app my-app"),
+        ("shop shop_mart", "0", ""),
+        ("app", "0", "app"),
+    ],
+)
+def test_the_demo_is_loaded_while_there_is_no_other_source(
+    folders: str, told: str | None, loaded: str
+) -> None:
+    assert sources.loaded(folders.split(), told) == set(loaded.split())
 
 
 @pytest.mark.parametrize(
