@@ -25,6 +25,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.home import home
 from cdc_assets.process.traces import log_to_stderr, noted
 from cdc_assets.readiness.foreign_errors import explained
+from cdc_assets.setup.discovery import discovered
 
 tables_option = click.option(
     "--table", "tables", multiple=True, metavar="S.T", help="Only this table, as SQL spells it."
@@ -85,8 +86,9 @@ def config_of(ctx: click.Context) -> SourceConfig:
         here = [path for places in _PLACES for path in sorted(Path().glob(places))][:_NAMED]
         known = f"Here are: {', '.join(map(str, here))}." if here else "cdc-assets init makes one."
         raise ConfigurationError(f"--config FILE is missing: it names the source. {known}")
-    ctx.meta[_CONFIG] = config = load_config(path)
     home()  # raises where others may write: no command works there
+    ctx.meta[_CONFIG] = config = load_config(path)
+    ctx.meta[_CONFIG] = config = discovered(config)
     return config
 
 

@@ -18,8 +18,10 @@ from pydantic import BaseModel, ConfigDict
 from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import process_defs
+from cdc_assets.dagster.part import this_run
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
+from cdc_assets.setup.discovery import discovered
 from cdc_assets.setup.files import text_of
 
 
@@ -96,7 +98,8 @@ class PostgresSource(dg.Component):
         """Raises ConfigurationError naming the file, the key and the remedy."""
         data = attributes.model_dump() if attributes is not None else {}
         origin = str(context.path / "defs.yaml")
-        return cls(parse_config(_resolved(data, context.resolution_context, origin), origin))
+        config = parse_config(_resolved(data, context.resolution_context, origin), origin)
+        return cls(discovered(config, ask=this_run() is None))
 
     @classmethod
     def get_code_references_for_yaml(

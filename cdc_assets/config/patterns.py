@@ -1,4 +1,4 @@
-"""Patterns of table names, as ``init`` takes them: ``public.*``, ``sales.order_*``, ``*.*``.
+"""Patterns of table names: ``public.*``, ``sales.order_*``, ``*.*``.
 
 A part in quotes stands for itself; in one without, ``*`` is any text and ``?`` any character.
 """
@@ -36,15 +36,30 @@ class TablePattern:
     @property
     def is_name(self) -> bool:
         """Whether it stands for one table at most."""
-        return not any(set("*?") & set(p) for p in (self.schema, self.name) if p[0] != '"')
+        return not _is_wild(self.name) and self.only_schema is not None
+
+    @property
+    def only_schema(self) -> str | None:
+        """The schema that its tables are of; None for several."""
+        if _is_wild(self.schema):
+            return None
+        return _unquoted(self.schema) if self.schema[0] == '"' else self.schema.lower()
 
     def matches(self, table: TableId) -> bool:
         return _matches(self.schema, table.schema) and _matches(self.name, table.name)
 
 
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"')
+
+
+def _is_wild(part: str) -> bool:
+    return part[0] != '"' and bool(set("*?") & set(part))
+
+
 def _matches(part: str, name: str) -> bool:
     if part.startswith('"'):
-        return part[1:-1].replace('""', '"') == name
+        return _unquoted(part) == name
     return fnmatchcase(name, part.lower().replace("[", "[[]"))
 
 

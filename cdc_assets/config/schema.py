@@ -50,9 +50,9 @@ def attributes_schema() -> dict[str, Any]:
     for name, described in {SourceConfig.__name__: schema, **schema["$defs"]}.items():
         _describe(described, documented[name])
     table = schema["$defs"]["TableConfig"]
-    schema["properties"]["tables"]["items"] = {
-        "anyOf": [table["properties"]["name"], {"$ref": "#/$defs/TableConfig"}]
-    }
+    either = [table["properties"]["name"], {"$ref": "#/$defs/TableConfig"}]
+    schema["properties"]["tables"] |= {"items": {"anyOf": either}, "minItems": 1}
+    del schema["properties"]["patterns"]  # nobody writes it
     return schema
 
 

@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
 import yaml
 from pydantic import (
-    Field,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -32,6 +31,7 @@ from pydantic import (
 from cdc_assets.config.alerts import AlertsConfig
 from cdc_assets.config.aws_secrets import aws_secret
 from cdc_assets.config.base import Section
+from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.sections import (
     LakeConfig,
     MaintenanceConfig,
@@ -62,7 +62,11 @@ class SourceConfig(Section):
     postgres: PostgresConfig
     slot: str = ""
     publication: str = ""
-    tables: Annotated[tuple[TableConfig, ...], Field(min_length=1)]
+    tables: tuple[TableConfig, ...]
+    patterns: tuple[TableConfig, ...] = ()
+    """The entries of ``tables`` that stand for several; ``setup.discovery`` finds theirs."""
+    exclude: tuple[str, ...] = ()
+    """Names and patterns of tables that no pattern of ``tables`` stands for."""
     owners: tuple[Owner, ...] = ()
     """Who looks after it, for the asset catalog: team:data, or an address of mail."""
     snapshot: SnapshotConfig = SnapshotConfig()
@@ -84,6 +88,18 @@ class SourceConfig(Section):
         # A parent hands down an expanded configuration: a password may have "${…}" in it.
         return data if (info.context or {}).get("expanded") else _expand(data)
 
+    @field_validator("tables")
+    @classmethod
+    def _some(cls, value: tuple[TableConfig, ...]) -> tuple[TableConfig, ...]:
+        if not value:
+            raise ValueError("name at least one, or a pattern like public.*")
+        return value
+
+    @field_validator("exclude")
+    @classmethod
+    def _are_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(TablePattern.parse(text).text for text in value)
+
     @field_validator("name")
     @classmethod
     def _word(cls, value: str) -> str:
@@ -99,6 +115,13 @@ class SourceConfig(Section):
         object.__setattr__(self, "publication", self.publication or f"cdc_{self.name}")
         if not re.fullmatch(r"[a-z0-9_]{1,63}", self.slot):
             raise ValueError("slot: Postgres allows lower-case letters, digits and underscores")
+        patterns = [table for table in self.tables if table.pattern is not None]
+        if patterns:
+            if self.postgres.embedded:
+                raise ValueError("tables: name each table of an embedded Postgres")
+            named = tuple(table for table in self.tables if table.pattern is None)
+            object.__setattr__(self, "tables", named)
+            object.__setattr__(self, "patterns", tuple(patterns))
         seen: set[str] = set()
         for table in self.tables:
             if table.name in seen:
@@ -171,9 +194,22 @@ class SourceConfig(Section):
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:
-        """The table's name in the lake: its own, with the schema in front if another has it too."""
-        alike = self._names[table.name.lower()]
+        """The table's name in the lake: its own, with the schema in front if another has it too.
+
+        Tables that a pattern finds come and go, and change no other one's name: with the schema in
+        front are all, or, if there is only one schema, none.
+        """
+        if self.patterns:
+            alike = 1 if self._only_schema is not None else 2
+        else:
+            alike = self._names[table.name.lower()]
         return f"{table.schema}_{table.name}" if alike > 1 else table.name
+
+    @cached_property
+    def _only_schema(self) -> str | None:
+        found = {table.pattern.only_schema for table in self.patterns if table.pattern is not None}
+        found |= {table.id.schema for table in self.tables}
+        return found.pop() if len(found) == 1 else None
 
     @cached_property
     def _names(self) -> Counter[str]:

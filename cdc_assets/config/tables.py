@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 
 from cdc_assets.config.base import Duration, Section
 from cdc_assets.config.layout import parse_order, parse_part
+from cdc_assets.config.patterns import TablePattern
 from cdc_assets.postgres.names import TableId
 
 # The owner of an asset as Dagster takes it: a team, or an address of mail.
@@ -80,7 +81,8 @@ class TableConfig(Section):
     """One table of the source; in the YAML its name alone will do."""
 
     name: str
-    """As SQL spells it: orders (of the schema public), sales.orders, public."My.Table"."""
+    """As SQL spells it: orders (of the schema public), sales.orders, public."My.Table". A pattern
+    like public.* stands for every such table that the source has when it is loaded."""
     mode: Literal["mirror", "soft_delete", "append"] | None = None
     """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
     where Postgres can't identify changed rows, one an insert."""
@@ -119,7 +121,28 @@ class TableConfig(Section):
     @field_validator("name")
     @classmethod
     def _as_in_sql(cls, value: str) -> str:
+        if "*" in value or "?" in value:
+            pattern = TablePattern.parse(value)
+            if not pattern.is_name:
+                return pattern.text
         return str(TableId.parse(value))
+
+    @model_validator(mode="after")
+    def _of_one_table(self) -> Self:
+        if self.pattern is not None:
+            plain = type(self).model_fields
+            for key in ("only", "columns", "partition_by", "sort_by"):
+                if getattr(self, key) != plain[key].default:
+                    raise ValueError(f"{key} is for a table that is named, not for {self.name}")
+        return self
+
+    @cached_property
+    def pattern(self) -> TablePattern | None:
+        """Of an entry that stands for several tables."""
+        if "*" not in self.name and "?" not in self.name:
+            return None
+        pattern = TablePattern.parse(self.name)
+        return None if pattern.is_name else pattern
 
     @cached_property
     def id(self) -> TableId:

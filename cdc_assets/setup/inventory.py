@@ -20,21 +20,16 @@ from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.enrolment import facts_of
+from cdc_assets.readiness.source.left import replicable
 from cdc_assets.readiness.source.tables import obstacles
 
-# Ordinary and partitioned tables; not those of extensions, the SQL catalog's and the log's. A
-# partition is part of its root.
+# Each table with its partitions.
 _TABLES = """
 with recursive part (root, oid) as (
     select c.oid, c.oid
-      from pg_catalog.pg_class c
-      join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-     where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
-       and n.nspname not in ('pg_catalog', 'information_schema', %(ours)s)
-       and c.relname not in ('iceberg_tables', 'iceberg_namespace_properties')
-       and not exists (select from pg_catalog.pg_depend d
-                        where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = c.oid
-                          and d.deptype = 'e')
+      from unnest(%s::text[], %s::text[]) w (schema, name)
+      join pg_catalog.pg_namespace n on n.nspname = w.schema
+      join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
     union all
     select p.root, i.inhrelid from part p
       join pg_catalog.pg_inherits i on i.inhparent = p.oid
@@ -93,7 +88,9 @@ class Listed:
 
 def inventory(connection: Connection, config: SourceConfig) -> list[Listed]:
     """All tables of the database that could be replicated; those of ``config`` as configured."""
-    rows = connection.execute(_TABLES, {"ours": config.state.schema_}).fetchall()
+    named = replicable(connection, config)
+    names = [table.schema for table in named], [table.name for table in named]
+    rows = connection.execute(_TABLES, names).fetchall()
     sizes = _sizes(connection, [oid for *_, oids in rows for oid in oids])
     configured = {table.id: table for table in config.tables}
     ids = [TableId(schema, name) for schema, name, *_ in rows]

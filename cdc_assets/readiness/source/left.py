@@ -1,4 +1,4 @@
-"""Leftovers that ``check`` reports: slots without a reader, tables out of the configuration.
+"""What the database has beside the configuration: slots nobody reads, tables left and new.
 
 A renamed source, and a table that was taken out of the configuration, go on using disk space at the
 source and in staging. That may be on purpose, so nothing is removed, only reported with the SQL.
@@ -6,18 +6,23 @@ source and in staging. That may be on purpose, so nothing is removed, only repor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from psycopg import sql
 
+from cdc_assets.config.patterns import TablePattern, matching
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import TableConfig
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import inserts_publication, published_tables, removal
 from cdc_assets.postgres.session.connect import Connection
 
 # A slot's reader may be between two sessions; its slot keeps less than this meanwhile.
 UNREAD_BYTES = 10**9
+# A finding names this many tables at most.
+LISTED = 20
 
 _UNREAD = """
 select slot_name::text, pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
@@ -27,6 +32,57 @@ select slot_name::text, pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_la
    and active_pid is null and restart_lsn is not null and slot_name <> %s
  order by 2 desc
 """
+
+
+# Ordinary and partitioned tables; not those of extensions, the SQL catalog's and the log's. A
+# partition is part of its root.
+_REPLICABLE = """
+select n.nspname::text, c.relname::text
+  from pg_catalog.pg_class c
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
+   and n.nspname not in ('pg_catalog', 'information_schema', %s)
+   and c.relname not in ('iceberg_tables', 'iceberg_namespace_properties')
+   and not exists (select from pg_catalog.pg_depend d
+                    where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = c.oid
+                      and d.deptype = 'e')
+ order by c.oid
+"""
+
+
+def replicable(connection: Connection, config: SourceConfig) -> list[TableId]:
+    """The tables of the database that could be replicated, the oldest first; waits for no lock."""
+    rows = connection.execute(_REPLICABLE, (config.state.schema_,))
+    return [TableId(schema, name) for schema, name in rows]
+
+
+def of_patterns(config: SourceConfig, there: Sequence[TableId]) -> dict[TableId, TableConfig]:
+    """The tables that patterns of ``config`` stand for, with the settings of the first such one."""
+    named = {table.id for table in config.tables}
+    without, _ = matching(map(TablePattern.parse, config.exclude), there)
+    found = dict[TableId, TableConfig]()
+    for entry in config.patterns:
+        assert entry.pattern is not None
+        for table in there:
+            if table not in named and table not in without and entry.pattern.matches(table):
+                found.setdefault(table, entry)
+    return found
+
+
+def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
+    """Tables that a pattern stands for, but that weren't there when the source was loaded."""
+    if not config.patterns:
+        return
+    known = {table.id for table in config.tables}
+    new = [t for t in of_patterns(config, replicable(connection, config)) if t not in known]
+    if new:
+        listed = ", ".join(map(str, new[:LISTED])) + (", …" if len(new) > LISTED else "")
+        yield Finding(
+            "tables_new",
+            "warning",
+            f"since the source was loaded there came tables that tables: stands for: {listed}.",
+            "Reload the code location, or start the command again; or name them in exclude:.",
+        )
 
 
 def left_findings(

@@ -23,7 +23,7 @@ from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.session.connect import Connection, pools_transactions
 from cdc_assets.postgres.slots import FAILOVER_SLOTS, SlotStatus, slot_status
 from cdc_assets.readiness.source.enrolment import Facts, facts_of
-from cdc_assets.readiness.source.left import left_findings
+from cdc_assets.readiness.source.left import left_findings, new_findings
 from cdc_assets.readiness.source.now import review
 from cdc_assets.readiness.source.publications import publication_findings
 from cdc_assets.readiness.source.record import Recorded
@@ -282,6 +282,7 @@ def _objects(
         waits = any(table.id not in pinned for table in config.tables)
         yield from _free_slots(connection, 1, "error" if waits else "warning")
     yield from left_findings(connection, config, store)
+    yield from new_findings(connection, config)
     if store is not None:
         if (since := dropped_since(store)) is not None:
             yield Finding(

@@ -1,0 +1,107 @@
+"""What the patterns of ``tables:`` stand for: the tables that the source has when it is loaded.
+
+The code server, and each command, asks the source. The list is kept in the home: the process of a
+run takes it from there, so that it has the code server's tables, and so does who finds the source
+away. A table that comes later waits for the next load (``check`` says ``tables_new``); one that is
+gone from the source is out of the configuration then (``table_left``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psycopg
+
+from cdc_assets.config.addresses import source_dsn
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
+from cdc_assets.process.home import home, private_folder, write_private
+from cdc_assets.readiness.source.left import of_patterns, replicable
+
+_log = logging.getLogger(__name__)
+
+
+def discovered(config: SourceConfig, *, ask: bool = True) -> SourceConfig:
+    """The configuration with every table that its patterns stand for; without any it is the same.
+
+    ``ask``: the source, else only if no list of it is kept. Raises EnvironmentProblem if the source
+    is away and there is none, ConfigurationError if no table is found.
+    """
+    if not config.patterns:
+        return config
+    kept = _kept(config)
+    if not ask and kept is not None:
+        return _with(config, kept)
+    try:
+        with connect(
+            source_dsn(config), application_name="cdc_assets tables", lock_seconds=LOCK_SECONDS
+        ) as source:
+            there = replicable(source, config)
+    except psycopg.OperationalError as error:
+        if kept is None:
+            raise EnvironmentProblem(
+                f"the tables of source {config.name} can't be listed: {first_line(error)}",
+                "Start the source, or correct postgres.dsn; or name each table.",
+            ) from error
+        _log.warning("%s: the tables that it had are taken, as it is away", config.name)
+        return _with(config, kept)
+    found = _with(config, [*of_patterns(config, there)])
+    _keep(found)
+    return found
+
+
+def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
+    """``config`` with those of the tables, but for such that the lake couldn't tell apart."""
+    names = {config.lake_name(table.id).lower() for table in config.tables}
+    added = []
+    for table, entry in of_patterns(config, there).items():
+        name = config.lake_name(table).lower()
+        if name in names:
+            _log.warning(
+                "%s: %s is left out: an older table is %s in the lake, too",
+                *(config.name, table, name),
+            )
+            continue
+        names.add(name)
+        added.append(entry.model_copy(update={"name": str(table)}))
+    if not config.tables and not added:
+        listed = ", ".join(entry.name for entry in config.patterns)
+        raise ConfigurationError(
+            f"tables: the source {config.name} has no table {listed}.",
+            "Correct the pattern, or exclude:.",
+        )
+    return config.model_copy(update={"tables": (*config.tables, *added)})
+
+
+def _file(config: SourceConfig) -> Path:
+    return home() / config.name / "tables.json"
+
+
+def _asked(config: SourceConfig) -> Mapping[str, Sequence[str]]:
+    """What a kept list is the answer to."""
+    return {
+        "patterns": [entry.name for entry in config.patterns],
+        "exclude": list(config.exclude),
+    }
+
+
+def _keep(config: SourceConfig) -> None:
+    path = _file(config)
+    private_folder(path.parent)
+    listed = [table.name for table in config.tables]
+    write_private(path, json.dumps({**_asked(config), "tables": listed}))
+
+
+def _kept(config: SourceConfig) -> list[TableId] | None:
+    try:
+        kept = json.loads(_file(config).read_text(encoding="utf-8"))
+        if {key: kept[key] for key in _asked(config)} != _asked(config):
+            return None
+        return [TableId.parse(name) for name in kept["tables"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,162 @@
+"""Tables that a pattern stands for: they come with the next load, go, and change no other table."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from cdc_assets.cli.main import cli
+from cdc_assets.components import PostgresSource
+from cdc_assets.config.source import SourceConfig, config_from_parent, parse_config
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem
+from cdc_assets.flusher.flusher import run
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.source.server import preflight
+from cdc_assets.setup.discovery import discovered
+from cdc_assets_tests.conftest import NewDatabase
+
+Source = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def dsn(postgres_dsn: NewDatabase, tmp_home: Path) -> str:
+    return postgres_dsn()
+
+
+@pytest.fixture
+def there(dsn: str) -> Iterator[Source]:
+    with psycopg.connect(dsn, autocommit=True) as source:
+        for name in ("orders", "customers", "tmp_x"):
+            source.execute(f"create table {name} (id int primary key)".encode())
+        source.execute("create table parts (id int) partition by range (id)")
+        source.execute("create table parts_1 partition of parts default")
+        source.execute("create view seen as select * from orders")
+        yield source
+
+
+def config_of(dsn: str, *tables: Any, **more: Any) -> SourceConfig:
+    data = {"name": "found", "postgres": {"dsn": dsn}, "tables": tables or ["public.*"], **more}
+    return parse_config(data, "test")
+
+
+def names(config: SourceConfig) -> list[str]:
+    return [table.id.name for table in config.tables]
+
+
+def test_a_pattern_stands_for_the_tables_that_are_there(dsn: str, there: Source) -> None:
+    entries = ["orders", {"name": "public.*", "freshness": {"warn": "2m"}}]
+    config = discovered(config_of(dsn, *entries, exclude=["public.tmp_*"]))
+    assert names(config) == ["orders", "customers", "parts"]
+    warned = [table.freshness.warn.total_seconds() for table in config.tables]
+    assert warned == [300, 120, 120]
+    again = config_from_parent(config.dump())  # what a flusher is given
+    assert (again.tables, again.patterns) == (config.tables, config.patterns)
+    assert discovered(config_of(dsn, "orders")) == config_of(dsn, "orders")
+
+
+def test_all_that_it_stands_for_is_streamed(dsn: str, there: Source) -> None:
+    there.execute("create table keyless (id int)")  # it stops no other
+    config = discovered(config_of(dsn, snapshot={"mode": "never"}))
+    run(config, until=current_lsn(there))
+    there.execute("insert into orders values (1); insert into customers values (1)")
+    run(config, until=current_lsn(there))
+    with Pipeline.open(config) as pipeline:
+        states = {row.table.name: str(row.state) for row in pipeline.store.tables()}
+    assert {name for name, state in states.items() if state == "parked"} == {"keyless", "parts"}
+    there.execute("update keyless set id = 2; update parts set id = 2")
+
+
+def test_a_table_that_comes_is_told_and_taken_at_the_next_load(dsn: str, there: Source) -> None:
+    config = discovered(config_of(dsn))
+
+    def told(config: SourceConfig) -> dict[str, str]:
+        return {f.code: f.message for f in preflight(there, config, tables=())}
+
+    assert "tables_new" not in told(config)
+    there.execute("create table late (id int primary key); drop table customers")
+    assert "public.late" in told(config)["tables_new"]
+    assert names(discovered(config_of(dsn))) == ["orders", "tmp_x", "parts", "late"]
+    assert "tables_new" not in told(discovered(config_of(dsn)))
+
+
+def test_no_table_that_comes_or_goes_changes_the_name_of_another(
+    dsn: str, there: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    there.execute("create schema sales; create table sales.orders (id int primary key)")
+
+    def lake(*tables: str) -> dict[str, str]:
+        config = discovered(config_of(dsn, *tables))
+        return {str(table.id): config.lake_name(table.id) for table in config.tables}
+
+    one, both, every = lake("public.*"), lake("public.*", "sales.*"), lake("*.*")
+    assert one["public.orders"] == "orders"
+    assert both["public.orders"] == every["public.orders"] == "public_orders"
+    assert both["sales.orders"] == every["sales.orders"] == "sales_orders"
+    there.execute("drop table sales.orders")
+    assert lake("public.*", "sales.*")["public.orders"] == "public_orders"
+    there.execute('create table "ORDERS" (id int primary key)')  # the lake ignores case
+    assert lake("public.*") == one
+    assert 'public."ORDERS" is left out' in caplog.text
+
+
+def test_who_finds_the_source_away_has_the_tables_of_the_last_load(
+    dsn: str, there: Source, tmp_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = discovered(config_of(dsn))
+    away = "postgresql://nobody:hush@127.0.0.1:1/none"
+    with caplog.at_level(logging.WARNING):
+        assert names(discovered(config_of(away))) == names(known)
+    assert "as it is away" in caplog.text
+    with pytest.raises(EnvironmentProblem, match="can't be listed") as refused:
+        discovered(config_of(away, "sales.*"))
+    assert "hush" not in str(refused.value)
+    there.execute("create table late (id int primary key)")
+    assert names(discovered(config_of(dsn), ask=False)) == names(known)  # the process of a run
+    [kept] = tmp_home.glob("**/tables.json")
+    kept.write_text("{")
+    assert "late" in names(discovered(config_of(dsn), ask=False))
+
+
+def test_where_there_is_no_such_table_that_is_said(dsn: str, there: Source) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no table sales\.\*"):
+        discovered(config_of(dsn, "sales.*"))
+
+
+def test_commands_and_components_have_its_tables(dsn: str, there: Source, tmp_path: Path) -> None:
+    data = {"name": "found", "postgres": {"dsn": dsn}, "tables": ["public.*"]}
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(data))
+    result = CliRunner().invoke(cli, ["--config", str(path), "tables", "--json"])
+    listed = {row["table"]: row["replicated"] for row in json.loads(result.stdout)}
+    assert set(listed.values()) == {True}
+    component = PostgresSource.from_attributes_dict(attributes=data)
+    assert isinstance(component, PostgresSource)
+    assert {str(table.id) for table in component.config.tables} == set(listed)
+
+
+@pytest.mark.parametrize(
+    ("entry", "more", "said"),
+    [
+        (
+            {"name": "a.*", "columns": {"exclude": ["x"]}},
+            {},
+            "columns is for a table that is named",
+        ),
+        ({"name": "a.*", "partition_by": ["x"]}, {}, "partition_by is for a table"),
+        ("a.*.b", {}, "names no table"),
+        ("a.b", {"exclude": ["x y"]}, "names no table"),
+        ("a.*", {"postgres": {"embedded": True}}, "name each table of an embedded"),
+    ],
+)
+def test_a_pattern_that_cannot_be_is_refused(entry: Any, more: dict[str, Any], said: str) -> None:
+    data = {"name": "a", "postgres": {"dsn": "host=h"}, "tables": [entry], **more}
+    with pytest.raises(ConfigurationError, match=said):
+        parse_config(data, "test")
