@@ -23,6 +23,7 @@ from cdc_assets.cli.terminal import (
 )
 from cdc_assets.config.addresses import selected, services
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.postgres.names import TableId
 from cdc_assets.process.lifeline import end_within
 
 if TYPE_CHECKING:
@@ -122,6 +123,28 @@ def drop_source(ctx: click.Context, yes: str | None) -> None:
     say(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
     gone = "removed" if done.publication else "there was none"
     say(f"publication {config.publication}: {gone}")
+
+
+@cli.command(name="drop-table")
+@click.argument("table", metavar="S.T")
+@click.option("--purge", is_flag=True, help="Drop the lake table, too, with its files.")
+@click.pass_context
+def drop_table(ctx: click.Context, table: str, purge: bool) -> None:
+    """Give a table up that is out of the configuration: nothing of it is staged any more."""
+    from cdc_assets.operations.drop_table import drop_table as drop
+
+    config = config_of(ctx)
+    try:
+        wanted = TableId.parse(table)
+    except ValueError as error:
+        raise ConfigurationError(f"{error}.") from error
+    with opened(config) as pipeline:
+        done = drop(pipeline, wanted, purge=purge)
+    for name in done.publications:
+        say(f"publication {name}: {wanted} is taken out")
+    if done.purged:
+        say(f"lake table {done.purged}: dropped, {done.files:,} files, {done.bytes / 1e6:,.1f} MB")
+    say(f"{wanted} is dropped; maintain removes its staged files in time")
 
 
 @cli.command()

@@ -194,11 +194,14 @@ class SourceConfig(Section):
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:
-        """The table's name in the lake: its own, with the schema in front if another has it too.
+        """The table's name in the lake: ``as``, or its own, with the schema if another has it too.
 
         Tables that a pattern finds come and go, and change no other one's name: with the schema in
         front are all, or, if there is only one schema, none.
         """
+        named = self._by_id.get(table)
+        if named is not None and named.as_ is not None:
+            return named.as_
         if self.patterns:
             alike = 1 if self._only_schema is not None else 2
         else:

@@ -83,6 +83,8 @@ class TableConfig(Section):
     name: str
     """As SQL spells it: orders (of the schema public), sales.orders, public."My.Table". A pattern
     like public.* stands for every such table that the source has when it is loaded."""
+    as_: Annotated[str | None, Field(alias="as", pattern=r"^[A-Za-z0-9_]{1,128}$")] = None
+    """What it is called in the lake, if not as in the source."""
     mode: Literal["mirror", "soft_delete", "append"] | None = None
     """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
     where Postgres can't identify changed rows, one an insert."""
@@ -131,9 +133,10 @@ class TableConfig(Section):
     def _of_one_table(self) -> Self:
         if self.pattern is not None:
             plain = type(self).model_fields
-            for key in ("only", "columns", "partition_by", "sort_by"):
+            for key in ("as_", "only", "columns", "partition_by", "sort_by"):
                 if getattr(self, key) != plain[key].default:
-                    raise ValueError(f"{key} is for a table that is named, not for {self.name}")
+                    what = plain[key].alias or key
+                    raise ValueError(f"{what} is for a table that is named, not for {self.name}")
         return self
 
     @cached_property

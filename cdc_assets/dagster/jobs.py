@@ -24,7 +24,9 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import described
 from cdc_assets.operations import copying
 from cdc_assets.operations.drop import drop_source
+from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.compare import Comparison, verify
 
 _AS_IN_SQL = 'as SQL spells them, like ["public.orders", "public.\\"My.Table\\""]'
@@ -45,6 +47,15 @@ class TablesOrAll(dg.Config):
     )
 
 
+class DropTableConfig(dg.Config):
+    """A table that is out of the configuration."""
+
+    table: str = Field(description="Which table, as SQL spells it, like public.orders.")
+    purge: bool = Field(
+        default=False, description="Drop the lake table, too, with its files: it can't be undone."
+    )
+
+
 class DropConfig(dg.Config):
     """What has to be typed before a source is given up."""
 
@@ -55,7 +66,7 @@ class DropConfig(dg.Config):
 
 
 def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
-    """``resync_…``, ``pause_…``, ``resume_…``, ``verify_…`` and ``drop_<source>``."""
+    """``resync_<source>``, and the like for what else a person decides."""
     none_yet: dict[str, Any] = {"tables": []}
     return [
         _job(
@@ -89,6 +100,13 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             "Compares every row of source and lake at one LSN, and names the keys that differ."
             " Costs about one copy.",
             none_yet,
+        ),
+        _job(
+            source,
+            "drop_table",
+            _drop_table(source),
+            "Gives a table up that is out of the configuration: nothing of it is staged any more.",
+            {"table": "", "purge": False},
         ),
         _job(
             source,
@@ -198,6 +216,28 @@ def comparison_markdown(found: Sequence[Comparison]) -> str:
     ]
     head = ["| table | source rows | lake rows | keys that differ | at LSN | took | remarks |"]
     return "\n".join([*head, "|---|---|---|---|---|---|---|", *rows])
+
+
+def _drop_table(source: SourceConfig) -> dg.OpDefinition:
+    @dg.op(name=f"drop_table_of_{source.name}")
+    @run_of(source)
+    def drop(context: dg.OpExecutionContext, config: DropTableConfig) -> None:
+        try:
+            table = TableId.parse(config.table)
+        except ValueError as error:
+            raise ConfigurationError(f"table: {error}.") from error
+        with Pipeline.open(source) as pipeline:
+            done = drop_table(pipeline, table, purge=config.purge)
+        context.add_output_metadata(
+            {
+                "publications": _listed(done.publications),
+                "purged": done.purged or "nothing",
+                "files": done.files,
+                "bytes": done.bytes,
+            }
+        )
+
+    return drop
 
 
 def _drop(source: SourceConfig) -> dg.OpDefinition:

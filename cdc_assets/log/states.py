@@ -29,7 +29,8 @@ class TableState(StrEnum):
 
     PARKED = "parked"
     """It can't go on, and its row has the reason (``park``, ``park_log``, ``park_unknown``; a
-    table's former name: ``add_table``). Lake table and log stay as they are."""
+    table's former name: ``add_table``; one that is given up: ``let_go``). Lake table and log
+    stay as they are."""
 
 
 # No copy is under way, or may be resumed; and: a log is kept since the pin, without a gap.

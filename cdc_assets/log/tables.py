@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg.rows import dict_row
 
@@ -22,6 +22,13 @@ from cdc_assets.postgres.names import TableId
 
 # The one group of consumers that merges into the lake; the schema has room for others.
 GROUP = "lake"
+
+
+_LET_GO: LiteralString = (
+    "update tables set oid = 0, followed = false, pin = null, published_as = null,"
+    " epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null, complete_lsn = null,"
+    " state = 'parked', paused_at = null, updated_at = now()"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +166,16 @@ class TableRegistry(LogSession):
         A table that gets a former name is another one.
         """
         self.connection.execute(
-            "update tables set oid = 0, followed = false, pin = null, published_as = null,"
-            " epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null,"
-            " complete_lsn = null, state = 'parked', updated_at = now(),"
-            " reason = case state when 'parked' then reason else %s end"
+            f"{_LET_GO}, reason = case state when 'parked' then reason else %s end"
             " where source = %s and oid = %s and table_name <> %s",
             (f"it is called {table.id} now.", self.source, table.oid, str(table.id)),
+        )
+
+    def let_go(self, table: TableId, reason: str) -> None:
+        """Forget what a table that is given up was like; if it is configured again, it is new."""
+        self.connection.execute(
+            f"{_LET_GO}, reason = %s where source = %s and table_name = %s",
+            (reason, self.source, str(table)),
         )
 
     def mark_followed(self, tables: Iterable[TableRow]) -> None:

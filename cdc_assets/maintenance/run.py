@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -54,6 +54,7 @@ from cdc_assets.maintenance.plan import is_due
 from cdc_assets.maintenance.staged import (
     mark_passed,
     passed_offset,
+    remove_given_up,
     remove_old_rows,
     remove_passed,
     remove_staged_orphans,
@@ -147,6 +148,8 @@ def maintain(
         # The first table's turn removes the orphans of shared files, too.
         turn = _Table(pipeline, session, table, shared=number == 0)
         yield turn.maintain(until, thorough=thorough)
+    with suppress(TableProblem):  # of an entry that is somebody else's
+        remove_given_up(pipeline.store, pipeline.config, pipeline.config.maintenance.staged_grace)
     remove_old_rows(pipeline.store)
 
 

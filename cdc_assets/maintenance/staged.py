@@ -25,6 +25,7 @@ from datetime import UTC, date, datetime, timedelta
 import psycopg
 from pyarrow import fs
 
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import first_line
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.sessions.heartbeat import forget_ended
@@ -95,6 +96,21 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
             "table": str(row.table),
         },
     )
+
+
+def remove_given_up(store: LogStore, config: SourceConfig, grace: timedelta) -> Removed:
+    """Remove the staged files of tables that are given up (``operations.drop``), as of others."""
+    removed, configured = NOTHING, {table.id for table in config.tables}
+    for row in store.tables(None, TableState.PARKED):
+        if row.oid or row.table in configured:
+            continue
+        store.connection.execute(
+            "update log_index set passed_at = now()"
+            " where source = %s and table_name = %s and passed_at is null",
+            (store.source, str(row.table)),
+        )
+        removed += remove_passed(store, row.table, staged_places(config), grace)
+    return removed
 
 
 def remove_passed(

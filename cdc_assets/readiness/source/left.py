@@ -112,5 +112,6 @@ def left_findings(
             "warning",
             f"{row.table} isn't in the configuration any more, but its changes go on being staged,"
             " and nothing removes them.",
-            f"{removal(connection, name, [row.table])}; -- as its owner; or put it back",
+            f"{removal(connection, name, [row.table])}; -- as its owner; or with all that is staged"
+            f" of it: cdc-assets drop-table '{row.table}'; or put it back",
         )

@@ -1,0 +1,191 @@
+"""A table that is taken out of the configuration is given up, with its staged files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from cdc_assets.cli.main import cli
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.build import build_defs
+from cdc_assets.errors import ConfigurationError, PreflightError
+from cdc_assets.flusher.flusher import run as flush
+from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.log.states import TableState
+from cdc_assets.maintenance.staged import remove_given_up
+from cdc_assets.operations.drop_table import drop_table
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.source.server import preflight
+from cdc_assets_tests.support.flusher import flushing
+from cdc_assets_tests.support.lake import Lake, NewLake, copied
+from cdc_assets_tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.spark
+
+A, B = TableId("public", "a"), TableId("public", "b")
+SETUP = """
+create table a (id int primary key, v text);
+create table b (id int primary key, v text);
+insert into a select i, 'copied' from generate_series(1, 20) i;
+insert into b select i, 'copied' from generate_series(1, 20) i;
+"""
+
+
+@pytest.fixture
+def source(copied_lake: NewLake) -> Iterator[Lake]:
+    with copied_lake(SETUP, "a", "b") as opened:
+        opened.execute("update a set v = 'y'; update b set v = 'y'")
+        opened.flush()
+        yield opened
+
+
+def without(config: SourceConfig, *tables: TableId) -> SourceConfig:
+    left = tuple(table for table in config.tables if table.id not in tables)
+    return config.model_copy(update={"tables": left})
+
+
+def published(source: Lake) -> set[str]:
+    return {name for (name,) in source.execute("select tablename from pg_publication_tables")}
+
+
+def staged(source: Lake) -> dict[str, int]:
+    """Entries of the log by table."""
+    rows = "select table_name, count(*) from _pg2iceberg.log_index group by 1"
+    return dict(source.execute(rows))
+
+
+def test_it_is_withdrawn_and_its_staged_files_go(source: Lake, tmp_path: Path) -> None:
+    fewer = without(source.config, B)
+    files = len(list(tmp_path.glob("**/*.parquet")))
+    with Pipeline.open(fewer) as pipeline:
+        left = {f.code: f.remedy for f in preflight(source.source, fewer, pipeline.store)}
+        assert "cdc-assets drop-table 'public.b'" in left["table_left"]
+        done = drop_table(pipeline, B)
+        assert done.publications == ("cdc_src",)
+        assert done.purged is None
+        assert published(source) == {"a"}
+        assert "table_left" not in {f.code for f in preflight(source.source, fewer, pipeline.store)}
+        assert staged(source).keys() == {"public.a", "public.b"}
+        remove_given_up(pipeline.store, fewer, timedelta(days=1))
+        assert staged(source).keys() == {"public.a", "public.b"}  # they die last
+        remove_given_up(pipeline.store, fewer, timedelta(0))
+        assert staged(source).keys() == {"public.a"}
+        assert drop_table(pipeline, B).publications == ()  # again is no error
+    assert len(list(tmp_path.glob("**/*.parquet"))) <= files
+    assert len(source.rows(B)) == 20  # readers keep what they have
+    source.execute("update a set v = 'z'; update b set v = 'z'")
+    flush(fewer, until=current_lsn(source.source))
+    assert staged(source).keys() == {"public.a"}
+    source.drain(A)
+    assert source.equal(A)
+
+
+def test_a_flusher_that_runs_stages_nothing_more_of_it(source: Lake) -> None:
+    fewer = without(source.config, B)
+    with flushing(fewer), Pipeline.open(fewer) as pipeline:
+        wait_for(lambda: source.execute("select 1 from pg_replication_slots where active"), 60)
+        drop_table(pipeline, B)
+        before = staged(source)["public.b"]
+        source.execute("update b set v = 'late'; update a set v = 'late'")
+        wait_for(lambda: staged(source)["public.a"] > 1, 60)
+        assert staged(source)["public.b"] == before
+    source.drain(A)
+    assert source.equal(A)
+
+
+def test_a_table_that_comes_back_is_copied_anew(source: Lake) -> None:
+    with Pipeline.open(without(source.config, B)) as pipeline:
+        drop_table(pipeline, B)
+    source.execute("update b set v = 'meanwhile'; delete from b where id > 10")
+    source.pins.close()
+    dsn = source.config.postgres.dsn
+    assert dsn is not None
+    tables = dsn.get_secret_value(), source.config.spark.remote or "", "select 1", "a", "b"
+    with copied(*tables) as again:
+        again.execute("insert into b values (99, 'after')")
+        again.catch_up()
+        assert again.row(B).state == TableState.STREAMING
+        assert [one.equal for one in again.verify()] == [True, True]
+
+
+def test_purged_its_lake_table_goes_too(source: Lake, tmp_path: Path) -> None:
+    fewer = without(source.config, B)
+    location = Path(open_catalog(fewer).load_table(("src", "b")).location().removeprefix("file:"))
+    assert list(location.rglob("*.parquet"))
+    with Pipeline.open(fewer) as pipeline:
+        done = drop_table(pipeline, B, purge=True)
+        assert done.purged == "lake.`src`.`b`"
+        assert done.files > 0
+        assert not list(location.rglob("*.parquet"))
+        assert open_catalog(fewer).list_tables("src") == [("src", "a")]
+        assert drop_table(pipeline, B, purge=True).purged is None
+
+
+def test_a_lake_table_of_somebody_else_is_not_purged(source: Lake) -> None:
+    source.session.sql("alter table lake.src.b set tblproperties ('cdc.table' = 'public.other')")
+    fewer = without(source.config, B)
+    with Pipeline.open(fewer) as pipeline:
+        assert drop_table(pipeline, B, purge=True).purged is None
+        assert ("src", "b") in open_catalog(fewer).list_tables("src")
+
+
+def test_a_table_of_another_name_in_the_lake_is_found(copied_lake: NewLake) -> None:
+    """Its name stood in the configuration, where nobody knows it any more."""
+    with copied_lake(SETUP, "a", {"name": "b", "as": "Things"}) as source:
+        source.flush()
+        source.execute("update b set v = 'y'; delete from b where id = 1")
+        source.catch_up()
+        assert open_catalog(source.config).table_exists(("src", "Things"))
+        assert [one.equal for one in source.verify()] == [True, True]
+        with Pipeline.open(without(source.config, B)) as pipeline:
+            assert drop_table(pipeline, B, purge=True).purged == "lake.`src`.`Things`"
+
+
+def test_what_is_configured_or_unknown_is_refused(source: Lake, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is in the configuration"):
+        drop_table(source.pipeline, B)
+    with pytest.raises(ConfigurationError, match=r"has no table public\.nobody"):
+        drop_table(source.pipeline, TableId("public", "nobody"))
+    assert source.row(B).state == TableState.STREAMING
+    file = tmp_path / "src.json"
+    file.write_text(without(source.config, B).dump())
+
+    def command(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["--config", str(file), "drop-table", *arguments])
+        return done.exit_code, done.output
+
+    code, said = command("public.a")
+    assert (code, "is in the configuration" in said) == (2, True)
+    code, said = command("a.b.c")
+    assert (code, "is not a table name" in said) == (2, True)
+    code, said = command("public.b", "--purge")
+    assert code == 0, said
+    assert said.splitlines()[0] == "publication cdc_src: public.b is taken out"
+
+
+def test_a_publication_of_somebody_else_is_named_with_its_sql(source: Lake) -> None:
+    source.execute("create table c (id int primary key)")
+    source.execute("drop publication cdc_src; create publication cdc_src for all tables")
+    with (
+        Pipeline.open(without(source.config, B)) as pipeline,
+        pytest.raises(PreflightError, match="b is let go; but it can't be taken out"),
+    ):
+        drop_table(pipeline, B)
+    assert source.row(B).oid == 0
+
+
+def test_the_job_does_the_same(source: Lake) -> None:
+    defs = build_defs(without(source.config, B))
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = defs.resolve_job_def("drop_table_src")
+        config = {"ops": {"drop_table": {"config": {"table": "b", "purge": True}}}}
+        assert job.execute_in_process(config, instance=instance).success
+    assert published(source) == {"a"}
+    assert ("src", "b") not in open_catalog(source.config).list_tables("src")
