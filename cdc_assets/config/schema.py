@@ -52,7 +52,7 @@ def attributes_schema() -> dict[str, Any]:
     table = schema["$defs"]["TableConfig"]
     either = [table["properties"]["name"], {"$ref": "#/$defs/TableConfig"}]
     schema["properties"]["tables"] |= {"items": {"anyOf": either}, "minItems": 1}
-    del schema["properties"]["patterns"]  # nobody writes it
+    del schema["properties"]["patterns"], table["properties"]["found"]  # nobody writes them
     return schema
 
 

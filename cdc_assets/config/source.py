@@ -194,30 +194,17 @@ class SourceConfig(Section):
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:
-        """The table's name in the lake: ``as``, or its own, with the schema if another has it too.
-
-        Tables that a pattern finds come and go, and change no other one's name: with the schema in
-        front are all, or, if there is only one schema, none.
-        """
+        """The table's name in the lake: ``as``, or its own, with the schema if others have it too."""
         named = self._by_id.get(table)
         if named is not None and named.as_ is not None:
             return named.as_
-        if self.patterns:
-            alike = 1 if self._only_schema is not None else 2
-        else:
-            alike = self._names[table.name.lower()]
+        alike = self._names[table.name.lower()]
         return f"{table.schema}_{table.name}" if alike > 1 else table.name
-
-    @cached_property
-    def _only_schema(self) -> str | None:
-        found = {table.pattern.only_schema for table in self.patterns if table.pattern is not None}
-        found |= {table.id.schema for table in self.tables}
-        return found.pop() if len(found) == 1 else None
 
     @cached_property
     def _names(self) -> Counter[str]:
         """Number of tables by name, ignoring case; cached, as thousands of tables use it."""
-        return Counter(t.id.name.lower() for t in self.tables)
+        return Counter(t.id.name.lower() for t in self.tables if not t.found)
 
     @cached_property
     def _by_id(self) -> dict[TableId, TableConfig]:

@@ -83,7 +83,7 @@ class TableConfig(Section):
     name: str
     """As SQL spells it: orders (of the schema public), sales.orders, public."My.Table". A pattern
     like public.* stands for every such table that the source has when it is loaded."""
-    as_: Annotated[str | None, Field(alias="as", pattern=r"^[A-Za-z0-9_]{1,128}$")] = None
+    as_: Annotated[str | None, Field(alias="as", min_length=1, max_length=128)] = None
     """What it is called in the lake, if not as in the source."""
     mode: Literal["mirror", "soft_delete", "append"] | None = None
     """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
@@ -100,6 +100,8 @@ class TableConfig(Section):
     freshness: FreshnessConfig = FreshnessConfig()
     owners: tuple[Owner, ...] | None = None
     """Who looks after its assets, instead of the source's owners."""
+    found: bool = False
+    """Whether a pattern stands for it (``setup.discovery``): no other one's name depends on it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -57,18 +57,19 @@ def discovered(config: SourceConfig, *, ask: bool = True) -> SourceConfig:
 
 def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
     """``config`` with those of the tables, but for such that the lake couldn't tell apart."""
-    names = {config.lake_name(table.id).lower() for table in config.tables}
+    names, alone = {config.lake_name(table.id).lower() for table in config.tables}, _one(config)
     added = []
     for table, entry in of_patterns(config, there).items():
-        name = config.lake_name(table).lower()
-        if name in names:
+        name = table.name if alone else f"{table.schema}_{table.name}"
+        if name.lower() in names:
             _log.warning(
-                "%s: %s is left out: an older table is %s in the lake, too",
+                "%s: %s is left out: another table is %s in the lake, too",
                 *(config.name, table, name),
             )
             continue
-        names.add(name)
-        added.append(entry.model_copy(update={"name": str(table)}))
+        names.add(name.lower())
+        known = {"name": str(table), "as_": name, "found": True}
+        added.append(entry.model_copy(update=known))
     if not config.tables and not added:
         listed = ", ".join(entry.name for entry in config.patterns)
         raise ConfigurationError(
@@ -76,6 +77,13 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
             "Correct the pattern, or exclude:.",
         )
     return config.model_copy(update={"tables": (*config.tables, *added)})
+
+
+def _one(config: SourceConfig) -> bool:
+    """Whether all tables that may ever be found, and the named ones, are of one schema."""
+    found = {table.pattern.only_schema for table in config.patterns if table.pattern is not None}
+    found |= {table.id.schema for table in config.tables}
+    return len(found) == 1 and None not in found
 
 
 def _file(config: SourceConfig) -> Path:

@@ -52,11 +52,12 @@ def names(config: SourceConfig) -> list[str]:
 
 
 def test_a_pattern_stands_for_the_tables_that_are_there(dsn: str, there: Source) -> None:
+    there.execute('create table "My.Table" (id int primary key)')
     entries = ["orders", {"name": "public.*", "freshness": {"warn": "2m"}}]
     config = discovered(config_of(dsn, *entries, exclude=["public.tmp_*"]))
-    assert names(config) == ["orders", "customers", "parts"]
+    assert names(config) == ["orders", "customers", "parts", "My.Table"]
     warned = [table.freshness.warn.total_seconds() for table in config.tables]
-    assert warned == [300, 120, 120]
+    assert warned == [300, 120, 120, 120]
     again = config_from_parent(config.dump())  # what a flusher is given
     assert (again.tables, again.patterns) == (config.tables, config.patterns)
     assert discovered(config_of(dsn, "orders")) == config_of(dsn, "orders")
@@ -100,6 +101,7 @@ def test_no_table_that_comes_or_goes_changes_the_name_of_another(
     assert one["public.orders"] == "orders"
     assert both["public.orders"] == every["public.orders"] == "public_orders"
     assert both["sales.orders"] == every["sales.orders"] == "sales_orders"
+    assert lake("public.orders", "sales.*")["public.orders"] == "orders"  # as without the pattern
     there.execute("drop table sales.orders")
     assert lake("public.*", "sales.*")["public.orders"] == "public_orders"
     there.execute('create table "ORDERS" (id int primary key)')  # the lake ignores case
