@@ -194,7 +194,7 @@ class SourceConfig(Section):
         return json.dumps(_revealed(self.model_dump(mode="python", by_alias=True)))
 
     def lake_name(self, table: TableId) -> str:
-        """The table's name in the lake: ``as``, or its own, with the schema if others have it too."""
+        """The table's name in the lake: ``as``, or its own, with the schema if it is not alone."""
         named = self._by_id.get(table)
         if named is not None and named.as_ is not None:
             return named.as_
