@@ -7,7 +7,11 @@ from pathlib import Path
 import dagster as dg
 
 import cdc_assets.defs
+from cdc_assets.dagster.part import serves_sources_alone
 
+# Who looks something up in ``defs`` below, or adds to it, takes this out: the processes of runs
+# have a part of it.
+serves_sources_alone()
 _tree = dg.ComponentTree.from_module(
     defs_module=cdc_assets.defs, project_root=Path(__file__).parents[1]
 )

@@ -99,7 +99,8 @@ class PostgresSource(dg.Component):
         data = attributes.model_dump() if attributes is not None else {}
         origin = str(context.path / "defs.yaml")
         config = parse_config(_resolved(data, context.resolution_context, origin), origin)
-        return cls(discovered(config, ask=this_run() is None))
+        loads = this_run() is None  # a code server, or who looks at the project
+        return cls(discovered(config, ask=loads, keep=loads))
 
     @classmethod
     def get_code_references_for_yaml(

@@ -4,9 +4,10 @@ Dagster builds all definitions of a code location in the process of each run: a 
 500 tables. A run that a sensor or a schedule of ours asked for says by its tags what it is; any
 other one, and every other process, has all of them (``build.process_defs``).
 
-Somebody else's sensors and schedules may name our assets and jobs, and Dagster looks those up in
-every process. So a run is only told that it may do with a part where there are none
-(``sensors.location``).
+Somebody else's sensors, schedules and assets may name ours, and Dagster looks those up in every
+process; and a project's own module may look up anything as it is loaded. So a run is only told that
+it may do with a part in a location of sources alone (``sensors.location``), whose module says so
+(:func:`serves_sources_alone`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,19 @@ _log = logging.getLogger(__name__)
 PART_TAG = "cdc_assets/part"
 # The works that materialize assets, and which of a table.
 _MADE = {"snapshot": "snapshot", "materialize": "lake", "maintain": "maintenance"}
+
+
+_alone: list[bool] = []
+
+
+def serves_sources_alone() -> None:
+    """Say that this process serves definitions that nobody looks anything up in but Dagster."""
+    _alone.append(True)
+
+
+def is_told_to_serve_alone() -> bool:
+    """Whether :func:`serves_sources_alone` was said in this process."""
+    return bool(_alone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
     done = _purge(pipeline, row) if purge else DroppedTable(())
     names, in_the_way = _withdraw(pipeline, table)
     if in_the_way:
-        raise PreflightError(f"{table} is let go; but {in_the_way}")
+        too = f", and {done.purged} dropped" if done.purged else ""
+        raise PreflightError(f"{table} is let go{too}; but {in_the_way}")
     return DroppedTable(names, done.purged, done.files, done.bytes)
 
 

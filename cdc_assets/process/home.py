@@ -57,7 +57,7 @@ def private_folder(path: Path) -> Path:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file of mode 0600 in one step: a reader finds all of it, or what was before."""
-    half = path.with_suffix(".new")
+    half = path.with_suffix(f".{os.getpid()}.new")  # another process may write it, too
     half.unlink(missing_ok=True)
     descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as out:

@@ -21,13 +21,15 @@ from pathlib import Path
 from cdc_assets.errors import EnvironmentProblem
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)  # as requires-python in pyproject.toml says
-OLDEST_JAVA = 17  # Spark 4 is compiled for it
+# Spark 4 is compiled for the oldest; from 23 on Java lacks what its Hadoop asks for at the first
+# file (Subject.getSubject).
+OLDEST_JAVA, NEWEST_JAVA = 17, 22
 _HOST = "127.0.0.1"  # where the ports are
 
 # '"17.0.15"' in most builds, '"1.8.0_402"' up to Java 8, '"25-ea"' in previews.
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _INSTALL_JAVA = (
-    f"install Java {OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
+    f"install Java {OLDEST_JAVA} or 21 (on Debian: apt-get install openjdk-17-jre-headless)"
     " or set JAVA_HOME to one"
 )
 
@@ -78,6 +80,10 @@ def check_java(environment: Mapping[str, str] = os.environ) -> int:
     if version < OLDEST_JAVA:
         raise EnvironmentProblem(
             f"{command} is Java {version}, too old for Spark 4: {_INSTALL_JAVA}."
+        )
+    if version > NEWEST_JAVA:
+        raise EnvironmentProblem(
+            f"{command} is Java {version}, too new for Spark 4.1: {_INSTALL_JAVA}."
         )
     return version
 

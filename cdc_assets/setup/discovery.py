@@ -1,9 +1,9 @@
 """What the patterns of ``tables:`` stand for: the tables that the source has when it is loaded.
 
-The code server, and each command, asks the source. The list is kept in the home: the process of a
-run takes it from there, so that it has the code server's tables, and so does who finds the source
-away. A table that comes later waits for the next load (``check`` says ``tables_new``); one that is
-gone from the source is out of the configuration then (``table_left``).
+The code server, and each command, asks the source. The code server keeps its list in the home: the
+process of a run takes it from there, so that it has the same tables, and so does who finds the
+source away. A table that comes later waits for the next load (``check`` says ``tables_new``); one
+that is gone from the source is out of the configuration then (``table_left``).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from cdc_assets.readiness.source.left import of_patterns, replicable
 _log = logging.getLogger(__name__)
 
 
-def discovered(config: SourceConfig, *, ask: bool = True) -> SourceConfig:
+def discovered(config: SourceConfig, *, ask: bool = True, keep: bool = False) -> SourceConfig:
     """The configuration with every table that its patterns stand for; without any it is the same.
 
-    ``ask``: the source, else only if no list of it is kept. Raises EnvironmentProblem if the source
-    is away and there is none, ConfigurationError if no table is found.
+    ``ask``: the source, else only if no list of it is kept. ``keep`` the list. Raises
+    EnvironmentProblem if the source is away and there is none, ConfigurationError if no table is
+    found.
     """
     if not config.patterns:
         return config
@@ -51,7 +52,8 @@ def discovered(config: SourceConfig, *, ask: bool = True) -> SourceConfig:
         _log.warning("%s: the tables that it had are taken, as it is away", config.name)
         return _with(config, kept)
     found = _with(config, [*of_patterns(config, there)])
-    _keep(found)
+    if keep:
+        _keep(found)
     return found
 
 
@@ -99,10 +101,12 @@ def _asked(config: SourceConfig) -> Mapping[str, Sequence[str]]:
 
 
 def _keep(config: SourceConfig) -> None:
-    path = _file(config)
-    private_folder(path.parent)
-    listed = [table.name for table in config.tables]
-    write_private(path, json.dumps({**_asked(config), "tables": listed}))
+    path, listed = _file(config), [table.name for table in config.tables]
+    try:
+        private_folder(path.parent)
+        write_private(path, json.dumps({**_asked(config), "tables": listed}))
+    except (OSError, EnvironmentProblem) as error:
+        _log.warning("%s: its list of tables can't be kept: %s", config.name, first_line(error))
 
 
 def _kept(config: SourceConfig) -> list[TableId] | None:

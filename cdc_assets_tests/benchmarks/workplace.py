@@ -71,6 +71,8 @@ def served(*configs: SourceConfig) -> Path:
         "import dagster as dg\n"
         "from cdc_assets.config.source import parse_config\n"
         "from cdc_assets.dagster.build import process_defs\n"
+        "from cdc_assets.dagster.part import serves_sources_alone\n"
+        "serves_sources_alone()\n"
         f"sources = {[config.dump() for config in configs]!r}\n"
         "configs = [parse_config(json.loads(source), 'bench') for source in sources]\n"
         "defs = dg.Definitions.merge(*map(process_defs, configs))\n"

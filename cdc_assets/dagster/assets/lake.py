@@ -24,6 +24,7 @@ from cdc_assets.dagster.names import WORK_TAG, TableAssets, failed_tag, operatio
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.wishes import paused
@@ -237,6 +238,8 @@ class Rounds:
             self._context.log.info("%s", turn.error)
         elif isinstance(turn.error, TableProblem):
             self._fail(turn.error)
+        elif turn.error is not None and lost_server(turn.error):
+            raise turn.error  # no table is to blame
         elif turn.error is not None:  # whatever one table has must not stop the others
             self._fail(TableProblem(table, noted(turn.error)))
         elif turn.drained is None:

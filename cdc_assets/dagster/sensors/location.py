@@ -12,8 +12,9 @@ from typing import Any, Final, TypeVar, cast
 
 import dagster as dg
 
-from cdc_assets.dagster.names import SOURCE_TAG
-from cdc_assets.dagster.part import PART_TAG
+from cdc_assets.dagster.assets.health import health_key
+from cdc_assets.dagster.names import SOURCE_TAG, all_tables
+from cdc_assets.dagster.part import PART_TAG, is_told_to_serve_alone
 from cdc_assets.dagster.resources.sources import sources
 
 R = TypeVar("R")
@@ -64,10 +65,16 @@ def _told(request: dg.RunRequest) -> dg.RunRequest:
 
 @lru_cache(4)
 def is_alone(repository: dg.RepositoryDefinition) -> bool:
-    """Whether all that ticks in ``repository`` is of the sources that this process has built.
+    """Whether all in ``repository`` is of sources that this process has built, and serves alone.
 
-    Dagster looks up what sensors and schedules name when it loads them; all else when it is used.
+    Dagster looks up what sensors, schedules and inputs of assets name when it loads them.
     """
+    if not is_told_to_serve_alone():
+        return False
+    ours = {health_key(config) for config in sources().values()}
+    ours.update(k for c in sources().values() for names in all_tables(c) for k in names.keys)
+    if not ours.issuperset(repository.assets_defs_by_key):
+        return False
     tags = [each.tags for each in repository.sensor_defs]
     tags += [each.tags for each in repository.schedule_defs]
     return all(told.get(SOURCE_TAG) in sources() for told in tags)

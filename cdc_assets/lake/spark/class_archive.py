@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def sharing_options(class_path: str) -> str:
     if any(character.isspace() for character in str(archive)):  # the options are one string
         return ""
     return f"{_OPTION}{archive} {_SILENT}"
+
+
+def remove_archive(class_path: str) -> None:
+    """Java looks whether it is the right file, but not whether all of it is as it was written."""
+    with suppress(EnvironmentProblem, OSError):
+        archive_path(class_path).unlink(missing_ok=True)
 
 
 def _is_others(path: Path) -> bool:

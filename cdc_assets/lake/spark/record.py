@@ -58,6 +58,7 @@ _READ = (
     f"select v, count(*) n from {_TABLE} group by v order by n desc, v limit 3",
     f"select count(*) from {_TABLE}.files",
 )
+_CLIENT = "--client"
 # Archives of other installations that are kept, the newest ones.
 _OTHERS = 2
 # What takes longer isn't worth waiting for.
@@ -68,9 +69,12 @@ _STALE_SECONDS = 3_600.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make it unless it is there; 0, or 1 after one sentence on stderr."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given:  # the client of the Spark that is recorded
-        _use(sys.stdin.readline().strip(), Path(given[0]))
+    if list(given[:1]) == [_CLIENT] and len(given) == 2:  # of the Spark that is recorded
+        _use(sys.stdin.readline().strip(), Path(given[1]))
         return 0
+    if given:
+        sys.stderr.write(f"{(__doc__ or '').strip()}\n")
+        return 2
     # What Spark says goes to a file, not to who waits.
     person = os.fdopen(os.dup(sys.stderr.fileno()), "w")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=person)
@@ -118,7 +122,7 @@ def record() -> None:
         try:
             # The address is a secret: whoever has it runs code as this user.
             used = subprocess.run(
-                [sys.executable, "-m", __spec__.name, str(Path(folder) / "lake")],
+                [sys.executable, "-m", __spec__.name, _CLIENT, str(Path(folder) / "lake")],
                 input=f"{url}\n",
                 check=False,
                 capture_output=True,
@@ -131,9 +135,10 @@ def record() -> None:
             if jvm.poll() is None:
                 jvm.kill()
         if used.returncode:
-            raise RuntimeError(used.stderr.strip()[-500:])
+            raise RuntimeError((used.stderr.strip().splitlines() or ["its client failed"])[-1])
         if jvm.returncode or not half.exists():
-            raise RuntimeError("this Java writes none")
+            said = (Path(folder) / "spark.log").read_text(errors="replace").strip().splitlines()
+            raise RuntimeError(f"this Java writes none. {said[-1] if said else ''}".strip())
         half.chmod(0o600)
         with half.open("rb") as file:  # Java doesn't look whether all of it got to the disk
             os.fsync(file.fileno())

@@ -24,6 +24,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +38,7 @@ from typing import Any
 import psutil
 
 from cdc_assets.errors import EnvironmentProblem, SparkProblem
-from cdc_assets.lake.spark.class_archive import sharing_options
+from cdc_assets.lake.spark.class_archive import remove_archive, sharing_options
 from cdc_assets.lake.spark.jars import provided
 from cdc_assets.lake.spark.jvm import mend
 from cdc_assets.lake.spark.properties import (
@@ -55,6 +56,8 @@ from cdc_assets.process.traces import trace
 
 # Options of somebody's own that name an archive, or another way of having one: Java takes one.
 _SHARES = re.compile("SharedArchiveFile|ArchiveClassesAtExit|AOT(Cache|Mode|Configuration)|-Xshare")
+# Of a JVM that meets a damaged page of an archive, or of its own doing.
+_CRASHES = (-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV)
 _log = logging.getLogger(__name__)
 
 # 8-14 s on two cores; the first start downloads Spark's jars.
@@ -199,13 +202,21 @@ def start_spark(properties: Mapping[str, str], scratch: Path, class_path: str) -
         os.environ["SPARK_DIST_CLASSPATH"] = os.pathsep.join(filter(None, last))
         for name in _OTHERS:
             os.environ.pop(name, None)
-        sharing = sharing_options(class_path)
+        own, sharing = os.environ.get("SPARK_SUBMIT_OPTS", ""), sharing_options(class_path)
         if sharing and not _SHARES.search(" ".join(java_told(properties))):
-            own = os.environ.get("SPARK_SUBMIT_OPTS", "")
             os.environ["SPARK_SUBMIT_OPTS"] = f"{sharing} {own}".strip()
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
-        return SparkSession.builder.getOrCreate()
+        try:
+            return SparkSession.builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if not sharing or error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            _log.warning("Java ended as it started; it is tried without the archive of classes")
+            remove_archive(class_path)
+            os.environ["SPARK_SUBMIT_OPTS"] = own
+            return SparkSession.builder.getOrCreate()
     finally:
         file.unlink()
 
@@ -272,6 +283,8 @@ def _serve(server: SparkServer, scratch: Path, stopping: threading.Event) -> int
         while not stopping.wait(0.5):
             if jvm.poll() is not None:
                 _log.error("the Spark JVM ended with %s", jvm.returncode)
+                if jvm.returncode in _CRASHES:
+                    remove_archive(jars.class_path)  # it may be damaged
                 return 1
         return 0
     finally:

@@ -99,6 +99,14 @@ def test_one_that_is_recorded_is_used(cache: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in archive.parent.iterdir()) == [archive.name]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""  # it is there
     assert _maps_it(archive, tmp_path / "with")
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:1_000_000] + os.urandom(len(whole) - 1_000_000))
+    server = SparkServer(SparkServerSettings(1, "512m"), tmp_path / "damaged")
+    try:
+        server.ensure()  # Java would end each time
+    finally:
+        server.stop()
+    assert not archive.exists()
 
 
 def _maps_it(archive: Path, home: Path) -> bool:

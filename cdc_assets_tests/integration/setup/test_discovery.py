@@ -112,7 +112,7 @@ def test_no_table_that_comes_or_goes_changes_the_name_of_another(
 def test_who_finds_the_source_away_has_the_tables_of_the_last_load(
     dsn: str, there: Source, tmp_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = discovered(config_of(dsn))
+    known = discovered(config_of(dsn), keep=True)
     away = "postgresql://nobody:hush@127.0.0.1:1/none"
     with caplog.at_level(logging.WARNING):
         assert names(discovered(config_of(away))) == names(known)
@@ -120,11 +120,16 @@ def test_who_finds_the_source_away_has_the_tables_of_the_last_load(
     with pytest.raises(EnvironmentProblem, match="can't be listed") as refused:
         discovered(config_of(away, "sales.*"))
     assert "hush" not in str(refused.value)
-    there.execute("create table late (id int primary key)")
+    there.execute("create table late (id int primary key); drop table tmp_x")
+    assert "late" in names(discovered(config_of(dsn)))  # a command, which changes no run's tables
     assert names(discovered(config_of(dsn), ask=False)) == names(known)  # the process of a run
     [kept] = tmp_home.glob("**/tables.json")
     kept.write_text("{")
     assert "late" in names(discovered(config_of(dsn), ask=False))
+    kept.unlink()
+    kept.mkdir()  # nothing can be written there
+    assert "late" in names(discovered(config_of(dsn), keep=True))
+    assert "can't be kept" in caplog.text
 
 
 def test_where_there_is_no_such_table_that_is_said(dsn: str, there: Source) -> None:

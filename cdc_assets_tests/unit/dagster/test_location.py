@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from cdc_assets.config.source import parse_config
+from cdc_assets.dagster import part
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.names import failed_tag, job_name
 from cdc_assets.dagster.part import PART_TAG
@@ -76,7 +77,10 @@ def test_no_resource_or_logger_of_theirs_is_replaced() -> None:
     assert (made.loggers, made.executor) == (None, None)
 
 
-def test_a_schedule_that_is_called_as_ours_would_be_is_not_ours() -> None:
+def test_a_schedule_that_is_called_as_ours_would_be_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(part, "_alone", [True])
     nightly = dg.ScheduleDefinition(
         name="maintenance_guest", job_name=job_name("guest", "maintain"), cron_schedule="0 0 * * *"
     )

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from cdc_assets.config.source import parse_config
+from cdc_assets.dagster import part
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.names import all_tables, job_name, run_tags
 from cdc_assets.dagster.part import PART_TAG
@@ -59,8 +60,11 @@ def test_a_run_that_was_asked_for_builds_its_work_of_its_tables(
     assert set(found["jobs"]) == {"__ASSET_JOB", job_name("one", work)}
 
 
-def test_somebody_elses_sensors_and_schedules_have_every_run_build_all_definitions() -> None:
-    """Dagster looks up what they name in the process of each run."""
+def test_what_is_somebody_elses_has_every_run_build_all_definitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dagster looks up what it names in the process of each run."""
+    monkeypatch.setattr(part, "_alone", [])
     ours = dg.Definitions.merge(*(build_defs(parse_config(each, "test")) for each in SETTINGS))
 
     def asks(*more: dg.Definitions) -> dg.RunRequest:
@@ -71,9 +75,11 @@ def test_somebody_elses_sensors_and_schedules_have_every_run_build_all_definitio
         assert told((context,), dg.RunRequest(tags={"a": "b"})).tags == request.tags
         return request
 
+    assert asks().tags == {"a": "b"}  # a project's module may look up what it likes
+    part.serves_sources_alone()
     assert asks().tags == {"a": "b", PART_TAG: "true"}
-    mart = dg.AssetSpec("mart", deps=[A.lake])
-    assert PART_TAG in asks(dg.Definitions(assets=[mart])).tags
+    mart = dg.AssetSpec("mart", deps=[A.lake])  # or an asset whose input is looked up
+    assert PART_TAG not in asks(dg.Definitions(assets=[mart])).tags
     below = dg.AssetSelection.assets(B.lake).downstream(include_self=False)
     sensor = dg.AutomationConditionSensorDefinition("theirs", target=below)
     nightly = dg.ScheduleDefinition(name="n", job_name="verify_one", cron_schedule="0 0 * * *")

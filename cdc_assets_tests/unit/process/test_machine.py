@@ -26,7 +26,7 @@ def java(folder: Path, says: str, code: int = 0) -> dict[str, str]:
     [
         ('openjdk version "17.0.15" 2025-04-15', 17),
         ('java version "21.0.2" 2024-01-16 LTS', 21),
-        ('openjdk version "25-ea" 2025-09-16', 25),
+        ('openjdk version "22-ea" 2023-09-16', 22),
     ],
 )
 def test_a_fit_java(tmp_path: Path, says: str, version: int) -> None:
@@ -35,9 +35,15 @@ def test_a_fit_java(tmp_path: Path, says: str, version: int) -> None:
     assert check_java({"JAVA_HOME": str(tmp_path)}) == version
 
 
+@pytest.mark.parametrize("says", ['openjdk version "23.0.1"', 'openjdk version "25-ea"'])
+def test_a_java_that_sparks_hadoop_does_not_know(tmp_path: Path, says: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"too new for Spark 4\.1: install Java 17 or 21"):
+        check_java(java(tmp_path, says))
+
+
 @pytest.mark.parametrize("says", ['java version "1.8.0_402"', 'openjdk version "11.0.22"'])
 def test_an_old_java(tmp_path: Path, says: str) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"too old for Spark 4: install Java 17 or newer"):
+    with pytest.raises(EnvironmentProblem, match=r"too old for Spark 4: install Java 17 or 21"):
         check_java(java(tmp_path, says))
 
 
@@ -47,7 +53,7 @@ def test_a_java_that_is_only_a_stub(tmp_path: Path) -> None:
 
 
 def test_no_java(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"none on the PATH: install Java 17 or newer"):
+    with pytest.raises(EnvironmentProblem, match=r"none on the PATH: install Java 17 or 21"):
         check_java({"PATH": str(tmp_path)})
 
 
