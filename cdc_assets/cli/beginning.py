@@ -261,3 +261,11 @@ def schema() -> None:
     from cdc_assets.config.schema import file_schema
 
     click.echo(json.dumps(file_schema(), indent=2, ensure_ascii=False))
+
+
+@config_group.command()
+def reference() -> None:
+    """Print every key with its default, as Markdown."""
+    from cdc_assets.config.reference import page
+
+    click.echo(page(), nl=False)

@@ -19,7 +19,9 @@ class WindowConfig(Section):
     """How long a problem may last before it is reported as a warning, then as a failure."""
 
     warn: Duration = timedelta(minutes=1)
+    """After so long it is a warning."""
     fail: Duration = timedelta(minutes=5)
+    """After so long it is a failure."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -32,12 +34,16 @@ class SlotLimitsConfig(Section):
     """From where on the slot is a danger to the source."""
 
     retained_warn: Size = 5 * 10**9
+    """WAL that the slot keeps: a warning."""
     retained_fail: Size = 20 * 10**9
+    """WAL that the slot keeps: a failure."""
     inactive: WindowConfig = WindowConfig(warn=timedelta(minutes=10), fail=timedelta(hours=1))
+    """How long nobody may read it."""
     xmin_age_warn: Annotated[int, Field(ge=1)] = 100_000_000
     """Transactions since ``catalog_xmin``: the catalog isn't vacuumed beyond it. The server begins
     to force vacuums at 200 million and stops writing at 2 billion."""
     xmin_age_fail: Annotated[int, Field(ge=1)] = 500_000_000
+    """The same: a failure."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -62,6 +68,7 @@ class WebhookSink(_Sink):
 
     type: Literal["webhook"]
     url: SecretStr
+    """Its address, which is a secret as a rule."""
 
     @field_validator("url")
     @classmethod
@@ -76,7 +83,9 @@ class SnsSink(_Sink):
 
     type: Literal["sns"]
     topic_arn: Annotated[str, Field(pattern=r"^arn:[^:]+:sns:[^:]+:[^:]+:.+$")]
+    """The topic."""
     endpoint: str | None = None
+    """The address of a service that isn't AWS's."""
 
 
 class MailSink(_Sink):
@@ -84,12 +93,19 @@ class MailSink(_Sink):
 
     type: Literal["mail"]
     host: str
+    """The server."""
     port: Annotated[int, Field(ge=1, le=65535)] = 587
+    """Its port."""
     security: Literal["starttls", "tls", "none"] = "starttls"
+    """How the connection is protected."""
     username: str | None = None
+    """Who logs in; nobody by default."""
     password: SecretStr | None = None
+    """The password of ``username``."""
     sender: Annotated[str, Field(alias="from")]
+    """The address that it is from."""
     to: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The addresses that get it."""
 
     @model_validator(mode="after")
     def _no_password_in_the_clear(self) -> Self:
@@ -107,6 +123,7 @@ class AlertsConfig(Section):
     """When and where problems and recoveries are reported."""
 
     sinks: tuple[SinkConfig, ...] = (LogSink(),)
+    """Where to; by default to the log alone."""
     health: WindowConfig = WindowConfig()
     """For the parts of a source: Postgres, flusher, staging, materializer, Spark."""
     slot: SlotLimitsConfig = SlotLimitsConfig()

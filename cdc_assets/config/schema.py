@@ -16,6 +16,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
+from cdc_assets.config.base import Section
 from cdc_assets.config.source import SourceConfig
 
 COMPONENT = "cdc_assets.PostgresSource"
@@ -103,7 +104,15 @@ def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def documentation(model: type[BaseModel]) -> Mapping[str, str]:
-    """The docstrings below the fields of a model, each as one line."""
+    """The docstrings below the fields of a model and of what it extends, each as one line."""
+    found = dict[str, str]()
+    for kind in reversed(model.__mro__):
+        if issubclass(kind, Section) and kind is not Section:
+            found |= _documented(kind)
+    return found
+
+
+def _documented(model: type[BaseModel]) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
     (described,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
     found = {}

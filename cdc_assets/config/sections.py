@@ -42,9 +42,11 @@ class PostgresConfig(Section):
     """Where the source is: a DSN, or a throw-away Postgres that the platform runs itself."""
 
     dsn: Dsn | None = None
+    """The address as libpq takes it, of the role that reads the tables."""
     replication_dsn: Dsn | None = None
     """Of the role that makes the slot and streams, where the one that reads may not replicate."""
     embedded: bool = False
+    """Run a throw-away Postgres, in the runtime home."""
     version: Literal[16, 18] = 18
     """Major version of the embedded Postgres."""
     demo: bool = False
@@ -67,17 +69,22 @@ class SnapshotConfig(Section):
     mode: Literal["initial", "snapshot_only", "never"] = "initial"
     """initial: copy, then follow. snapshot_only: copy, once. never: follow what is there."""
     max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
+    """Runs that copy at once."""
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
+    """Chunks that one run copies at once."""
 
 
 class StagingConfig(Section):
     """Where changes wait as Parquet, and how often the flusher writes them."""
 
     uri: str | None = None
+    """file:///folder or s3://bucket/prefix; by default a folder of the runtime home."""
     former_uris: tuple[str, ...] = ()
     """What ``uri`` was before: files of the log there are read, and removed in time."""
     flush_interval: Duration = timedelta(seconds=1)
+    """How long a change waits at most before it is staged."""
     flush_bytes: Size = 64 * 10**6
+    """Bytes of the stream after which is staged earlier."""
 
     @field_validator("uri")
     @classmethod
@@ -98,17 +105,23 @@ class StateConfig(Section):
     """The coordination database; by default the source itself."""
 
     postgres_url: Dsn | None = None
+    """The address of another database for it."""
     schema_: Annotated[str, Field(alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")] = (
         "_pg2iceberg"
     )
+    """Its schema there."""
 
 
 class CatalogConfig(Section):
     """The Iceberg catalog; by default SQL tables in the coordination database."""
 
     type: Literal["sql", "rest", "glue"] = "sql"
+    """sql: tables in a Postgres. rest: a server. glue: AWS Glue."""
     uri: SecretStr | None = None
+    """Of a REST catalog, or of another database for the SQL catalog."""
     warehouse: str | None = None
+    """Where tables are made: file:///folder or s3://bucket/prefix, or a REST catalog's name of it;
+    by default a folder of the runtime home."""
     locations: tuple[str, ...] = ()
     """Where tables may lie beside ``warehouse``: an earlier one, or a table's own location."""
 
@@ -144,7 +157,9 @@ class LakeConfig(Section):
     """Where the tables end up."""
 
     namespace: str | None = None
+    """Of all its tables; by default the source's name."""
     format_version: Literal[2, 3] = 3
+    """Iceberg's: 3 has deletion vectors, 2 is without any delete files."""
     max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
     """Tables that one worker merges at once."""
     merge_bytes: Size = 64 * 10**6
@@ -163,8 +178,11 @@ class S3Config(Section):
     """S3 settings; keys come from the environment only."""
 
     endpoint: str | None = None
+    """The address of a store that isn't AWS's."""
     region: str | None = None
+    """The region, where the environment doesn't say it."""
     path_style: bool = False
+    """Whether buckets are in the path, and not in the host's name."""
 
 
 _VALUE = r"(?:[^%/;=?#\s]|%[0-9A-Fa-f]{2})*"
@@ -175,9 +193,13 @@ class SparkConfig(Section):
     """A local Connect server of ours, or the user's own cluster."""
 
     remote: str | None = Field(default=None, repr=False)  # it may carry a token
+    """sc://host:15002 of a Spark Connect server of your own; by default a local one is run."""
     cores: Annotated[int, Field(ge=1, le=256)] = 2
+    """Processors that the local server uses."""
     memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$")] = "3g"
+    """Heap of the local server: 512m, 3g."""
     conf: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    """Spark's own settings, which win over ours."""
 
     @field_validator("remote")
     @classmethod
@@ -197,7 +219,9 @@ class MetricsConfig(Section):
     """The flusher's Prometheus endpoint; there is none without a port."""
 
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where it listens."""
     host: str = "127.0.0.1"
+    """On which address; whoever reaches it may read all metrics."""
 
 
 def _dividing(value: timedelta | None) -> timedelta | None:
@@ -216,6 +240,7 @@ class VerifyConfig(Section):
     """How a part of each table is compared with the source, again and again."""
 
     every: Every = timedelta(hours=1)
+    """How often; null: only by hand."""
     sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     """Rows of a table that one run compares, about."""
     fail_after: Duration = timedelta(days=1)
@@ -228,6 +253,7 @@ class KeepSnapshotsConfig(Section):
     """Which snapshots of a lake table stay: the newest ``count``, and all younger than ``age``."""
 
     count: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """So many are kept in any case."""
     age: Duration = timedelta(hours=1)
     """How long a query may read a snapshot. At a merge every two seconds an hour is 2 MB of
     metadata, which each commit writes anew."""
@@ -237,7 +263,9 @@ class MaintenanceConfig(Section):
     """How lake tables and the log are kept healthy."""
 
     every: Every = timedelta(minutes=30)
+    """How often; null: only by hand."""
     target_file_size: Size = 128 * 10**6
+    """How large compaction makes data files."""
     min_input_files: Annotated[int, Field(ge=2, le=1000)] = 5
     """So many small files of a partition are worth being rewritten into one."""
     deleted_rows: Annotated[float, Field(gt=0, lt=1)] = 0.1

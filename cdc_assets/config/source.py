@@ -59,10 +59,14 @@ class SourceConfig(Section):
     """One source database and the lake it is replicated into."""
 
     name: str
+    """Of the source: its slot, its assets and, by default, its namespace in the lake have it."""
     postgres: PostgresConfig
     slot: str = ""
+    """The replication slot; by default cdc_<name>."""
     publication: str = ""
+    """The publication; by default cdc_<name>."""
     tables: tuple[TableConfig, ...]
+    """What is replicated: names, patterns, or mappings with settings."""
     patterns: tuple[TableConfig, ...] = ()
     """The entries of ``tables`` that stand for several; ``setup.discovery`` finds theirs."""
     exclude: tuple[str, ...] = ()

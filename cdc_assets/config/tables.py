@@ -55,7 +55,9 @@ class FreshnessConfig(Section):
     """A merge is timed so that the oldest change is visible at about this age; 0s: at once. A
     merge has a fixed cost, so a shorter target costs CPU while changes are few."""
     warn: Duration = timedelta(minutes=5)
+    """The age at which the UI warns, and an alert is sent."""
     fail: Duration = timedelta(minutes=15)
+    """The age at which the table counts as failed."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

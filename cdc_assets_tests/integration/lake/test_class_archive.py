@@ -88,7 +88,9 @@ def test_a_broken_one_keeps_no_spark_from_starting(cache: Path, tmp_path: Path) 
 @pytest.mark.soak  # a minute; make java records one, too
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_one_that_is_recorded_is_used(cache: Path, tmp_path: Path) -> None:
+def test_one_that_is_recorded_is_used_and_a_damaged_one_is_given_up(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [sys.executable, "-m", "cdc_assets.lake.spark.record"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -99,8 +101,8 @@ def test_one_that_is_recorded_is_used(cache: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in archive.parent.iterdir()) == [archive.name]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""  # it is there
     assert _maps_it(archive, tmp_path / "with")
-    whole = archive.read_bytes()
-    archive.write_bytes(whole[:1_000_000] + os.urandom(len(whole) - 1_000_000))
+    monkeypatch.chdir(tmp_path)  # Java's report of its end goes there
+    os.truncate(archive, archive.stat().st_size // 2)
     server = SparkServer(SparkServerSettings(1, "512m"), tmp_path / "damaged")
     try:
         server.ensure()  # Java would end each time
