@@ -142,6 +142,8 @@ def drop_table(ctx: click.Context, table: str, purge: bool) -> None:
         done = drop(pipeline, wanted, purge=purge)
     for name in done.publications:
         say(f"publication {name}: {wanted} is taken out")
+    for name in done.still_in:
+        say(f"publication {name} has all tables, or all of the schema: nobody stages {wanted} now")
     if done.purged:
         say(f"lake table {done.purged}: dropped, {done.files:,} files, {done.bytes / 1e6:,.1f} MB")
     say(f"{wanted} is dropped; maintain removes its staged files in time")

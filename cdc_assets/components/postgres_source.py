@@ -38,26 +38,45 @@ class _Attributes(BaseModel):
         return attributes_schema()
 
 
-# A template of Dagster's that is a variable of the environment, and nothing else.
+# The one template of Dagster's that stands for a value here. Names of tables are the source's, and
+# whoever makes a table there chooses them: nothing in a name is ever evaluated.
 _VARIABLE = re.compile(r"\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+_LISTS, _NAMES = frozenset({"tables", "exclude"}), ("name", "as")
 
 
-def _resolved(value: Any, context: dg.ResolutionContext, origin: str) -> Any:
-    """``value`` with Dagster's templates resolved; a string has them, or references of ours."""
+def _resolved(value: Any, origin: str) -> Any:
+    """``value`` with ``{{ env.VAR }}`` replaced, but for names of tables."""
     if isinstance(value, Mapping):
-        return {key: _resolved(item, context, origin) for key, item in value.items()}
+        found = {key: _resolved(item, origin) for key, item in value.items() if key not in _LISTS}
+        tables = {
+            key: [_settings(item, origin) for item in value[key]]
+            if isinstance(value[key], list | tuple)
+            else value[key]
+            for key in _LISTS & value.keys()
+        }
+        return found | tables
     if isinstance(value, list | tuple):
-        return [_resolved(item, context, origin) for item in value]
+        return [_resolved(item, origin) for item in value]
     if not isinstance(value, str) or "{{" not in value:
         return value
-    for name in _VARIABLE.findall(value):
-        if name not in os.environ:  # Dagster would put nothing there
-            raise ConfigurationError(
-                f"{origin}: the environment variable {name} is not set.", "Export it."
-            )
-    found = context.resolve_value(value)
-    # What came out is meant as it is, a password's "${" too.
-    return found.replace("${", "$${") if isinstance(found, str) else found
+    # What is in the environment is meant as it is, a password's "${" too.
+    return _VARIABLE.sub(lambda found: _variable(found[1], origin).replace("${", "$${"), value)
+
+
+def _settings(table: Any, origin: str) -> Any:
+    """An entry of ``tables``: its settings are resolved, its names are not."""
+    if not isinstance(table, Mapping):
+        return table
+    resolved = _resolved(table, origin)
+    return {key: item if key in _NAMES else resolved[key] for key, item in table.items()}
+
+
+def _variable(name: str, origin: str) -> str:
+    if name not in os.environ:
+        raise ConfigurationError(
+            f"{origin}: the environment variable {name} is not set.", "Export it."
+        )
+    return os.environ[name]
 
 
 class SourceScaffolder(dg.Scaffolder):
@@ -98,7 +117,7 @@ class PostgresSource(dg.Component):
         """Raises ConfigurationError naming the file, the key and the remedy."""
         data = attributes.model_dump() if attributes is not None else {}
         origin = str(context.path / "defs.yaml")
-        config = parse_config(_resolved(data, context.resolution_context, origin), origin)
+        config = parse_config(_resolved(data, origin), origin)
         loads = this_run() is None  # a code server, or who looks at the project
         return cls(discovered(config, ask=loads, keep=loads))
 

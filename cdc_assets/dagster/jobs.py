@@ -231,6 +231,7 @@ def _drop_table(source: SourceConfig) -> dg.OpDefinition:
         context.add_output_metadata(
             {
                 "publications": _listed(done.publications),
+                "still in": _listed(done.still_in),
                 "purged": done.purged or "nothing",
                 "files": done.files,
                 "bytes": done.bytes,

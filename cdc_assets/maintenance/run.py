@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -148,8 +148,7 @@ def maintain(
         # The first table's turn removes the orphans of shared files, too.
         turn = _Table(pipeline, session, table, shared=number == 0)
         yield turn.maintain(until, thorough=thorough)
-    with suppress(TableProblem):  # of an entry that is somebody else's
-        remove_given_up(pipeline.store, pipeline.config, pipeline.config.maintenance.staged_grace)
+    remove_given_up(pipeline.store, pipeline.config, pipeline.config.maintenance.staged_grace)
     remove_old_rows(pipeline.store)
 
 

@@ -26,7 +26,7 @@ import psycopg
 from pyarrow import fs
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import first_line
+from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.sessions.heartbeat import forget_ended
 from cdc_assets.log.staged.places import Place, foreign_entry, staged_place, staged_places
@@ -99,7 +99,7 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
 
 
 def remove_given_up(store: LogStore, config: SourceConfig, grace: timedelta) -> Removed:
-    """Remove the staged files of tables that are given up (``operations.drop``), as of others."""
+    """Remove the staged files of tables that are given up (``operations.drop_table``)."""
     removed, configured = NOTHING, {table.id for table in config.tables}
     for row in store.tables(None, TableState.PARKED):
         if row.oid or row.table in configured:
@@ -109,7 +109,10 @@ def remove_given_up(store: LogStore, config: SourceConfig, grace: timedelta) -> 
             " where source = %s and table_name = %s and passed_at is null",
             (store.source, str(row.table)),
         )
-        removed += remove_passed(store, row.table, staged_places(config), grace)
+        try:
+            removed += remove_passed(store, row.table, staged_places(config), grace)
+        except TableProblem as problem:
+            logger.warning("%s", problem)
     return removed
 
 

@@ -1,18 +1,21 @@
 """Giving one table up, once it is out of the configuration: no change of it is staged any more.
 
-It is let go in the log first, so that nothing stages or applies it, and taken out of the
-publication then. Maintenance removes its staged files in time, as any others. The lake table stays
+It is taken out of the publication, and let go in the log, so that nothing stages or applies it.
+Maintenance removes its staged files in time, as any others. The lake table stays
 as it is, unless it is purged. Who names the table in the configuration again has it copied anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+
+from pyiceberg.table import Table
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
-from cdc_assets.errors import ConfigurationError, PreflightError
+from cdc_assets.errors import ConfigurationError, PreflightError, TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.copies import drop_copy
 from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable
@@ -20,15 +23,25 @@ from cdc_assets.log.locks import PINS_LOCK, write_lock
 from cdc_assets.log.tables import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import inserts_publication, published_tables
+from cdc_assets.postgres.publications import (
+    inserts_publication,
+    published_in_bulk,
+    published_tables,
+)
 from cdc_assets.postgres.publishing import withdraw
+from cdc_assets.postgres.session.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """What was done: the publications that had it, and what was purged of the lake."""
+    """What was done.
+
+    ``publications``: that it was taken out of; ``still_in``: that have all tables, or all of its
+    schema, and go on sending its changes, which nobody stages. ``purged``: its lake table.
+    """
 
     publications: tuple[str, ...]
+    still_in: tuple[str, ...] = ()
     purged: str | None = None
     files: int = 0
     bytes: int = 0
@@ -37,12 +50,42 @@ class DroppedTable:
 def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> DroppedTable:
     """Give ``table`` up. If it was done half, another call does the rest.
 
-    Raises ConfigurationError if it is configured, or the log doesn't know it; TableProblem if files
-    of the lake table can't be removed; and PreflightError, once all else is done, with the SQL for
-    a publication that somebody else owns, or if a lock is in the way there.
+    A purge that is killed may leave files of the lake table. Raises ConfigurationError if the table
+    is configured, or the log doesn't know it; PreflightError with the SQL for a publication that
+    somebody else owns, once all else is done, or if a lock is in the way there, before anything is;
+    and TableProblem, at the end, if files of the lake table can't be removed.
     """
+    row = _given_up(pipeline, table)
+    with pipeline.connect_source("drop") as source:
+        had = _published(source, pipeline, row)
+        refused, everything = list[str](), list[str]()
+        for name, known in had.items():
+            left = withdraw(source, name, [known])
+            if known in left.busy:
+                raise PreflightError(
+                    f"a lock is in the way of taking {known} out of the publication {name}.",
+                    "Try again.",
+                )
+            if known not in left.refused:
+                continue
+            if published_in_bulk(source, name, row.oid):
+                everything.append(name)
+            else:
+                refused.append(left.refused[known])
+    with pipeline.store.locked(PINS_LOCK):
+        pipeline.store.let_go(table, "it was dropped.")
+    purged, files, size = _purge(pipeline, row) if purge else (None, 0, 0)
+    if refused:
+        too = f", and {purged} dropped" if purged else ""
+        raise PreflightError(f"{table} is let go{too}; but {' '.join(refused)}")
+    taken = tuple(name for name in had if name not in everything)
+    return DroppedTable(taken, tuple(everything), purged, files, size)
+
+
+def _given_up(pipeline: Pipeline, table: TableId) -> TableRow:
     store, config = pipeline.store, pipeline.config
-    if any(table == configured.id for configured in config.tables):
+    known = {configured.id for configured in config.tables}
+    if table in known:
         raise ConfigurationError(
             f"{table} is in the configuration of source {config.name}.",
             "Take it out of tables: (or name it in exclude:, where a pattern stands for it), reload"
@@ -50,59 +93,48 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
         )
     row = store.table(table)
     if row is None:
-        known = {configured.id for configured in config.tables}
         left = ", ".join(str(r.table) for r in store.tables() if r.table not in known and r.oid)
         raise ConfigurationError(
             f"the log of source {config.name} has no table {table}.",
             f"Out of the configuration are: {left or 'none'}.",
         )
-    with store.locked(PINS_LOCK):
-        store.let_go(table, "it was dropped.")
-    done = _purge(pipeline, row) if purge else DroppedTable(())
-    names, in_the_way = _withdraw(pipeline, table)
-    if in_the_way:
-        too = f", and {done.purged} dropped" if done.purged else ""
-        raise PreflightError(f"{table} is let go{too}; but {in_the_way}")
-    return DroppedTable(names, done.purged, done.files, done.bytes)
+    return row
 
 
-def _withdraw(pipeline: Pipeline, table: TableId) -> tuple[tuple[str, ...], str]:
-    """The publications that had the table, and why one still has it."""
-    main, said, had = pipeline.config.publication, list[str](), list[str]()
-    with pipeline.connect_source("drop") as source:
-        for name in (main, inserts_publication(main)):
-            if table not in (published_tables(source, name) or {}):
-                continue
-            had.append(name)
-            left = withdraw(source, name, [table])
-            said += left.refused.values()
-            if table in left.busy:
-                said.append(f"a lock is in the way of taking it out of {name}: try again.")
-    return tuple(had), " ".join(said)
+def _published(source: Connection, pipeline: Pipeline, row: TableRow) -> dict[str, TableId]:
+    """The publications that have the table, with its name there: it may be another one by now."""
+    main, found = pipeline.config.publication, dict[str, TableId]()
+    configured = {table.id for table in pipeline.config.tables}
+    for name in (main, inserts_publication(main)):
+        for known, oid in (published_tables(source, name) or {}).items():
+            if known not in configured and (oid == row.oid if row.oid else known == row.table):
+                found[name] = known
+    return found
 
 
-def _purge(pipeline: Pipeline, row: TableRow) -> DroppedTable:
+def _purge(pipeline: Pipeline, row: TableRow) -> tuple[str | None, int, int]:
     """Drop the lake table that the source made of the table, with its files, if it is there."""
     with pipeline.store.locked(write_lock(row.table)):
-        for lake in _candidates(pipeline.config, row):
-            loaded = lake.load()
-            told = loaded.properties if loaded is not None else {}
+        for lake, loaded in _candidates(pipeline.config, row):
+            told = loaded.properties
             ours = (told.get(SOURCE), told.get(TABLE)) == (pipeline.config.name, str(row.table))
-            if loaded is not None and ours and COPYING not in told:
-                return DroppedTable((), lake.sql_name, *drop_copy(lake, loaded))
-    return DroppedTable(())
+            if ours and COPYING not in told:
+                return lake.sql_name, *drop_copy(lake, loaded)
+    return None, 0, 0
 
 
-def _candidates(config: SourceConfig, row: TableRow) -> Iterator[LakeTable]:
+def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable, Table]]:
     """What may be its lake table: the one of its name, then every one of the namespace."""
 
     def called(name: str | None) -> LakeTable:
-        table = TableConfig.model_validate({"name": str(row.table), "as": name})
+        table = TableConfig(name=str(row.table)).model_copy(update={"as_": name})
         with_it = config.model_copy(update={"tables": (*config.tables, table)})
         return LakeTable(with_it, table, row)
 
     first = called(None)
-    yield first
+    if (loaded := first.load()) is not None:
+        yield first, loaded
     for *_, name in open_catalog(config).list_tables((config.namespace,)):
-        if name != first.name:
-            yield called(name)
+        with suppress(TableProblem):  # another table's, which isn't where ours would be
+            if name != first.name and (loaded := called(name).load()) is not None:
+                yield called(name), loaded

@@ -42,7 +42,8 @@ def prepared(
         return ""
     head = (
         f"-- Prepares the database {quoted(database)} for the source {config.name} of cdc_assets.\n"
-        "-- Run it there with psql, as an owner of the tables who may create roles."
+        "-- Run it there with psql, as a superuser, or as your service's administrator who owns the"
+        " tables."
     )
     return "\n\n".join([head, *parts]) + "\n"
 
@@ -93,10 +94,14 @@ def _rights(
     lines += _wrapped("grant select on ", map(str, heaps), f" to {reader};")
     yield "\n".join(lines)
     if config.state.postgres_url is None and there is None:
-        yield (
-            "-- The source's log, and by default the Iceberg catalog.\n"
-            f"create schema {schema} authorization {reader};"
-        )
+        lines = ["-- The source's log, and by default the Iceberg catalog."]
+        made = f"create schema {schema} authorization {reader};"
+        if existing(connection, [roles.reads]):
+            lines.append(made)
+        else:  # who isn't a superuser makes a schema only for a role that he is a member of
+            lines += [f"grant {reader} to current_user;", made]
+            lines.append(f"revoke {reader} from current_user;")
+        yield "\n".join(lines)
 
 
 def _identities(facts: Facts) -> Iterator[str]:

@@ -6,7 +6,11 @@ import dagster as dg
 
 from cdc_assets.config.source import load_config
 from cdc_assets.dagster.build import build_defs
+from cdc_assets.setup.discovery import discovered
 
 SOURCES = sorted((Path(__file__).parent / "sources").glob("*.yaml"))
 
-defs = dg.Definitions.merge(*(build_defs(load_config(path)) for path in SOURCES))
+defs = dg.Definitions.merge(
+    *(build_defs(discovered(load_config(path), keep=True)) for path in SOURCES),
+    dg.Definitions(executor=dg.in_process_executor),  # a run costs one process
+)

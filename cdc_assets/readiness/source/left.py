@@ -105,7 +105,7 @@ def left_findings(
     wanted = {table.id for table in config.tables}
     for row in store.tables():
         name = inserts if row.inserts_only else whole
-        if row.table in wanted or row.table not in published[name]:
+        if row.table in wanted or row.table not in published[name] or not row.oid:
             continue
         yield Finding(
             "table_left",

@@ -18,9 +18,11 @@ from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.log.states import TableState
 from cdc_assets.maintenance.staged import remove_given_up
+from cdc_assets.operations import drop_table as module
 from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publishing import Publishing
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.support.flusher import flushing
@@ -170,15 +172,49 @@ def test_what_is_configured_or_unknown_is_refused(source: Lake, tmp_path: Path) 
     assert said.splitlines()[0] == "publication cdc_src: public.b is taken out"
 
 
-def test_a_publication_of_somebody_else_is_named_with_its_sql(source: Lake) -> None:
-    source.execute("create table c (id int primary key)")
+def test_a_publication_of_all_tables_goes_on_and_nobody_stages_it(source: Lake) -> None:
     source.execute("drop publication cdc_src; create publication cdc_src for all tables")
+    fewer = without(source.config, B)
+    with Pipeline.open(fewer) as pipeline:
+        done = drop_table(pipeline, B)
+        assert (done.publications, done.still_in) == ((), ("cdc_src",))
+        found = {f.code for f in preflight(source.source, fewer, pipeline.store)}
+        assert "table_left" not in found
+    assert source.row(B).oid == 0
+
+
+def test_a_publication_of_somebody_else_is_named_with_its_sql(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(connection: object, name: str, tables: list[TableId]) -> Publishing:
+        return Publishing({tables[0]: f"An owner runs: alter publication {name};"}, frozenset())
+
+    monkeypatch.setattr(module, "withdraw", refused)
     with (
         Pipeline.open(without(source.config, B)) as pipeline,
-        pytest.raises(PreflightError, match="b is let go; but it can't be taken out"),
+        pytest.raises(PreflightError, match=r"public\.b is let go; but An owner runs: alter"),
     ):
         drop_table(pipeline, B)
     assert source.row(B).oid == 0
+
+
+def test_while_a_lock_is_in_the_way_nothing_is_done(source: Lake) -> None:
+    with Pipeline.open(without(source.config, B)) as pipeline:
+        with source.source.transaction():
+            source.execute("lock table b in share update exclusive mode")  # as VACUUM does
+            with pytest.raises(PreflightError, match="a lock is in the way"):
+                drop_table(pipeline, B, purge=True)
+        assert source.row(B).state == TableState.STREAMING
+        assert drop_table(pipeline, B).publications == ("cdc_src",)
+
+
+def test_a_table_that_was_renamed_since_is_withdrawn_by_its_new_name(source: Lake) -> None:
+    """Else nobody would guard the source's own statements on it."""
+    source.execute("alter table b rename to c")
+    with Pipeline.open(without(source.config, B)) as pipeline:
+        assert drop_table(pipeline, B).publications == ("cdc_src",)
+    assert published(source) == {"a"}
+    source.execute("alter table c drop constraint b_pkey; update c set v = 'free'")
 
 
 def test_the_job_does_the_same(source: Lake) -> None:

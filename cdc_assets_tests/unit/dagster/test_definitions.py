@@ -324,6 +324,37 @@ def test_a_component_takes_what_the_plain_file_takes() -> None:
     assert component.config.tables[0].chunk_pages == 7
 
 
+def test_templates_stand_for_values_and_no_name_of_a_table_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever makes a table at the source chooses its name, and init writes it into the YAML."""
+    harm = f"{{{{ cycler.__init__.__globals__.os.popen('touch {tmp_path}/harm') }}}}"
+    asked = {"name": "public.x", "owners": ["team:{{ env.TEAM }}"]}
+    hostile = f'public."{harm}"'
+    attributes = {
+        "name": "a",
+        "postgres": {"dsn": "{{ env.A_DSN }}"},
+        "tables": [hostile, asked, 'public."{{ env.A_DSN }}"'],
+        "owners": ["team:{{ env.TEAM }}"],
+        "lake": {"catalog": {"warehouse": harm}},
+    }
+    monkeypatch.setenv("A_DSN", "postgresql://a:b${K@h/db")
+    with pytest.raises(ConfigurationError, match="variable TEAM is not set"):
+        PostgresSource.from_attributes_dict(attributes=attributes)
+    monkeypatch.setenv("TEAM", "data")
+    asked["name"] = 'public."{{ env.A_DSN }}"'
+    attributes["tables"] = [hostile, asked]
+    component = PostgresSource.from_attributes_dict(attributes=attributes)
+    assert isinstance(component, PostgresSource)
+    config = component.config
+    assert config.postgres.dsn is not None
+    assert config.postgres.dsn.get_secret_value() == "postgresql://a:b${K@h/db"
+    assert [table.id.name for table in config.tables] == [harm, "{{ env.A_DSN }}"]
+    assert config.tables[1].owners == ("team:data",)
+    assert (config.owners, config.lake.catalog.warehouse) == (("team:data",), harm)
+    assert not (tmp_path / "harm").exists()
+
+
 def test_engine_modules_do_not_import_dagster() -> None:
     root = Path(cdc_assets.__file__).parent
     modules = sorted(

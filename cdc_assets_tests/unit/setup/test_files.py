@@ -64,8 +64,11 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
             "postgresql://me:hush@h:1/app?sslmode=require",
             "postgresql://cdc:…@h:1/app?sslmode=require",
         ),
-        ("postgres://h/app", "postgres://cdc:…@h/app"),
-        ("host=h dbname=app user=me password=hush", "dbname=app host=h user=cdc password=…"),
+        ("postgres://h/app", "postgresql://cdc:…@h/app"),
+        ("postgresql:///app?host=h&password=hush&user=me", "postgresql://cdc:…@h/app"),
+        ("postgresql://[::1]:5/a%20b?sslpassword=hush", "postgresql://cdc:…@[::1]:5/a%20b"),
+        ("host=/tmp dbname=app password=hush", "dbname=app host=/tmp user=cdc password=…"),
+        ("host=h dbname=app user=me password=hush", "postgresql://cdc:…@h/app"),
     ],
 )
 def test_an_address_is_shown_for_another_role(dsn: str, shown: str) -> None:
