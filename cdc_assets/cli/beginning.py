@@ -182,50 +182,55 @@ def _roles(name: str, role: Role, own: bool | None, *, asks: bool) -> Roles:
 
 def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, written: Files) -> None:
     from cdc_assets.readiness.source.server import preflight
-    from cdc_assets.setup import files, statements
+    from cdc_assets.setup import files, roles, statements
 
+    schema = None
+    if roles.owner_of(source, config.state.schema_) not in (None, who.reads):
+        schema = f"{config.state.schema_}_{config.name}"
+        state = config.state.model_copy(update={"schema_": schema})
+        config = config.model_copy(update={"state": state})
     server = preflight(source, config, None, dsn, tables=(), record=False)
     sql = statements.prepared(source, config, who, server)
     tables = [table.id for table in config.tables]
-    text = files.text_of(config.name, tables, component=written.component, apart=who.apart)
-    files.write(written.yaml, text)
-    say(f"wrote {written.yaml}: {len(tables):,} tables")
+    text = files.text_of(
+        config.name, tables, component=written.component, apart=who.apart, schema=schema
+    )
     if sql:
         files.write(written.sql, sql)
         say(f"wrote {written.sql}")
+    files.write(written.yaml, text)
+    say(f"wrote {written.yaml}: {len(tables):,} tables")
 
 
 def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files) -> None:
     """``check``, if all is there that it needs; else what is to be done before."""
     from cdc_assets.setup.addresses import of_role, user_of
 
-    command = f"cdc-assets --config {shlex.quote(str(written.yaml))} check"
-    variables = {f"{name.upper()}_DSN": who.reads}
-    if who.apart:
-        variables[f"{name.upper()}_STREAM_DSN"] = who.streams
-    unset = [
-        variable
-        for variable, role in variables.items()
-        if variable not in os.environ or user_of(os.environ[variable]) != role
+    reads, streams = f"{name.upper()}_DSN", f"{name.upper()}_STREAM_DSN"
+    known = os.environ.get(reads) == dsn
+    unset = {reads: who.reads} if not known or user_of(dsn) != who.reads else {}
+    if who.apart and user_of(os.environ.get(streams, "")) != who.streams:
+        unset[streams] = who.streams
+    exports = [
+        f"export {variable}={shlex.quote(of_role(dsn, role))}" for variable, role in unset.items()
     ]
-    if not written.sql.exists():
-        os.environ.setdefault(f"{name.upper()}_DSN", dsn)
-        from cdc_assets.readiness.surroundings import review
+    if written.sql.exists():
+        admin = f'"${reads}"' if known and user_of(dsn) != who.reads else "ADMIN_ADDRESS"
+        say("next:")
+        say(f"  psql {admin} -f {shlex.quote(str(written.sql))}   # as an administrator")
+        for export in exports:
+            say(f"  {export}")
+        say(f"  cdc-assets --config {shlex.quote(str(written.yaml))} check")
+        return
+    from cdc_assets.readiness.surroundings import review
 
-        ctx.obj = str(written.yaml)
-        findings = review(load_config(written.yaml))
-        show_findings(findings)
-        for variable in unset:
-            say(f"then: export {variable}={shlex.quote(of_role(dsn, variables[variable]))}")
-        sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
-    say("next:")
-    variable = f"{name.upper()}_DSN"
-    given = variable in os.environ and user_of(os.environ[variable]) != who.reads
-    admin = f'"${variable}"' if given else "ADMIN_ADDRESS"
-    say(f"  psql {admin} -f {shlex.quote(str(written.sql))}   # as an administrator")
-    for variable in unset:
-        say(f"  export {variable}={shlex.quote(of_role(dsn, variables[variable]))}")
-    say(f"  {command}")
+    os.environ[reads] = dsn
+    ctx.obj = str(written.yaml)
+    findings = review(load_config(written.yaml))
+    show_findings(findings)
+    for export in exports:
+        say(f"next: {export}")
+    sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
 @cli.command()

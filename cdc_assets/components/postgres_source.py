@@ -17,11 +17,9 @@ from pydantic import BaseModel, ConfigDict
 
 from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
-from cdc_assets.dagster.build import process_defs
-from cdc_assets.dagster.part import this_run
+from cdc_assets.dagster.build import loaded, process_defs
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
-from cdc_assets.setup.discovery import discovered
 from cdc_assets.setup.files import text_of
 
 
@@ -117,9 +115,7 @@ class PostgresSource(dg.Component):
         """Raises ConfigurationError naming the file, the key and the remedy."""
         data = attributes.model_dump() if attributes is not None else {}
         origin = str(context.path / "defs.yaml")
-        config = parse_config(_resolved(data, origin), origin)
-        loads = this_run() is None  # a code server, or who looks at the project
-        return cls(discovered(config, ask=loads, keep=loads))
+        return cls(loaded(parse_config(_resolved(data, origin), origin)))
 
     @classmethod
     def get_code_references_for_yaml(

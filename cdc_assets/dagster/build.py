@@ -23,7 +23,7 @@ from cdc_assets.dagster.checks.sample import sample_checks
 from cdc_assets.dagster.checks.tables import table_checks
 from cdc_assets.dagster.jobs import operation_jobs
 from cdc_assets.dagster.names import all_tables
-from cdc_assets.dagster.part import part_for
+from cdc_assets.dagster.part import part_for, this_run
 from cdc_assets.dagster.references import with_references
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.resources.owner import end_runs_with_code_server
@@ -42,6 +42,7 @@ from cdc_assets.dagster.sensors.schedules import (
 )
 from cdc_assets.dagster.sensors.services import needed, services_sensor
 from cdc_assets.dagster.sensors.snapshot import snapshot_sensor
+from cdc_assets.setup.discovery import discovered
 
 
 def build_defs(
@@ -79,6 +80,12 @@ def build_defs(
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources=made,
     )
+
+
+def loaded(config: SourceConfig) -> SourceConfig:
+    """``config`` with the tables that its patterns stand for, the same ones in runs."""
+    serves = this_run() is None
+    return discovered(config, ask=serves, keep=serves)
 
 
 def process_defs(config: SourceConfig, path: Path | None = None) -> dg.Definitions:

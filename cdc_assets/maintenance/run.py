@@ -148,7 +148,7 @@ def maintain(
         # The first table's turn removes the orphans of shared files, too.
         turn = _Table(pipeline, session, table, shared=number == 0)
         yield turn.maintain(until, thorough=thorough)
-    remove_given_up(pipeline.store, pipeline.config, pipeline.config.maintenance.staged_grace)
+    remove_given_up(pipeline, pipeline.config.maintenance.staged_grace, settle(pipeline))
     remove_old_rows(pipeline.store)
 
 

@@ -25,7 +25,6 @@ from datetime import UTC, date, datetime, timedelta
 import psycopg
 from pyarrow import fs
 
-from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.sessions.heartbeat import forget_ended
@@ -98,8 +97,9 @@ def mark_passed(store: LogStore, row: TableRow, offset: int) -> None:
     )
 
 
-def remove_given_up(store: LogStore, config: SourceConfig, grace: timedelta) -> Removed:
+def remove_given_up(pipeline: Pipeline, grace: timedelta, settled: datetime | None) -> Removed:
     """Remove the staged files of tables that are given up (``operations.drop_table``)."""
+    store, config = pipeline.store, pipeline.config
     removed, configured = NOTHING, {table.id for table in config.tables}
     for row in store.tables(None, TableState.PARKED):
         if row.oid or row.table in configured:
@@ -111,6 +111,8 @@ def remove_given_up(store: LogStore, config: SourceConfig, grace: timedelta) -> 
         )
         try:
             removed += remove_passed(store, row.table, staged_places(config), grace)
+            now = store.server_now().astimezone(UTC)
+            removed += remove_staged_orphans(pipeline, row.table, settled, now)
         except TableProblem as problem:
             logger.warning("%s", problem)
     return removed

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pyiceberg.exceptions import NoSuchNamespaceError
 from pyiceberg.table import Table
 
 from cdc_assets.config.source import SourceConfig
@@ -74,7 +75,7 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
                 refused.append(left.refused[known])
     with pipeline.store.locked(PINS_LOCK):
         pipeline.store.let_go(table, "it was dropped.")
-    purged, files, size = _purge(pipeline, row) if purge else (None, 0, 0)
+    purged, files, size = _purge(pipeline, row, whole=purge)
     if refused:
         too = f", and {purged} dropped" if purged else ""
         raise PreflightError(f"{table} is let go{too}; but {' '.join(refused)}")
@@ -112,15 +113,19 @@ def _published(source: Connection, pipeline: Pipeline, row: TableRow) -> dict[st
     return found
 
 
-def _purge(pipeline: Pipeline, row: TableRow) -> tuple[str | None, int, int]:
-    """Drop the lake table that the source made of the table, with its files, if it is there."""
+def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[str | None, int, int]:
+    """Drop what copies of the table have left half done; ``whole``: its lake table, too."""
+    purged, files, size = None, 0, 0
+    taken = {pipeline.config.lake_name(table.id) for table in pipeline.config.tables}
     with pipeline.store.locked(write_lock(row.table)):
-        for lake, loaded in _candidates(pipeline.config, row):
+        for lake, loaded in list(_candidates(pipeline.config, row)):
             told = loaded.properties
             ours = (told.get(SOURCE), told.get(TABLE)) == (pipeline.config.name, str(row.table))
-            if ours and COPYING not in told:
-                return lake.sql_name, *drop_copy(lake, loaded)
-    return None, 0, 0
+            if ours and lake.name not in taken and (whole or COPYING in told):
+                done = drop_copy(lake, loaded)
+                files, size = files + done[0], size + done[1]
+                purged = lake.sql_name if COPYING not in told else purged
+    return purged, files, size
 
 
 def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable, Table]]:
@@ -134,7 +139,11 @@ def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable
     first = called(None)
     if (loaded := first.load()) is not None:
         yield first, loaded
-    for *_, name in open_catalog(config).list_tables((config.namespace,)):
+    try:
+        there = open_catalog(config).list_tables((config.namespace,))
+    except NoSuchNamespaceError:  # nothing was ever copied
+        return
+    for *_, name in there:
         with suppress(TableProblem):  # another table's, which isn't where ours would be
             if name != first.name and (loaded := called(name).load()) is not None:
                 yield called(name), loaded

@@ -36,10 +36,12 @@ def choose(found: Sequence[Listed], wanted: Sequence[str], exclude: Sequence[str
     tables = [table.id for table in found]
     try:
         asked = [TablePattern.parse(text) for text in wanted]
-        without, _ = matching(map(TablePattern.parse, exclude), tables)
+        unwanted = [TablePattern.parse(text) for text in exclude]
     except ValueError as error:
         raise ConfigurationError(f"{error}.") from error
     meant, idle = matching(asked, tables) if asked else (tables, [])
+    without, useless = matching(unwanted, tables)
+    idle += [p.text for p in unwanted if p.is_name and p.text in useless]
     if idle:
         raise ConfigurationError(
             f"the database has no table {', '.join(idle)}.", "Correct the name, or its schema."

@@ -26,6 +26,8 @@ class Files:
 
 def files_of(name: str, output: Path | None, here: Path) -> Files:
     """``output``, or the folder of the Dagster project at ``here``, or a plain file there."""
+    if output is not None and output.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigurationError(f"--output {output}: name a file that ends in .yaml.")
     if output is not None:
         component = output.name == "defs.yaml"
         beside = output.with_name("prepare.sql") if component else output.with_suffix(".sql")
@@ -51,8 +53,15 @@ def defs_folder(here: Path) -> Path | None:
     return None
 
 
-def text_of(name: str, tables: Sequence[TableId], *, component: bool, apart: bool) -> str:
-    """The YAML of a source whose addresses are in the environment."""
+def text_of(
+    name: str,
+    tables: Sequence[TableId],
+    *,
+    component: bool,
+    apart: bool,
+    schema: str | None = None,
+) -> str:
+    """The YAML of a source whose addresses are in the environment; ``schema``: of its log."""
     variable = name.upper()
     lines = [
         f"name: {name}",
@@ -61,6 +70,8 @@ def text_of(name: str, tables: Sequence[TableId], *, component: bool, apart: boo
     ]
     if apart:
         lines.append(f'  replication_dsn: "${{{variable}_STREAM_DSN}}"')
+    if schema is not None:
+        lines.append(f"state: {{schema: {schema}}} # another source has the usual one here")
     lines.append("tables: # names as SQL spells them; a table may have settings, see below")
     lines += [f"  - {_scalar(str(table))}" for table in tables]
     lines += [

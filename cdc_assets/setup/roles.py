@@ -69,3 +69,13 @@ def existing(connection: Connection, names: Sequence[str]) -> set[str]:
     """Those of the roles that are there."""
     query = "select rolname::text from pg_catalog.pg_roles where rolname = any(%s)"
     return {name for (name,) in connection.execute(query, ([*names],))}
+
+
+def owner_of(connection: Connection, schema: str) -> str | None:
+    """The role that has the schema; None if it isn't there."""
+    row = connection.execute(
+        "select pg_catalog.pg_get_userbyid(nspowner)::text from pg_catalog.pg_namespace"
+        " where nspname = %s",
+        (schema,),
+    ).fetchone()
+    return str(row[0]) if row else None

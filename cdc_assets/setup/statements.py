@@ -15,7 +15,7 @@ from cdc_assets.postgres.names import TableId, quoted
 from cdc_assets.postgres.publications import addition, creation, published_tables
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.enrolment import Facts, facts_of
-from cdc_assets.setup.roles import Roles, existing
+from cdc_assets.setup.roles import Roles, existing, owner_of
 
 # Findings about the server whose remedies are for an administrator, too.
 _SERVER = ("wal_level", "wal_unbounded", "slots_exhausted", "senders_exhausted")
@@ -41,7 +41,8 @@ def prepared(
     if not parts:
         return ""
     head = (
-        f"-- Prepares the database {quoted(database)} for the source {config.name} of cdc_assets.\n"
+        f"-- Prepares the database {one_line(database)} for the source {config.name}"
+        " of cdc_assets.\n"
         "-- Run it there with psql, as a superuser, or as your service's administrator who owns the"
         " tables."
     )
@@ -86,14 +87,11 @@ def _rights(
     for table, found in facts.heaps.items():
         heaps.update(dict.fromkeys((table, *(() if isinstance(found, TableProblem) else found))))
     schemas = dict.fromkeys(table.schema for table in heaps)
-    there = connection.execute(
-        "select 1 from pg_catalog.pg_namespace where nspname = %s", (config.state.schema_,)
-    ).fetchone()
     lines = ["-- The tables, each with its partitions."]
     lines += _wrapped("grant usage on schema ", map(quoted, schemas), f" to {reader};")
     lines += _wrapped("grant select on ", map(str, heaps), f" to {reader};")
     yield "\n".join(lines)
-    if config.state.postgres_url is None and there is None:
+    if config.state.postgres_url is None and owner_of(connection, config.state.schema_) is None:
         lines = ["-- The source's log, and by default the Iceberg catalog."]
         made = f"create schema {schema} authorization {reader};"
         if existing(connection, [roles.reads]):

@@ -75,9 +75,9 @@ def test_it_is_withdrawn_and_its_staged_files_go(source: Lake, tmp_path: Path) -
         assert published(source) == {"a"}
         assert "table_left" not in {f.code for f in preflight(source.source, fewer, pipeline.store)}
         assert staged(source).keys() == {"public.a", "public.b"}
-        remove_given_up(pipeline.store, fewer, timedelta(days=1))
+        remove_given_up(pipeline, timedelta(days=1), None)
         assert staged(source).keys() == {"public.a", "public.b"}  # they die last
-        remove_given_up(pipeline.store, fewer, timedelta(0))
+        remove_given_up(pipeline, timedelta(0), None)
         assert staged(source).keys() == {"public.a"}
         assert drop_table(pipeline, B).publications == ()  # again is no error
     assert len(list(tmp_path.glob("**/*.parquet"))) <= files
@@ -148,6 +148,34 @@ def test_a_table_of_another_name_in_the_lake_is_found(copied_lake: NewLake) -> N
         assert [one.equal for one in source.verify()] == [True, True]
         with Pipeline.open(without(source.config, B)) as pipeline:
             assert drop_table(pipeline, B, purge=True).purged == "lake.`src`.`Things`"
+
+
+def test_a_lake_table_that_another_one_has_is_not_purged(source: Lake) -> None:
+    """As ``as:`` says, say of the table's new name; its copy comes."""
+    other = source.config.table("a").model_copy(update={"as_": "b"})
+    renamed = source.config.model_copy(update={"tables": (other,)})
+    with Pipeline.open(renamed) as pipeline:
+        assert drop_table(pipeline, B, purge=True).purged is None
+    assert ("src", "b") in open_catalog(source.config).list_tables("src")
+
+
+def test_before_anything_is_copied_nothing_is_purged(new_lake: NewLake) -> None:
+    with new_lake(SETUP, "a", "b") as source:
+        source.pin()
+        with Pipeline.open(without(source.config, B)) as pipeline:
+            assert drop_table(pipeline, B, purge=True).purged is None
+        assert published(source) == {"a"}
+
+
+def test_what_a_copy_has_left_half_done_goes_in_any_case(source: Lake) -> None:
+    source.session.sql("create table lake.src.b__copy_2 using iceberg as select * from lake.src.b")
+    for name, value in (("source", "src"), ("table", "public.b"), ("copying", "src 2")):
+        source.session.sql(
+            f"alter table lake.src.b__copy_2 set tblproperties ('cdc.{name}' = '{value}')"
+        )
+    with Pipeline.open(without(source.config, B)) as pipeline:
+        assert drop_table(pipeline, B).purged is None
+    assert sorted(open_catalog(source.config).list_tables("src")) == [("src", "a"), ("src", "b")]
 
 
 def test_what_is_configured_or_unknown_is_refused(source: Lake, tmp_path: Path) -> None:

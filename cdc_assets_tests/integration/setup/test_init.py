@@ -18,6 +18,7 @@ import psycopg
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_assets.cli.main import cli
@@ -155,6 +156,8 @@ def test_what_is_named_gets_its_identity_before_it_is_published(
         (["x", "--address", "postgresql://a:hush@127.0.0.1:1/none"], "can't be reached", 1),
         (["x", "--address", "postgresql://a:hush@h@h/none"], "not an address that libpq reads", 2),
         (["app", "--output", "/dev/null/app.yaml"], "can't be written", 2),
+        (["app", "--output", "app.sql"], "ends in .yaml", 2),
+        (["app", "--exclude", "quikc"], "has no table quikc", 2),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -164,6 +167,44 @@ def test_what_cannot_be_done_is_said(
     assert said in result.output
     assert "hush" not in result.output
     assert list(Path().glob("*.yaml")) == list(Path().glob("*.sql")) == []
+
+
+def test_a_second_source_has_a_log_of_its_own(admin: str, postgres: EmbeddedPostgres) -> None:
+    with psycopg.connect(admin, autocommit=True) as source:
+        source.execute("create schema _pg2iceberg")  # somebody else's
+    ran("init", "app", "--yes")
+    assert yaml.safe_load(Path("app.yaml").read_text())["state"] == {"schema": "_pg2iceberg_app"}
+    script = Path("app.sql").read_text()
+    assert "create schema _pg2iceberg_app authorization cdc_app;" in script
+    paste(postgres, admin, script)
+
+
+def test_no_name_of_the_source_ends_a_comment(
+    admin: str, monkeypatch: pytest.MonkeyPatch, postgres: EmbeddedPostgres
+) -> None:
+    name = "nl\ndrop table orders; --"
+    with psycopg.connect(admin, autocommit=True) as source:
+        source.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        try:
+            monkeypatch.setenv("APP_DSN", make_conninfo(admin, dbname=name))
+            with psycopg.connect(os.environ["APP_DSN"], autocommit=True) as hostile:
+                hostile.execute("create table orders (id int primary key)")
+                ran("init", "app", "--yes")
+                paste(postgres, os.environ["APP_DSN"], Path("app.sql").read_text())
+                assert hostile.execute("select 1 from pg_class where relname = 'orders'").fetchone()
+                for role in ("cdc_app", "cdc_app_stream"):
+                    hostile.execute(f"drop owned by {role} cascade".encode())
+        finally:
+            source.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def test_what_is_exported_already_is_not_taken_for_another_address(
+    admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APP_DSN", "postgresql://somebody@elsewhere/else")
+    said = ran("init", "app", "--yes", "--address", admin).stdout
+    assert "psql ADMIN_ADDRESS" in said
+    assert "elsewhere" not in said
 
 
 def test_a_file_that_is_there_is_not_written_over(admin: str) -> None:
