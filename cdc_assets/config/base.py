@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -26,11 +27,18 @@ def _quantity(value: object, units: Mapping[str, float], example: str) -> float:
 def _duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value
-    return timedelta(seconds=_quantity(value, _SECONDS, "1s, 500ms, 5m or 2h"))
+    seconds = _quantity(value, _SECONDS, "1s, 500ms, 5m or 2h")
+    try:
+        return timedelta(seconds=seconds)
+    except (OverflowError, ValueError) as error:  # of infinity, and of what is no number
+        raise ValueError(f"{value!r} is too long") from error
 
 
 def _size(value: object) -> int:
-    return int(_quantity(value, _BYTES, "64MB or 16MiB"))
+    size = _quantity(value, _BYTES, "64MB or 16MiB")
+    if not math.isfinite(size):
+        raise ValueError(f"{value!r} is no size; write it like 64MB")
+    return int(size)
 
 
 def _spelt(units: Mapping[str, float], *examples: str) -> WithJsonSchema:

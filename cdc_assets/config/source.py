@@ -90,7 +90,10 @@ class SourceConfig(Section):
     @classmethod
     def _environment(cls, data: Any, info: ValidationInfo) -> Any:
         # A parent hands down an expanded configuration: a password may have "${…}" in it.
-        return data if (info.context or {}).get("expanded") else _expand(data)
+        if (info.context or {}).get("expanded"):
+            return data
+        _refuse_found(data)
+        return _expand(data)
 
     @field_validator("tables")
     @classmethod
@@ -227,6 +230,15 @@ class SourceConfig(Section):
             f"table {wanted} is not in the configuration of source {self.name}.",
             f"It has: {known}. Add it under tables:, or correct the name.",
         )
+
+
+def _refuse_found(data: Any) -> None:
+    """Nobody writes what ``setup.discovery`` finds."""
+    if isinstance(data, Mapping):
+        tables = data.get("tables")
+        entries = [data, *(tables if isinstance(tables, list | tuple) else ())]
+        if any(isinstance(e, Mapping) and (e.get("patterns") or e.get("found")) for e in entries):
+            raise ValueError("patterns and found: unknown keys; remove them")
 
 
 def _revealed(value: Any) -> Any:

@@ -32,6 +32,8 @@ from cdc_assets.postgres.publications import (
 from cdc_assets.postgres.publishing import withdraw
 from cdc_assets.postgres.session.connect import Connection
 
+_PATIENCE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
@@ -73,8 +75,16 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
                 everything.append(name)
             else:
                 refused.append(left.refused[known])
-    with pipeline.store.locked(PINS_LOCK):
+    if not pipeline.store.lock_within(PINS_LOCK, _PATIENCE_SECONDS):
+        raise PreflightError(
+            f"{table} isn't let go yet: a pin of another table is being made, which waits for"
+            " transactions at the source.",
+            "Try again; status says what it waits for.",
+        )
+    try:
         pipeline.store.let_go(table, "it was dropped.")
+    finally:
+        pipeline.store.unlock(PINS_LOCK)
     purged, files, size = _purge(pipeline, row, whole=purge)
     if refused:
         too = f", and {purged} dropped" if purged else ""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import psycopg
 
 from cdc_assets.config.addresses import source_dsn
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
@@ -24,6 +27,9 @@ from cdc_assets.process.home import home, private_folder, write_private
 from cdc_assets.readiness.source.left import of_patterns, replicable
 
 _log = logging.getLogger(__name__)
+
+# A code location waits so long for its source to list its tables.
+_ANSWER_SECONDS = 20.0
 
 
 def discovered(config: SourceConfig, *, ask: bool = True, keep: bool = False) -> SourceConfig:
@@ -39,10 +45,7 @@ def discovered(config: SourceConfig, *, ask: bool = True, keep: bool = False) ->
     if not ask and kept is not None:
         return _with(config, kept)
     try:
-        with connect(
-            source_dsn(config), application_name="cdc_assets tables", lock_seconds=LOCK_SECONDS
-        ) as source:
-            there = replicable(source, config)
+        there = _there(config)
     except psycopg.OperationalError as error:
         if kept is None:
             raise EnvironmentProblem(
@@ -59,17 +62,21 @@ def discovered(config: SourceConfig, *, ask: bool = True, keep: bool = False) ->
 
 def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
     """``config`` with those of the tables, but for such that the lake couldn't tell apart."""
-    names, alone = {config.lake_name(table.id).lower() for table in config.tables}, _one(config)
-    added = []
+    named = {config.lake_name(table.id).lower() for table in config.tables}
+    if config.namespace == "health":  # where the source has an asset of its own
+        named.add(config.name)
+    found, added, alone = set[str](), list[TableConfig](), _of_one_schema(config)
     for table, entry in of_patterns(config, there).items():
-        name = table.name if alone else f"{table.schema}_{table.name}"
-        if name.lower() in names:
+        name = table.name
+        if not alone or name.lower() in named:
+            name = f"{table.schema}_{name}"
+        if name.lower() in named | found:
             _log.warning(
-                "%s: %s is left out: another table is %s in the lake, too",
-                *(config.name, table, name),
+                "%s: %s is left out: another table has its name in the lake; name it, with as:",
+                *(config.name, table),
             )
             continue
-        names.add(name.lower())
+        found.add(name.lower())
         known = {"name": str(table), "as_": name, "found": True}
         added.append(entry.model_copy(update=known))
     if not config.tables and not added:
@@ -81,11 +88,34 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
     return config.model_copy(update={"tables": (*config.tables, *added)})
 
 
-def _one(config: SourceConfig) -> bool:
-    """Whether all tables that may ever be found, and the named ones, are of one schema."""
+def _of_one_schema(config: SourceConfig) -> bool:
+    """Whether all tables that may ever be found are."""
     found = {table.pattern.only_schema for table in config.patterns if table.pattern is not None}
-    found |= {table.id.schema for table in config.tables}
     return len(found) == 1 and None not in found
+
+
+def _there(config: SourceConfig) -> list[TableId]:
+    """The source's tables. Raises psycopg.OperationalError, also if it doesn't answer in time."""
+    found: queue.Queue[list[TableId] | Exception] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            with connect(
+                source_dsn(config), application_name="cdc_assets tables", lock_seconds=LOCK_SECONDS
+            ) as source:
+                found.put(replicable(source, config))
+        except Exception as error:  # noqa: BLE001 - raised where somebody waits
+            found.put(error)
+
+    # A server that hangs answers nothing and closes nothing: the thread is left to it.
+    threading.Thread(target=ask, name="tables", daemon=True).start()
+    try:
+        answer = found.get(timeout=_ANSWER_SECONDS)
+    except queue.Empty:
+        raise psycopg.OperationalError(f"no answer in {_ANSWER_SECONDS:.0f} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _file(config: SourceConfig) -> Path:

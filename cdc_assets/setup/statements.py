@@ -20,6 +20,10 @@ from cdc_assets.setup.roles import Roles, existing, owner_of
 # Findings about the server whose remedies are for an administrator, too.
 _SERVER = ("wal_level", "wal_unbounded", "slots_exhausted", "senders_exhausted")
 _LINE = 96
+_BRIEF = (
+    "-- What waits for a lock holds up others: such a statement gives up, and is run again later.\n"
+    "set lock_timeout = '2s';"
+)
 
 
 def prepared(
@@ -46,7 +50,7 @@ def prepared(
         "-- Run it there with psql, as a superuser, or as your service's administrator who owns the"
         " tables."
     )
-    return "\n\n".join([head, *parts]) + "\n"
+    return "\n\n".join([head, _BRIEF, *parts]) + "\n"
 
 
 def _server(findings: Sequence[Finding]) -> Iterator[str]:

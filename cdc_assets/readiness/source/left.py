@@ -81,7 +81,8 @@ def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Findi
             "tables_new",
             "warning",
             f"since the source was loaded there came tables that tables: stands for: {listed}.",
-            "Reload the code location, or start the command again; or name them in exclude:.",
+            "Reload the code location, or start the command again; or name them in exclude:. One"
+            " whose name another one has in the lake is left out: name it in tables:, with as:.",
         )
 
 

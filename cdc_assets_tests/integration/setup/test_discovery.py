@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cdc_assets.flusher.flusher import run
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.server import preflight
+from cdc_assets.setup import discovery
 from cdc_assets.setup.discovery import discovered
 from cdc_assets_tests.conftest import NewDatabase
 
@@ -102,6 +104,8 @@ def test_no_table_that_comes_or_goes_changes_the_name_of_another(
     assert both["public.orders"] == every["public.orders"] == "public_orders"
     assert both["sales.orders"] == every["sales.orders"] == "sales_orders"
     assert lake("public.orders", "sales.*")["public.orders"] == "orders"  # as without the pattern
+    named = lake("sales.orders", "public.*")  # the name is taken, and no other one changes
+    assert named == {"sales.orders": "orders", **one, "public.orders": "public_orders"}
     there.execute("drop table sales.orders")
     assert lake("public.*", "sales.*")["public.orders"] == "public_orders"
     there.execute('create table "ORDERS" (id int primary key)')  # the lake ignores case
@@ -132,6 +136,16 @@ def test_who_finds_the_source_away_has_the_tables_of_the_last_load(
     assert "can't be kept" in caplog.text
 
 
+def test_a_source_that_hangs_holds_up_no_load_for_long(
+    tmp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "_ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(EnvironmentProblem, match="no answer in"):
+            discovered(config_of(f"postgresql://a@127.0.0.1:{port}/b"))
+
+
 def test_where_there_is_no_such_table_that_is_said(dsn: str, there: Source) -> None:
     with pytest.raises(ConfigurationError, match=r"has no table sales\.\*"):
         discovered(config_of(dsn, "sales.*"))
@@ -160,6 +174,9 @@ def test_commands_and_components_have_its_tables(dsn: str, there: Source, tmp_pa
         ({"name": "a.*", "partition_by": ["x"]}, {}, "partition_by is for a table"),
         ("a.*.b", {}, "names no table"),
         ("a.b", {"exclude": ["x y"]}, "names no table"),
+        ("a.b", {"patterns": ["a.*"]}, "patterns and found: unknown"),
+        ({"name": "a.b", "found": True}, {}, "patterns and found: unknown"),
+        ("a.b", {"verify": {"fail_after": float("inf")}}, "inf is too long"),
         ("a.*", {"postgres": {"embedded": True}}, "name each table of an embedded"),
     ],
 )
