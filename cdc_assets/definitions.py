@@ -15,7 +15,11 @@ serves_sources_alone()
 _tree = dg.ComponentTree.from_module(
     defs_module=cdc_assets.defs, project_root=Path(__file__).parents[1]
 )
-_folders = {path.name: path for path in _tree.defs_module_path.iterdir() if path.is_dir()}
+_folders = {
+    path.name: path
+    for path in _tree.defs_module_path.iterdir()
+    if path.is_dir() and any(file.suffix in (".yaml", ".py") for file in path.rglob("*"))
+}
 _loaded = cdc_assets.defs.loaded(_folders, os.environ.get("CDC_ASSETS_DEMO"))
 with warnings.catch_warnings():
     # Of Dagster's own loader, which calls functions that Dagster calls beta or a preview.

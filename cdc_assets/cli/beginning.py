@@ -163,6 +163,7 @@ def _chosen(
 
 
 def _roles(name: str, role: Role, own: bool | None, *, asks: bool) -> Roles:
+    from cdc_assets.setup.addresses import user_of
     from cdc_assets.setup.roles import Roles
 
     streams = os.environ.get(f"{name.upper()}_STREAM_DSN")
@@ -174,7 +175,7 @@ def _roles(name: str, role: Role, own: bool | None, *, asks: bool) -> Roles:
             )
     reads = f"cdc_{name}" if own else role.name
     if streams is not None:
-        return Roles(reads, str(conninfo_to_dict(streams).get("user") or role.name))
+        return Roles(reads, user_of(streams) or role.name)
     if not own and role.replicates:
         return Roles(reads, reads, may_replicate=True, superuser=role.superuser)
     return Roles(reads, f"cdc_{name}_stream")

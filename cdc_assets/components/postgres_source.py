@@ -20,7 +20,7 @@ from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import loaded, process_defs
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
-from cdc_assets.setup.files import text_of
+from cdc_assets.setup.files import text_of, write
 
 
 class _Attributes(BaseModel):
@@ -82,11 +82,11 @@ class SourceScaffolder(dg.Scaffolder):
 
     def scaffold(self, request: dg.ScaffoldRequest) -> None:
         path = Path(request.target_path)
-        name = re.sub(r"[^a-z0-9_]+", "_", path.name.lower()).lstrip("_0123456789") or "app"
+        word = re.sub(r"[^a-z0-9_]+", "_", path.name.lower()).lstrip("_0123456789")
+        name = word[:40] or "app"
         example = text_of(name, [TableId("public", "orders")], component=True, apart=True)
         said = f"# `cdc-assets init {name}` writes such a file from the database itself.\n"
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "defs.yaml").write_text(said + example, encoding="utf-8")
+        write(path / "defs.yaml", said + example)
 
 
 @dg.scaffold_with(SourceScaffolder)

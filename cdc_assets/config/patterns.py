@@ -13,7 +13,7 @@ from typing import Self
 
 from cdc_assets.postgres.names import TableId
 
-_PART = r'"(?:[^"]|"")+"|[\w$*?]+'
+_PART = r'"(?:[^"]|"")+"|[\w$*?\u0080-\U0010ffff]+'
 _PATTERN = re.compile(rf"\A(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})\Z")
 
 

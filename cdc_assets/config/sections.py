@@ -22,7 +22,10 @@ def _dsn(value: SecretStr | None) -> SecretStr | None:
     if value is not None:
         dsn = value.get_secret_value()
         try:
-            port = str(conninfo_to_dict(dsn).get("port") or "")
+            given = conninfo_to_dict(dsn)
+            port = str(given.get("port") or "")
+            if "@" in str(given.get("host") or "").lstrip("@"):
+                port = "unreadable"
         except psycopg.Error:
             port = "unreadable"
         # After a second @ there is a part of a password, which libpq takes for the host's name.

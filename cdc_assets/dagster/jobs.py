@@ -103,8 +103,8 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
         ),
         _job(
             source,
-            "drop_table",
-            _drop_table(source),
+            "remove",
+            _remove(source),
             "Gives a table up that is out of the configuration: nothing of it is staged any more.",
             {"table": "", "purge": False},
         ),
@@ -218,7 +218,7 @@ def comparison_markdown(found: Sequence[Comparison]) -> str:
     return "\n".join([*head, "|---|---|---|---|---|---|---|", *rows])
 
 
-def _drop_table(source: SourceConfig) -> dg.OpDefinition:
+def _remove(source: SourceConfig) -> dg.OpDefinition:
     @dg.op(name=f"drop_table_of_{source.name}")
     @run_of(source)
     def drop(context: dg.OpExecutionContext, config: DropTableConfig) -> None:

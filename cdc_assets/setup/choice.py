@@ -40,13 +40,14 @@ def choose(found: Sequence[Listed], wanted: Sequence[str], exclude: Sequence[str
     except ValueError as error:
         raise ConfigurationError(f"{error}.") from error
     meant, idle = matching(asked, tables) if asked else (tables, [])
-    without, useless = matching(unwanted, tables)
+    excluded, useless = matching(unwanted, tables)
+    without = {*excluded}
     idle += [p.text for p in unwanted if p.is_name and p.text in useless]
     if idle:
         raise ConfigurationError(
             f"the database has no table {', '.join(idle)}.", "Correct the name, or its schema."
         )
-    named, _ = matching((pattern for pattern in asked if pattern.is_name), tables)
+    named = {*matching((pattern for pattern in asked if pattern.is_name), tables)[0]}
     refused = [
         f"{listed.id}: {finding.message} {finding.remedy}".rstrip()
         for listed in found

@@ -144,6 +144,8 @@ def _kept(config: SourceConfig) -> list[TableId] | None:
         kept = json.loads(_file(config).read_text(encoding="utf-8"))
         if {key: kept[key] for key in _asked(config)} != _asked(config):
             return None
+        if not isinstance(kept["tables"], list):
+            return None
         return [TableId.parse(name) for name in kept["tables"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -41,8 +41,12 @@ def files_of(name: str, output: Path | None, here: Path) -> Files:
 def defs_folder(here: Path) -> Path | None:
     """Where the Dagster project at ``here`` has its components, if there is one."""
     try:
-        project = tomllib.loads((here / "pyproject.toml").read_text(encoding="utf-8"))
-        settings: Any = project["tool"]["dg"]["project"]
+        if (here / "dg.toml").is_file():
+            settings: Any = tomllib.loads((here / "dg.toml").read_text(encoding="utf-8"))
+        else:
+            project = tomllib.loads((here / "pyproject.toml").read_text(encoding="utf-8"))
+            settings = project["tool"]["dg"]
+        settings = settings["project"]
         module = str(settings.get("defs_module") or f"{settings['root_module']}.defs")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -19,6 +19,8 @@ from cdc_assets.setup.roles import Roles, existing, owner_of
 
 # Findings about the server whose remedies are for an administrator, too.
 _SERVER = ("wal_level", "wal_unbounded", "slots_exhausted", "senders_exhausted")
+# It would end slots of others that keep more.
+_CHOICES = ("wal_unbounded",)
 _LINE = 96
 _BRIEF = (
     "-- What waits for a lock holds up others: such a statement gives up, and is run again later.\n"
@@ -54,7 +56,11 @@ def prepared(
 
 
 def _server(findings: Sequence[Finding]) -> Iterator[str]:
-    remedies = [f"-- {one_line(f.message)}\n{f.remedy}" for f in findings if f.code in _SERVER]
+    remedies = [
+        f"-- {one_line(f.message)}\n{'-- ' if f.code in _CHOICES else ''}{f.remedy}"
+        for f in findings
+        if f.code in _SERVER
+    ]
     if remedies:
         yield "\n".join(["-- The server.", *remedies])
 

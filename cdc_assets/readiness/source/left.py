@@ -6,6 +6,7 @@ source and in staging. That may be on purpose, so nothing is removed, only repor
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from psycopg import sql
@@ -34,8 +35,8 @@ select slot_name::text, pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_la
 """
 
 
-# Ordinary and partitioned tables; not those of extensions, the SQL catalog's and the log's. A
-# partition is part of its root.
+# Ordinary and partitioned tables; not those of extensions, and of the SQL catalog and the log of
+# this source and of others. A partition is part of its root.
 _REPLICABLE = """
 select n.nspname::text, c.relname::text
   from pg_catalog.pg_class c
@@ -43,6 +44,10 @@ select n.nspname::text, c.relname::text
  where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
    and n.nspname not in ('pg_catalog', 'information_schema', %s)
    and c.relname not in ('iceberg_tables', 'iceberg_namespace_properties')
+   and not exists (select from pg_catalog.pg_class l
+                    where l.relnamespace = n.oid and l.relname = 'log_index'
+                      and exists (select from pg_catalog.pg_class m
+                                   where m.relnamespace = n.oid and m.relname = 'pipeline_meta'))
    and not exists (select from pg_catalog.pg_depend d
                     where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = c.oid
                       and d.deptype = 'e')
@@ -59,7 +64,7 @@ def replicable(connection: Connection, config: SourceConfig) -> list[TableId]:
 def of_patterns(config: SourceConfig, there: Sequence[TableId]) -> dict[TableId, TableConfig]:
     """The tables that patterns of ``config`` stand for, with the settings of the first such one."""
     named = {table.id for table in config.tables}
-    without, _ = matching(map(TablePattern.parse, config.exclude), there)
+    without = {*matching(map(TablePattern.parse, config.exclude), there)[0]}
     found = dict[TableId, TableConfig]()
     for entry in config.patterns:
         assert entry.pattern is not None
@@ -73,8 +78,16 @@ def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Findi
     """Tables that a pattern stands for, but that weren't there when the source was loaded."""
     if not config.patterns:
         return
-    known = {table.id for table in config.tables}
-    new = [t for t in of_patterns(config, replicable(connection, config)) if t not in known]
+    known, there = {table.id for table in config.tables}, replicable(connection, config)
+    _, idle = matching(map(TablePattern.parse, config.exclude), there)
+    if unknown := [text for text in idle if TablePattern.parse(text).is_name]:
+        yield Finding(
+            "exclude_unknown",
+            "warning",
+            f"exclude: names tables that the source doesn't have: {', '.join(unknown[:LISTED])}.",
+            "Correct their names, or take them out.",
+        )
+    new = [table for table in of_patterns(config, there) if table not in known]
     if new:
         listed = ", ".join(map(str, new[:LISTED])) + (", …" if len(new) > LISTED else "")
         yield Finding(
@@ -114,5 +127,5 @@ def left_findings(
             f"{row.table} isn't in the configuration any more, but its changes go on being staged,"
             " and nothing removes them.",
             f"{removal(connection, name, [row.table])}; -- as its owner; or with all that is staged"
-            f" of it: cdc-assets drop-table '{row.table}'; or put it back",
+            f" of it: cdc-assets drop-table {shlex.quote(str(row.table))}; or put it back",
         )

@@ -157,6 +157,8 @@ def _server(connection: Connection, streams: bool, dsn: str, *, standby: bool) -
 LONG_TRANSACTION_SECONDS = 60.0
 # The share of max_slot_wal_keep_size: with less than this left the flusher has to catch up soon.
 HEADROOM = 0.5
+# Slots and senders that a remedy adds to those that there may be.
+_MORE = 10
 
 _LONG_TRANSACTIONS = """
 select 'process ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
@@ -175,19 +177,16 @@ select 'the prepared transaction ' || quote_literal(gid),
 def _free_slots(
     connection: Connection, needed: int, severity: Severity = "error"
 ) -> Iterator[Finding]:
-    free = _one(
-        connection,
-        "select current_setting('max_replication_slots')::int - count(*)"
-        " from pg_catalog.pg_replication_slots",
-    )
+    most = _one(connection, "select current_setting('max_replication_slots')::int")
+    free = most - _one(connection, "select count(*) from pg_catalog.pg_replication_slots")
     if free < needed:
         yield Finding(
             "slots_exhausted",
             severity,
             f"{free} replication slots are free; {needed} needed: each pin of a table takes one"
             " while it is made.",
-            "alter system set max_replication_slots = 20; -- then restart the server; or drop slots"
-            " that nobody needs",
+            f"alter system set max_replication_slots = {most + _MORE}; -- then restart the server;"
+            " or drop slots that nobody needs",
         )
 
 
@@ -216,18 +215,15 @@ def _before_a_slot(connection: Connection) -> Iterator[Finding]:
 
 
 def _senders(connection: Connection) -> Iterator[Finding]:
-    free = _one(
-        connection,
-        "select current_setting('max_wal_senders')::int - count(*)"
-        " from pg_catalog.pg_stat_get_wal_senders()",
-    )
+    most = _one(connection, "select current_setting('max_wal_senders')::int")
+    free = most - _one(connection, "select count(*) from pg_catalog.pg_stat_get_wal_senders()")
     if free < 1:
         yield Finding(
             "senders_exhausted",
             "error",
             "all of max_wal_senders are in use: nobody else can stream.",
-            "alter system set max_wal_senders = 20; -- then restart the server; or stop a receiver"
-            " that nobody needs (pg_stat_replication)",
+            f"alter system set max_wal_senders = {most + _MORE}; -- then restart the server; or"
+            " stop a receiver that nobody needs (pg_stat_replication)",
         )
 
 

@@ -68,7 +68,7 @@ def test_it_is_withdrawn_and_its_staged_files_go(source: Lake, tmp_path: Path) -
     files = len(list(tmp_path.glob("**/*.parquet")))
     with Pipeline.open(fewer) as pipeline:
         left = {f.code: f.remedy for f in preflight(source.source, fewer, pipeline.store)}
-        assert "cdc-assets drop-table 'public.b'" in left["table_left"]
+        assert "cdc-assets drop-table public.b;" in left["table_left"]
         done = drop_table(pipeline, B)
         assert done.publications == ("cdc_src",)
         assert done.purged is None
@@ -248,8 +248,8 @@ def test_a_table_that_was_renamed_since_is_withdrawn_by_its_new_name(source: Lak
 def test_the_job_does_the_same(source: Lake) -> None:
     defs = build_defs(without(source.config, B))
     with dg.DagsterInstance.ephemeral() as instance:
-        job = defs.resolve_job_def("drop_table_src")
-        config = {"ops": {"drop_table": {"config": {"table": "b", "purge": True}}}}
+        job = defs.resolve_job_def("remove_src")
+        config = {"ops": {"remove": {"config": {"table": "b", "purge": True}}}}
         assert job.execute_in_process(config, instance=instance).success
     assert published(source) == {"a"}
     assert ("src", "b") not in open_catalog(source.config).list_tables("src")

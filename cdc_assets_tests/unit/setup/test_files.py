@@ -35,6 +35,10 @@ def test_a_component_goes_where_the_project_has_its_components(tmp_path: Path) -
     assert files_of("app", None, tmp_path).yaml == tmp_path / "app.yaml"
     (tmp_path / "pyproject.toml").write_text('[tool.dg.project]\nroot_module = "shop"\n')
     assert files_of("app", None, tmp_path).component is False
+    (tmp_path / "other" / "defs").mkdir(parents=True)
+    (tmp_path / "dg.toml").write_text('[project]\nroot_module = "other"\n')
+    assert defs_folder(tmp_path) == tmp_path / "other" / "defs"
+    (tmp_path / "dg.toml").unlink()
     (tmp_path / "src" / "shop" / "defs").mkdir(parents=True)
     found = files_of("app", None, tmp_path)
     assert found.yaml == tmp_path / "src" / "shop" / "defs" / "app" / "defs.yaml"
