@@ -5,6 +5,7 @@ Parts are composed here and made elsewhere; tests and other deployments swap the
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from cdc_assets.dagster.checks.sample import sample_checks
 from cdc_assets.dagster.checks.tables import table_checks
 from cdc_assets.dagster.jobs import operation_jobs
 from cdc_assets.dagster.names import all_tables
-from cdc_assets.dagster.part import part_for, this_run
+from cdc_assets.dagster.part import part_for
 from cdc_assets.dagster.references import with_references
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.resources.owner import end_runs_with_code_server
@@ -83,8 +84,8 @@ def build_defs(
 
 
 def loaded(config: SourceConfig) -> SourceConfig:
-    """``config`` with the tables that its patterns stand for, the same ones in runs."""
-    serves = this_run() is None
+    """``config`` with the tables that its patterns stand for, the same ones in runs and steps."""
+    serves = multiprocessing.parent_process() is None  # else a code server began it
     return discovered(config, ask=serves, keep=serves)
 
 

@@ -132,10 +132,24 @@ def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[str | Non
             told = loaded.properties
             ours = (told.get(SOURCE), told.get(TABLE)) == (pipeline.config.name, str(row.table))
             if ours and lake.name not in taken and (whole or COPYING in told):
+                _refuse_shared(lake, loaded)
                 done = drop_copy(lake, loaded)
                 files, size = files + done[0], size + done[1]
                 purged = lake.sql_name if COPYING not in told else purged
     return purged, files, size
+
+
+def _refuse_shared(lake: LakeTable, loaded: Table) -> None:
+    """Raise TableProblem if another table has files in its folder, as one that was renamed has."""
+    catalog = open_catalog(lake.config)
+    for *namespace, name in catalog.list_tables((lake.config.namespace,)):
+        place = catalog.load_table((*namespace, name)).location().rstrip("/")
+        if name != lake.name and f"{place}/".startswith(f"{loaded.location().rstrip('/')}/"):
+            raise TableProblem(
+                lake.row.table,
+                f"the lake table {name} has its files in the folder of {lake.name}",
+                f"Drop it in the catalog, without purging its folder: drop table {lake.sql_name};",
+            )
 
 
 def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable, Table]]:

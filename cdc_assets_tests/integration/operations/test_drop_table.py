@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from cdc_assets.cli.main import cli
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.build import build_defs
-from cdc_assets.errors import ConfigurationError, PreflightError
+from cdc_assets.errors import ConfigurationError, PreflightError, TableProblem
 from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.log.states import TableState
@@ -148,6 +148,22 @@ def test_a_table_of_another_name_in_the_lake_is_found(copied_lake: NewLake) -> N
         assert [one.equal for one in source.verify()] == [True, True]
         with Pipeline.open(without(source.config, B)) as pipeline:
             assert drop_table(pipeline, B, purge=True).purged == "lake.`src`.`Things`"
+
+
+def test_files_of_a_table_that_was_renamed_in_the_lake_stay(source: Lake) -> None:
+    catalog = open_catalog(source.config)
+    catalog.rename_table(("src", "b"), ("src", "b_old"))
+    kept = catalog.load_table(("src", "b_old"))
+    made = catalog.create_table(("src", "b"), kept.schema(), location=kept.location())
+    with made.transaction() as change:
+        change.set_properties({"cdc.source": "src", "cdc.table": "public.b"})
+    with (
+        Pipeline.open(without(source.config, B)) as pipeline,
+        pytest.raises(TableProblem, match="b_old has its files in the folder of b"),
+    ):
+        drop_table(pipeline, B, purge=True)
+    assert catalog.load_table(("src", "b_old")).scan().to_arrow().num_rows == 20
+    assert published(source) == {"a"}
 
 
 def test_a_lake_table_that_another_one_has_is_not_purged(source: Lake) -> None:
