@@ -1,8 +1,8 @@
 """Giving one table up, once it is out of the configuration: no change of it is staged any more.
 
 It is taken out of the publication, and let go in the log, so that nothing stages or applies it.
-Maintenance removes its staged files in time, as any others. The lake table stays
-as it is, unless it is purged. Who names the table in the configuration again has it copied anew.
+Maintenance removes its staged files in time, as any others. The lake table stays as it is, unless
+it is purged. Who names the table in the configuration again has it copied anew.
 """
 
 from __future__ import annotations
