@@ -14,7 +14,7 @@ import click
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.cli.group import cli, config_of, json_option
+from cdc_assets.cli.group import cli, config_of, json_option, wide_option
 from cdc_assets.cli.terminal import labelled, note, say, show_findings, show_tables
 from cdc_assets.config.addresses import services, source_dsn
 from cdc_assets.config.source import SourceConfig, load_config, parse_config
@@ -236,8 +236,9 @@ def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files)
 
 @cli.command()
 @json_option
+@wide_option
 @click.pass_context
-def tables(ctx: click.Context, as_json: bool) -> None:
+def tables(ctx: click.Context, as_json: bool, wide: bool) -> None:
     """List the database's tables, and what keeps one from being replicated."""
     from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
     from cdc_assets.setup.inventory import inventory
@@ -253,7 +254,7 @@ def tables(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([table.to_json() for table in found], indent=2))
     else:
-        show_tables(found)
+        show_tables(found, wide=wide)
 
 
 @cli.group(name="config")

@@ -31,6 +31,7 @@ tables_option = click.option(
     "--table", "tables", multiple=True, metavar="S.T", help="Only this table, as SQL spells it."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+wide_option = click.option("--wide", is_flag=True, help="Wrap nothing in a narrow terminal.")
 _CONFIG = "cdc_assets.config"
 _DEFAULT, _NAMED = "cdc_assets.yaml", 5
 _PLACES = ("*/defs/*/defs.yaml", "src/*/defs/*/defs.yaml")  # of a Dagster project

@@ -7,7 +7,14 @@ import sys
 
 import click
 
-from cdc_assets.cli.group import cli, config_of, json_option, opened, tables_option
+from cdc_assets.cli.group import (
+    cli,
+    config_of,
+    json_option,
+    opened,
+    tables_option,
+    wide_option,
+)
 from cdc_assets.cli.terminal import note, say, show_compared, show_findings, show_health
 from cdc_assets.config.addresses import selected, services
 
@@ -86,8 +93,9 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool, show_keys
 
 @cli.command(name="status")
 @json_option
+@wide_option
 @click.pass_context
-def status_command(ctx: click.Context, as_json: bool) -> None:
+def status_command(ctx: click.Context, as_json: bool, wide: bool) -> None:
     """Say where slot, flusher and every table stand."""
     from cdc_assets.observe import report
     from cdc_assets.observe.status import collect
@@ -98,4 +106,4 @@ def status_command(ctx: click.Context, as_json: bool) -> None:
             click.echo(json.dumps(collect(pipeline).to_json(), indent=2))
             return
         health = report.look(pipeline, sample=False)
-    show_health(health)
+    show_health(health, wide=wide)

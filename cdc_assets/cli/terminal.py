@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import click
 from rich.console import Console
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cdc_assets.verify.compare import Comparison
 
 _NUMBERS = ("rows", "size")
+# Characters that a name has at least, if it needs them; and of a terminal that nobody is at.
+_FIRST, _WIDE = 32, 1_000
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -98,22 +100,22 @@ def show_findings(findings: Sequence[Finding]) -> None:
             note(f"    {finding.remedy}")
 
 
-def show_tables(found: Sequence[Listed], *, stderr: bool = False) -> None:
+def show_tables(found: Sequence[Listed], *, stderr: bool = False, wide: bool = False) -> None:
     """The tables of a database, with what is in the way of each."""
-    table = Table()
-    for name in ("table", "rows", "size", "key", "identity", "in the way"):
-        table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
-    for listed in found:
-        partitions = f" ({listed.partitions:,} partitions)" if listed.partitions else ""
-        table.add_row(
-            shown(f"{listed.id}{partitions}"),
+    rows = [
+        (
+            str(listed.id) + (f" ({listed.partitions:,} partitions)" if listed.partitions else ""),
             "?" if listed.rows is None else f"{listed.rows:,}",
             decimal(listed.bytes),
-            shown(", ".join(listed.key)),
+            ", ".join(listed.key),
             listed.replica_identity,
-            shown(", ".join(f.code for f in listed.obstacles) or listed.state),
+            ", ".join(f.code for f in listed.obstacles) or listed.state,
         )
-    Console(stderr=stderr, highlight=False).print(table)
+        for listed in found
+    ]
+    headings = ("table", "rows", "size", "key", "identity", "in the way")
+    console = Console(stderr=stderr, highlight=False, width=_WIDE if wide else None)
+    console.print(_table(headings, rows))
     for finding in (f for listed in found for f in listed.obstacles):
         note(f"{finding.code}: {finding.message}\n    {finding.remedy}".rstrip())
 
@@ -183,7 +185,19 @@ def show_maintained(done: list[Maintained]) -> None:
     Console().print(table)
 
 
-def show_health(health: Health) -> None:
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
+    """Nothing is cut; what there is no room for is wrapped, the first column last of all."""
+    table = Table(title=title or None)
+    for place, name in enumerate(headings):
+        longest = max((len(row[place]) for row in rows), default=0) if place == 0 else 0
+        side: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
+        table.add_column(name, overflow="fold", justify=side, min_width=min(longest, _FIRST))
+    for row in rows:
+        table.add_row(*map(shown, row))
+    return table
+
+
+def show_health(health: Health, *, wide: bool = False) -> None:
     """``status`` for a person: problems, tables, workers, parts."""
     from cdc_assets.observe import report
 
@@ -194,12 +208,9 @@ def show_health(health: Health) -> None:
             what = f"{problem.condition.what}: {problem.condition.detail}"
             labelled(problem.severity, colour, what)
             note(f"    {problem.condition.remedy}")
-    table = Table(title=f"source {found.source}")
-    for name in report.TABLE_HEADINGS:
-        table.add_column(name, overflow="fold")  # not cut: names must stay distinct
-    for row in report.table_rows(found):
-        table.add_row(*map(shown, row))
-    Console().print(table)
+    rows = report.table_rows(found)
+    table = _table(report.TABLE_HEADINGS, rows, f"source {found.source}")
+    Console(width=_WIDE if wide else None).print(table)
     for worker in found.workers:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
         say(

@@ -1,0 +1,47 @@
+"""Tables in a terminal: no name is cut, however narrow it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_assets.cli import terminal
+from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.names import TableId
+from cdc_assets.setup.inventory import Listed
+
+LONG = "a_table_of_a_name_that_is_rather_long"
+FOUND = [
+    Listed(TableId("public", LONG), 10, 8192, 3, ("id", "at"), "default", ()),
+    Listed(
+        TableId("public", "x"),
+        None,
+        0,
+        0,
+        (),
+        "nothing",
+        (Finding("replica_identity", "error", "Bad [red]name[/red]\x1b[1m.", "Mend it."),),
+    ),
+]
+
+
+@pytest.mark.parametrize(("columns", "wide"), [("60", False), ("60", True), ("200", False)])
+def test_no_name_is_cut(
+    columns: str, wide: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    terminal.show_tables(FOUND, wide=wide)
+    out = capsys.readouterr().out
+    assert "…" not in out
+    whole = "public." + LONG
+    assert (whole in out) is (wide or columns == "200")
+    assert whole[:32] in out  # a name has that much in any case
+    if wide:
+        assert f"{whole} (3 partitions)" in out
+    assert "10" in out
+    assert "8.2 kB" in out
+
+
+def test_what_is_in_the_way_is_said_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.show_tables(FOUND)
+    said = capsys.readouterr().err
+    assert "replica_identity: Bad [red]name[/red]\\x1b[1m." in said
