@@ -22,6 +22,7 @@ from cdc_assets.postgres.publications import (
     removal,
 )
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.types import mapping
 from cdc_assets.readiness.source.enrolment import (
     Facts,
     refuse_excluded_key,
@@ -76,6 +77,7 @@ def table_findings(
             f" {', '.join(renamed)}.",
             "",
         )
+    yield from _types(found, table)
     unknown = set(table.columns.exclude) | set(table.columns.types)
     unknown -= {c.name for c in found.columns}
     if unknown:
@@ -84,6 +86,43 @@ def table_findings(
             "error",
             f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
             "Correct columns.exclude or columns.types.",
+        )
+
+
+def _types(found: SourceTable, table: TableConfig) -> Iterator[Finding]:
+    """What becomes of columns that the lake has no type for, and of values that it can't hold."""
+    kept = [column for column in found.columns if column.name not in table.columns.exclude]
+    mapped = {c: mapping(c.type, table.columns.types.get(c.name)) for c in kept}
+    if text := [c for c, m in mapped.items() if m.lake == "string" and not m.native]:
+        yield Finding(
+            "text_columns",
+            "info",
+            f"{table.name}: the lake has these as text, as Postgres prints it:"
+            f" {', '.join(f'{c.name} ({c.type})' for c in text)}.",
+            "",
+        )
+    partial = [c.name for c, m in mapped.items() if m.fits is not None]
+    if values := [name for name in partial if name not in found.key_columns]:
+        becomes = {
+            "null": "become NULL",
+            "clamp": "become the nearest ones that it can, or NULL",
+            "fail": "park the table",
+        }[table.columns.unrepresentable]
+        yield Finding(
+            "unrepresentable_values",
+            "info",
+            f"{table.name}: values of {', '.join(values)} that the lake can't hold (infinity, NaN,"
+            f" years beyond 1 to 9999, arrays of several dimensions) {becomes}.",
+            f"columns: {{types: {{{values[0]}: string}}}} keeps a column as text; or set"
+            " columns.unrepresentable.",
+        )
+    if keys := [name for name in partial if name in found.key_columns]:
+        yield Finding(
+            "unrepresentable_keys",
+            "info",
+            f"{table.name}: its key has {', '.join(keys)}; a value there that the lake can't hold"
+            " has the table copied anew, with the column as text.",
+            f"columns: {{types: {{{keys[0]}: string}}}} keeps it as text from the start.",
         )
 
 
