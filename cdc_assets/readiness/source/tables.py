@@ -106,7 +106,7 @@ def _types(found: SourceTable, table: TableConfig) -> Iterator[Finding]:
         becomes = {
             "null": "become NULL",
             "clamp": "become the nearest ones that it can, or NULL",
-            "fail": "park the table",
+            "fail": "make the table fail",
         }[table.columns.unrepresentable]
         yield Finding(
             "unrepresentable_values",
