@@ -29,8 +29,8 @@ def test_what_becomes_of_odd_columns_is_said_before_anything_is_copied(
     assert "become NULL" in values.message
     assert "{price: string}" in values.remedy
     assert "its key has at;" in named["unrepresentable_keys"].message
-    clamped = {**tables, "columns": {"unrepresentable": "fail"}}
+    failing = {**tables, "columns": {"unrepresentable": "fail"}}
     assert (
-        "make the table fail" in found(config_of(ready, clamped))["unrepresentable_values"].message
+        "make the table fail" in found(config_of(ready, failing))["unrepresentable_values"].message
     )
     assert {f.severity for code, f in named.items() if code.startswith("unrep")} == {"info"}
