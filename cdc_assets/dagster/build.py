@@ -17,6 +17,7 @@ from cdc_assets.dagster.assets.health import health_asset
 from cdc_assets.dagster.assets.lake import lake_assets
 from cdc_assets.dagster.assets.maintenance import maintenance_assets
 from cdc_assets.dagster.assets.postgres import source_spec
+from cdc_assets.dagster.assets.references import with_references
 from cdc_assets.dagster.assets.snapshot import snapshot_assets
 from cdc_assets.dagster.assets.staged_log import staged_log_spec
 from cdc_assets.dagster.checks.ready import ready_checks
@@ -25,7 +26,6 @@ from cdc_assets.dagster.checks.tables import table_checks
 from cdc_assets.dagster.jobs import operation_jobs
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.dagster.part import part_for
-from cdc_assets.dagster.references import with_references
 from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.resources.owner import end_runs_with_code_server
 from cdc_assets.dagster.resources.sources import remember

@@ -19,12 +19,11 @@ from typing import Self
 
 import dagster as dg
 import psycopg
-from dagster._core.instance.ref import InstanceRef
-from dagster._serdes import deserialize_value, serialize_value
 from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig, config_from_parent
 from cdc_assets.dagster.assets.reports import REPORT_SECONDS, Reports, added
+from cdc_assets.dagster.internals import InstanceRef, deserialize_value, serialize_value
 from cdc_assets.dagster.metadata import DATA_VERSION_TAG, data_version
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.errors import FollowerProblem, SparkProblem

@@ -21,18 +21,19 @@ from typing import Any
 
 import dagster as dg
 import sqlalchemy as db
-from dagster._core.instance import RUNLESS_RUN_ID
-from dagster._core.remote_origin import RemoteRepositoryOrigin
-from dagster._core.scheduler.instigation import InstigatorType, TickStatus
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-from dagster._core.storage.event_log.schema import (
-    AssetCheckExecutionsTable,
-    AssetEventTagsTable,
-    SqlEventLogStorageTable,
-)
-from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.internals import (
+    RUNLESS_RUN_ID,
+    AssetCheckExecutionRecordStatus,
+    AssetCheckExecutionsTable,
+    AssetEventTagsTable,
+    InstigatorType,
+    RemoteRepositoryOrigin,
+    SqlEventLogStorage,
+    SqlEventLogStorageTable,
+    TickStatus,
+)
 from cdc_assets.dagster.names import SOURCE_TAG, sensor_names
 
 # What was done to a table is reported each minute; an hour of it shows how it goes.

@@ -20,22 +20,26 @@ from typing import Any, Self
 
 import dagster as dg
 import yaml
-from dagster._core.definitions.freshness import (
+from sqlalchemy import Connection, Engine, NullPool, create_engine, func, select
+
+from cdc_assets.dagster.internals import (
+    ASSET_EVENTS,
+    INDEX_SHARD_NAME,
+    RUNLESS_RUN_ID,
+    SQLITE_BUSY_TIMEOUT_SECONDS,
+    ConfigurableClassData,
+    DagsterEventType,
+    DagsterSqliteStorage,
     FreshnessState,
     FreshnessStateRecord,
     FreshnessStateRecordBody,
+    InstanceRef,
+    SqlEventLogStorageTable,
+    SqliteEventLogStorage,
+    SqliteRunStorage,
+    SqliteScheduleStorage,
+    deserialize_value,
 )
-from dagster._core.events import ASSET_EVENTS, DagsterEventType
-from dagster._core.instance import RUNLESS_RUN_ID
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.storage.event_log import SqlEventLogStorageTable, SqliteEventLogStorage
-from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
-from dagster._core.storage.runs import SqliteRunStorage
-from dagster._core.storage.schedules import SqliteScheduleStorage
-from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
-from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
-from dagster._serdes import ConfigurableClassData, deserialize_value
-from sqlalchemy import Connection, Engine, NullPool, create_engine, func, select
 
 # A process has few runs in sight; an engine without connections is some kilobytes.
 _RUNS_KEPT = 16

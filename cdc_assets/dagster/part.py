@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import dagster as dg
-from dagster._grpc.types import ExecuteExternalJobArgs
-from dagster._serdes import deserialize_value
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.internals import ExecuteExternalJobArgs, deserialize_value
 from cdc_assets.dagster.names import SOURCE_TAG, WORK_TAG, TableAssets, all_tables, job_name
 from cdc_assets.errors import first_line
 

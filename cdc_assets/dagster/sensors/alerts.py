@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from itertools import groupby
 
 import dagster as dg
-from dagster._core.definitions.freshness import FreshnessState
-from dagster._core.storage.asset_check_execution_record import (
-    AssetCheckExecutionRecord,
-    AssetCheckExecutionRecordStatus,
-)
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, sample, values
+from cdc_assets.dagster.internals import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+    FreshnessState,
+)
 from cdc_assets.dagster.names import (
     TABLE_TAG,
     WORK_TAG,

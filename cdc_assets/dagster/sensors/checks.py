@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import lag, ready, unique_key, values
+from cdc_assets.dagster.internals import AssetCheckExecutionRecordStatus
 from cdc_assets.dagster.names import (
     TableAssets,
     all_tables,

@@ -1,0 +1,62 @@
+"""What is taken from inside Dagster: nothing else here imports ``dagster._…``.
+
+``unit/dagster/test_internals.py`` holds that, and that each name is there.
+"""
+
+from dagster._core.definitions.freshness import (
+    FreshnessState,
+    FreshnessStateRecord,
+    FreshnessStateRecordBody,
+)
+from dagster._core.events import ASSET_EVENTS, DagsterEventType
+from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.remote_origin import RemoteRepositoryOrigin
+from dagster._core.scheduler.instigation import InstigatorType, TickStatus
+from dagster._core.storage.asset_check_execution_record import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+)
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._core.storage.event_log.schema import (
+    AssetCheckExecutionsTable,
+    AssetEventTagsTable,
+    SqlEventLogStorageTable,
+)
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
+from dagster._core.storage.runs import SqliteRunStorage
+from dagster._core.storage.schedules import SqliteScheduleStorage
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
+from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
+from dagster._grpc.types import ExecuteExternalJobArgs
+from dagster._serdes import ConfigurableClassData, deserialize_value, serialize_value
+
+__all__ = [
+    "ASSET_EVENTS",
+    "INDEX_SHARD_NAME",
+    "RUNLESS_RUN_ID",
+    "SQLITE_BUSY_TIMEOUT_SECONDS",
+    "AssetCheckExecutionRecord",
+    "AssetCheckExecutionRecordStatus",
+    "AssetCheckExecutionsTable",
+    "AssetEventTagsTable",
+    "ConfigurableClassData",
+    "DagsterEventType",
+    "DagsterSqliteStorage",
+    "ExecuteExternalJobArgs",
+    "FreshnessState",
+    "FreshnessStateRecord",
+    "FreshnessStateRecordBody",
+    "InstanceRef",
+    "InstigatorType",
+    "RemoteRepositoryOrigin",
+    "SqlEventLogStorage",
+    "SqlEventLogStorageTable",
+    "SqliteEventLogStorage",
+    "SqliteRunStorage",
+    "SqliteScheduleStorage",
+    "TickStatus",
+    "deserialize_value",
+    "serialize_value",
+]
