@@ -82,7 +82,8 @@ class World:
         )
         run = self.instance.create_run_for_job(
             job,
-            create_execution_plan(job),
+            create_execution_plan(job, request.run_config),
+            run_config=request.run_config,
             tags=dict(request.tags),
             asset_selection=frozenset(assets) if assets else None,
         )
