@@ -37,6 +37,7 @@ OTHERS = {
     "embedded/binaries.py",
     "embedded/guard.py",
     "embedded/postgres.py",
+    "lake/spark/class_archive.py",
     "lake/spark/jars.py",
     "lake/spark/record.py",
     "lake/spark/server.py",
