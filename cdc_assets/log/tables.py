@@ -27,7 +27,7 @@ GROUP = "lake"
 _LET_GO: LiteralString = (
     "update tables set oid = 0, followed = false, pin = null, published_as = null,"
     " epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null, complete_lsn = null,"
-    " state = 'parked', paused_at = null, updated_at = now()"
+    " state = 'parked', updated_at = now()"
 )
 
 
@@ -174,7 +174,7 @@ class TableRegistry(LogSession):
     def let_go(self, table: TableId, reason: str) -> None:
         """Forget what a table that is given up was like; if it is configured again, it is new."""
         self.connection.execute(
-            f"{_LET_GO}, reason = %s where source = %s and table_name = %s",
+            f"{_LET_GO}, paused_at = null, reason = %s where source = %s and table_name = %s",
             (reason, self.source, str(table)),
         )
 

@@ -54,7 +54,7 @@ def discovered(config: SourceConfig, *, ask: bool = True, keep: bool = False) ->
             ) from error
         _log.warning("%s: the tables that it had are taken, as it is away", config.name)
         return _with(config, kept)
-    found = _with(config, [*of_patterns(config, there)])
+    found = _with(config, there)
     if keep:
         _keep(found)
     return found

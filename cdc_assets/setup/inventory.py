@@ -16,7 +16,6 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
-from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.enrolment import facts_of
@@ -103,15 +102,14 @@ def inventory(connection: Connection, config: SourceConfig) -> list[Listed]:
         there = facts.tables[table]
         if isinstance(there, TableProblem):
             continue  # it was dropped meanwhile
-        key, identity = _key(there)
         found.append(
             Listed(
                 table,
                 count,
                 sum(sizes[oid] for oid in oids) if sizes else int(pages),
                 partitions,
-                key,
-                identity,
+                there.key_columns,
+                _IDENTITIES[there.replica_identity],
                 tuple(obstacles(connection, whole, every[table], facts)),
                 table in configured,
             )
@@ -127,7 +125,3 @@ def _sizes(connection: Connection, oids: Sequence[int]) -> Mapping[int, int]:
             return {oid: size or 0 for oid, size in connection.execute(_SIZES, ([*oids],))}
     except psycopg.errors.LockNotAvailable:
         return {}
-
-
-def _key(table: SourceTable) -> tuple[tuple[str, ...], str]:
-    return table.key_columns, _IDENTITIES[table.replica_identity]

@@ -25,19 +25,12 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publishing import Publishing
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.server import preflight
+from cdc_assets_tests.integration.operations.test_operations import SETUP, A, B
 from cdc_assets_tests.support.flusher import flushing
 from cdc_assets_tests.support.lake import Lake, NewLake, copied
 from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
-
-A, B = TableId("public", "a"), TableId("public", "b")
-SETUP = """
-create table a (id int primary key, v text);
-create table b (id int primary key, v text);
-insert into a select i, 'copied' from generate_series(1, 20) i;
-insert into b select i, 'copied' from generate_series(1, 20) i;
-"""
 
 
 @pytest.fixture

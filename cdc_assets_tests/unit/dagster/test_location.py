@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 import pytest
 
@@ -31,8 +33,8 @@ def theirs() -> None:
     """Of the project that the source is a guest of."""
 
 
-def _host(**more: object) -> dg.RepositoryDefinition:
-    host = dg.Definitions(jobs=[theirs], **more)  # type: ignore[arg-type]
+def _host(**more: Any) -> dg.RepositoryDefinition:
+    host = dg.Definitions(jobs=[theirs], **more)
     return dg.Definitions.merge(build_defs(CONFIG), host).get_repository_def()
 
 
