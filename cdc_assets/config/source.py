@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import yaml
 from pydantic import (
@@ -29,8 +29,8 @@ from pydantic import (
 )
 
 from cdc_assets.config.alerts import AlertsConfig
-from cdc_assets.config.aws_secrets import aws_secret
 from cdc_assets.config.base import Section
+from cdc_assets.config.expansion import expanded
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.sections import (
     LakeConfig,
@@ -46,13 +46,12 @@ from cdc_assets.config.sections import (
 )
 from cdc_assets.config.tables import Owner, TableConfig
 from cdc_assets.errors import ConfigurationError
+from cdc_assets.masks import Mask
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
 
+_SALT_CHARACTERS = 16
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
-_REFERENCE = re.compile(
-    r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
-)
 
 
 class SourceConfig(Section):
@@ -71,6 +70,9 @@ class SourceConfig(Section):
     """The entries of ``tables`` that stand for several; ``setup.discovery`` finds theirs."""
     exclude: tuple[str, ...] = ()
     """Names and patterns of tables that no pattern of ``tables`` stands for."""
+    mask_salt: SecretStr | None = None
+    """What columns.mask: sha256 puts before each value, so that nobody can find values by hashing
+    guesses: at least 16 characters, best ${CDC_MASK_SALT}. Another salt makes other hashes."""
     owners: tuple[Owner, ...] = ()
     """Who looks after it, for the asset catalog: team:data, or an address of mail."""
     snapshot: SnapshotConfig = SnapshotConfig()
@@ -93,7 +95,7 @@ class SourceConfig(Section):
         if (info.context or {}).get("expanded"):
             return data
         _refuse_found(data)
-        return _expand(data)
+        return expanded(data)
 
     @field_validator("tables")
     @classmethod
@@ -150,6 +152,25 @@ class SourceConfig(Section):
                 )
         return self
 
+    @field_validator("mask_salt")
+    @classmethod
+    def _long(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < _SALT_CHARACTERS:
+            raise ValueError(
+                f"at least {_SALT_CHARACTERS} characters; openssl rand -hex 32 makes some"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _salted(self) -> Self:
+        for table in self.tables:
+            if self.mask_salt is None and "sha256" in table.columns.mask.values():
+                raise ValueError(
+                    f"mask_salt: missing; {table.name} has a column with mask sha256. Make one"
+                    " (openssl rand -hex 32), keep it, and write mask_salt: ${CDC_MASK_SALT}"
+                )
+        return self
+
     @model_validator(mode="after")
     def _apart(self) -> Self:
         uri, warehouse = self.staging.uri, self.lake.catalog.warehouse
@@ -167,6 +188,20 @@ class SourceConfig(Section):
     @property
     def namespace(self) -> str:
         return self.lake.namespace or self.name
+
+    @property
+    def salt(self) -> bytes:
+        """What masks are salted with."""
+        return self.mask_salt.get_secret_value().encode() if self.mask_salt is not None else b""
+
+    def masks(self, table: TableId) -> dict[str, Mask] | None:
+        """The masks of a table's columns, by name; None if the table isn't configured."""
+        if (named := self._by_id.get(table)) is None:
+            return None
+        return {
+            name: Mask(kind, self.salt if kind == "sha256" else b"")
+            for name, kind in named.columns.mask.items()
+        }
 
     @property
     def streams(self) -> bool:
@@ -251,30 +286,6 @@ def _revealed(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_revealed(item) for item in value]
     return value
-
-
-def _expand(value: Any) -> Any:
-    """Replace references in every string; raises an error that names one that leads nowhere."""
-    if isinstance(value, str):
-        return _REFERENCE.sub(_referenced, value)
-    if isinstance(value, Mapping):
-        return {key: _expand(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_expand(item) for item in value]
-    return value
-
-
-def _referenced(match: re.Match[str]) -> str:
-    variable, secret, key = match.groups()
-    if match[0] == "$${":
-        return "${"
-    if variable is not None:
-        if variable not in os.environ:
-            raise ValueError(f"the environment variable {variable} is not set; export it")
-        return os.environ[variable]
-    found = aws_secret(secret, key)
-    # In an address, a generated password may have characters that separate its parts.
-    return quote(found, safe="") if "://" in match.string[: match.start()] else found
 
 
 def parse_config(data: object, origin: str, *, expanded: bool = False) -> SourceConfig:

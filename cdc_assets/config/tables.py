@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from cdc_assets.config.base import Duration, Section
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
+from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId
 
 # The owner of an asset as Dagster takes it: a team, or an address of mail.
@@ -36,11 +37,24 @@ class ColumnsConfig(Section):
     """Columns that stay in the source, under whatever name."""
     types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
     """Columns to be kept in Postgres's text form instead of their native type."""
+    mask: Mapping[str, MaskKind] = Field(default_factory=dict)
+    """Columns whose values don't leave the source as they are: sha256 (of mask_salt and the text,
+    in hexadecimal), redact (***), last4 (**** and the last four characters). They are text in the
+    lake; NULL stays NULL."""
     unrepresentable: Annotated[
         Literal["null", "clamp", "fail"],
         WithJsonSchema({"enum": ["null", "clamp", "fail", None]}),
     ] = "null"
     """A value that Iceberg can't hold becomes NULL, or the nearest one that it can, or fails."""
+
+    @model_validator(mode="after")
+    def _masked_alone(self) -> Self:
+        for name in self.mask:
+            if name in self.exclude:
+                raise ValueError(f"mask: {name} is in exclude, too; keep one of the two")
+            if name in self.types:
+                raise ValueError(f"types: {name} is masked, and so text anyway; remove it here")
+        return self
 
     @field_validator("unrepresentable", mode="before")
     @classmethod

@@ -32,8 +32,8 @@ from cdc_assets.flusher.decoder_process.link import (
 )
 from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.stream import StreamLost
-from cdc_assets.log.heap_files import mark_truncated
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.heaps.files import mark_truncated
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.enrol import streamed_publications
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
@@ -70,7 +70,7 @@ def _doubt(found: Excluded) -> str:
     problem = TableProblem(
         found.table,
         f"its schema changed more often than can be followed: {names} may be what columns.exclude"
-        " names, and was not staged",
+        " or columns.mask names, and was not staged",
         f"Name it there if it is. Copy it anew: cdc-assets resync {found.table}.",
     )
     return str(problem)
@@ -114,7 +114,7 @@ class Registrar:
     def begin(self) -> None:
         """Read what the stream begins with: its ``publications``, and the decoder's first specs."""
         self._rows = self._store.tables()
-        self._specs = staging_specs(self._rows)
+        self._specs = staging_specs(self._rows, self._pipeline.config)
         self._tell(Specs(self._specs))
         self._progress.flushed = self.flushed
         self.publications = streamed_publications(self._pipeline, self.flushed)
@@ -155,7 +155,7 @@ class Registrar:
             if reply.final:
                 self.finished.set()
         elif isinstance(reply, Excluded):
-            self._store.add_excluded(reply.table, reply.numbers)
+            self._store.add_covered(reply.table, reply.numbers, reply.masked)
             if reply.doubtful:
                 self._store.park(reply.table, _doubt(reply))
         elif isinstance(reply, Refused):
@@ -230,7 +230,7 @@ class Registrar:
             return
         rows = self._rows = self._store.tables()
         self._revision = revision
-        specs = staging_specs(rows)
+        specs = staging_specs(rows, self._pipeline.config)
         if specs != self._specs:
             self._specs = specs
             self._tell(Specs(specs))

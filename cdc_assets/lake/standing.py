@@ -20,9 +20,9 @@ from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.lake.tables import LakeTable, listed
 from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.cursors import Cursor
-from cdc_assets.log.heap_files import has_one_heap
+from cdc_assets.log.heaps.files import has_one_heap
 from cdc_assets.log.store import LogEntry, LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 
 # The copy that a table with nothing to be copied began with.
 BEGUN = "cdc.begun"

@@ -26,7 +26,8 @@ from cdc_assets.lake.lineage import cursor_properties, may_have_rows
 from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.staged.places import ForeignPath
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
+from cdc_assets.masks import Mask
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.names import lake_column, safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
@@ -54,6 +55,11 @@ class LakeColumn:
     mapping: TypeMapping
     policy: Policy
     is_key: bool
+    mask: Mask | None = None
+
+    def masked(self, text: str | None) -> str | None:
+        """What of a text of the source's column may be in the lake."""
+        return text if self.mask is None else self.mask.text(text)
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,13 @@ class LakeTable:
 
     def _column(self, column: Column) -> LakeColumn:
         rules, is_key = self.table.columns, column.name in self.row.key_columns
-        as_text = column.number in self.row.text_numbers
+        rule = self.row.mask_rule(column)
+        as_text = rule is not None or column.number in self.row.text_numbers
         found = mapping(column.type, "string" if as_text else rules.types.get(column.name))
         # Two keys with one value in the lake would be duplicate rows.
         policy = "fail" if is_key and found.fits is not None else rules.unrepresentable
-        return LakeColumn(lake_column(column.name), column, found, policy, is_key)
+        mask = Mask.of_rule(rule, self.config.salt) if rule is not None else None
+        return LakeColumn(lake_column(column.name), column, found, policy, is_key, mask)
 
     @property
     def key(self) -> tuple[LakeColumn, ...]:

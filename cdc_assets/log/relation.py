@@ -14,7 +14,7 @@ from typing import Any
 
 from cdc_assets.log.batch import Outline
 from cdc_assets.log.states import TableState
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.catalog import another, attributes, describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import RelationColumn

@@ -20,7 +20,7 @@ from typing import Any
 from cdc_assets.log.cursors import Cursor, CursorStore
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.staged.places import Place, foreign_entry, staged_place
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 

@@ -7,16 +7,16 @@ never will be), ``parked`` with a reason. An epoch is one copy of a table; a lat
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import LiteralString
 
 from psycopg.rows import dict_row
 
-from cdc_assets.errors import CoordinationError
 from cdc_assets.log.session import LogSession
-from cdc_assets.log.states import LOGGED, TableState
-from cdc_assets.postgres.catalog import Column, SourceTable, parse_columns
+from cdc_assets.log.states import TableState
+from cdc_assets.log.table_row import TableRow, table_row
+from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
@@ -29,38 +29,6 @@ _LET_GO: LiteralString = (
     " epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null, complete_lsn = null,"
     " state = 'parked', updated_at = now()"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """A replicated table as the coordination schema knows it."""
-
-    table: TableId
-    oid: int
-    epoch: int
-    state: TableState
-    key_columns: tuple[str, ...]
-    columns: tuple[Column, ...]
-    snapshot_lsn: Lsn | None
-    complete_lsn: Lsn | None
-    pin: str | None
-    reason: str | None
-    excluded: frozenset[str] = frozenset()
-    followed: bool = False
-    published_as: str | None = None
-    mode: str = "mirror"
-    excluded_numbers: frozenset[int] = frozenset()
-    inserts_only: bool = False
-    """Its changes come through the publication of inserts."""
-    left_out: tuple[str, ...] = ()
-    """Generated columns that Postgres doesn't send."""
-    text_numbers: frozenset[int] = frozenset()
-    """Attribute numbers of key columns that are text in the lake: no other type holds them."""
-
-    @property
-    def followed_since(self) -> Lsn | None:
-        """The LSN from which its log has no gap; None if no log of it is needed."""
-        return self.snapshot_lsn if self.state in LOGGED else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +59,13 @@ class TableRegistry(LogSession):
             rows = cursor.execute(
                 'select table_name as "table", oid, epoch, state, key_columns, columns::text,'
                 " snapshot_lsn, complete_lsn, pin::text, reason, excluded, followed, published_as,"
-                " mode, excluded_numbers, inserts_only, left_out, text_numbers from tables"
+                " mode, excluded_numbers, inserts_only, left_out, text_numbers, masks, mask_numbers"
+                " from tables"
                 " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
                 " and (state = any(%(states)s) or %(states)s = '{}') order by table_name",
                 {"source": self.source, "only": only and str(only), "states": [*states]},
             ).fetchall()
-        return [_table_row(row) for row in rows]
+        return [table_row(row) for row in rows]
 
     def table(self, table: TableId) -> TableRow | None:
         return next(iter(self.tables(table)), None)
@@ -119,6 +88,7 @@ class TableRegistry(LogSession):
         excluded: Iterable[str] = (),
         mode: str = "mirror",
         *,
+        masks: Mapping[str, str] | None = None,
         inserts_only: bool = False,
         left_out: Iterable[str] = (),
         withheld: Iterable[int] = (),
@@ -127,24 +97,29 @@ class TableRegistry(LogSession):
 
         A waiting table of which no chunk was read yet is described anew. ``excluded`` columns never
         leave the source; ``withheld``: the numbers of excluded columns that aren't among the
-        table's columns. Another name that the table had before is parked.
+        table's columns. ``masks``: the rules of masked columns. Another name that the table had
+        before is parked.
         """
         self._let_go_of_former_names(table)
-        names = sorted(excluded)
+        names, masks = sorted(excluded), masks or {}
+        by_number = {c.number: masks[c.name] for c in table.columns if c.name in masks}
         self.connection.execute(
             "insert into tables as t"
             " (source, table_name, oid, state, key_columns, columns, excluded, mode,"
-            "  excluded_numbers, inserts_only, left_out)"
-            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s, %s, %s, %s)"
+            "  excluded_numbers, inserts_only, left_out, masks, mask_numbers)"
+            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s, %s, %s, %s, %s, %s)"
             " on conflict (source, table_name) do update set oid = excluded.oid,"
             " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
             " excluded = excluded.excluded, excluded_numbers = excluded.excluded_numbers,"
             " text_numbers = case when t.oid = excluded.oid then t.text_numbers else '{}' end,"
             " mode = excluded.mode, inserts_only = excluded.inserts_only,"
-            " left_out = excluded.left_out, updated_at = now(),"
+            " left_out = excluded.left_out, masks = excluded.masks,"
+            " mask_numbers = excluded.mask_numbers, updated_at = now(),"
             " reason = case when t.oid <> 0 then t.reason end,"
-            " followed = t.followed and (t.oid, t.key_columns, t.excluded, t.inserts_only)"
-            "  = (excluded.oid, excluded.key_columns, excluded.excluded, excluded.inserts_only)"
+            " followed = t.followed"
+            "  and (t.oid, t.key_columns, t.excluded, t.inserts_only, t.masks)"
+            "  = (excluded.oid, excluded.key_columns, excluded.excluded, excluded.inserts_only,"
+            "     excluded.masks)"
             " where t.oid = 0 or (t.state = 'waiting' and t.snapshot_lsn is null)",
             (
                 self.source,
@@ -157,6 +132,8 @@ class TableRegistry(LogSession):
                 sorted({*withheld, *(c.number for c in table.columns if c.name in names)}),
                 inserts_only,
                 list(left_out),
+                json.dumps(masks),
+                json.dumps(by_number),
             ),
         )
 
@@ -187,7 +164,8 @@ class TableRegistry(LogSession):
             cursor.executemany(
                 "update tables set followed = true where source = %s and table_name = %s"
                 " and not followed"
-                " and (oid, key_columns, excluded, inserts_only) = (%s, %s, %s, %s)",
+                " and (oid, key_columns, excluded, inserts_only, masks)"
+                "  = (%s, %s, %s, %s, %s::jsonb)",
                 [
                     (
                         self.source,
@@ -196,18 +174,21 @@ class TableRegistry(LogSession):
                         list(row.key_columns),
                         sorted(row.excluded),
                         row.inserts_only,
+                        json.dumps(dict(row.masks)),
                     )
                     for row in tables
                 ],
             )
 
-    def add_excluded(self, table: TableId, numbers: Iterable[int]) -> None:
-        """Remember attribute numbers of excluded columns that came after the registration."""
+    def add_covered(
+        self, table: TableId, excluded: Iterable[int], masked: Mapping[int, str]
+    ) -> None:
+        """Remember numbers of excluded and masked columns that came after the registration."""
         self.connection.execute(
             "update tables set excluded_numbers = array("
-            " select distinct n from unnest(excluded_numbers || %s::int[]) n order by n)"
-            " where source = %s and table_name = %s",
-            (sorted(numbers), self.source, str(table)),
+            " select distinct n from unnest(excluded_numbers || %s::int[]) n order by n),"
+            " mask_numbers = %s::jsonb || mask_numbers where source = %s and table_name = %s",
+            (sorted(excluded), json.dumps(masked), self.source, str(table)),
         )
 
     def keep_as_text(self, table: TableId, numbers: Iterable[int]) -> None:
@@ -303,32 +284,3 @@ class TableRegistry(LogSession):
             " where source = %s and table_name = %s and epoch = %s",
             (str(lsn), self.source, str(row.table), row.epoch),
         )
-
-
-def _table_row(row: dict[str, Any]) -> TableRow:
-    """A row whose columns are named like the fields of TableRow."""
-    parsed: dict[str, Any] = {
-        "table": TableId.parse(row["table"]),
-        "state": TableState(row["state"]),
-        "columns": _columns(row["table"], row["columns"]),
-        **{name: _lsn(row[name]) for name in ("snapshot_lsn", "complete_lsn")},
-        **{name: tuple(row[name]) for name in ("key_columns", "left_out")},
-        **{name: frozenset(row[name]) for name in ("excluded", "excluded_numbers", "text_numbers")},
-    }
-    return TableRow(**row | parsed)
-
-
-def _columns(table: str, found: str) -> tuple[Column, ...]:
-    try:
-        return parse_columns(found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CoordinationError(
-            f"what the coordination schema says of the columns of {table} can't be read"
-            f" ({type(error).__name__}).",
-            "Somebody wrote into its table tables: set columns to '[]' there, and then:"
-            f" cdc-assets resync '{table}'",
-        ) from error
-
-
-def _lsn(value: object) -> Lsn | None:
-    return None if value is None else Lsn.parse(str(value))

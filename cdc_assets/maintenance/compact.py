@@ -39,7 +39,7 @@ from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import READING, RETRIES, LakeTable, listed, quoted, ticked
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.maintenance.files import live_files
 from cdc_assets.maintenance.plan import Slice, manifests_rewritten, next_slice
 from cdc_assets.postgres.names import TableId

@@ -32,7 +32,8 @@ from cdc_assets.log.staged.places import Place, foreign_entry, staged_place, sta
 from cdc_assets.log.staged.storage import SHARED_FOLDER, folder_name
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import GROUP, TableRow
+from cdc_assets.log.table_row import TableRow
+from cdc_assets.log.tables import GROUP
 from cdc_assets.maintenance.expire import NOTHING, Removed
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn

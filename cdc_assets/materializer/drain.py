@@ -31,7 +31,7 @@ from cdc_assets.log.locks import write_lock
 from cdc_assets.log.relation import Told
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import paused
 from cdc_assets.materializer.actions.commit import Change, Merged
 from cdc_assets.materializer.events import Batch

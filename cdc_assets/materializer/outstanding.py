@@ -8,7 +8,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 

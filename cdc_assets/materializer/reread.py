@@ -60,7 +60,7 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
 
     def reread(keys: Sequence[Key]) -> list[str]:
         found: list[str] = []
-        names = [c.source.name for c in lake.columns]
+        columns = lake.columns
         with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
             check_oid(source, lake.row.table, lake.row.oid)
             now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
@@ -68,7 +68,12 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
             query = sql.SQL("select {} from {} join {} t on {}")
             for some in lookups(key, keys):
                 cursor.execute(query.format(select, some.listed, lake.table.rows, some.equal))
-                found.extend(json.dumps(dict(zip(names, row, strict=True))) for row in cursor)
+                found.extend(
+                    json.dumps(
+                        {c.source.name: c.masked(v) for c, v in zip(columns, row, strict=True)}
+                    )
+                    for row in cursor
+                )
             pipeline.store.not_whole_before(lake.row, current_lsn(source))
         return found
 

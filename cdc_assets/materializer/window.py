@@ -10,7 +10,7 @@ from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.relation import Told, alike
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.lsn import Lsn
 
 

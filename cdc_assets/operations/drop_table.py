@@ -21,7 +21,7 @@ from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.copies import drop_copy
 from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable
 from cdc_assets.log.locks import PINS_LOCK, write_lock
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (

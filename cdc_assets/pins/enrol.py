@@ -19,7 +19,8 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import PreflightError, TableProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
+from cdc_assets.masks import rules_of
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.lsn import Lsn
@@ -38,6 +39,7 @@ from cdc_assets.readiness.source.enrolment import (
     facts_of,
     refuse_excluded_key,
     refuse_inherited,
+    refuse_masks,
     refuse_mode,
     without_identity,
 )
@@ -105,6 +107,7 @@ def _judged(
     found, wanted = _there(facts.tables[table]), config.table(table)
     refuse_mode(found, wanted)
     refuse_excluded_key(found, wanted)
+    refuse_masks(found, wanted)
     parts = _there(facts.heaps[table])
     unsent = facts.unsent(found)
     for missing in facts.missing[found.oid]:
@@ -185,6 +188,7 @@ def _register(
             found.table,
             config.table(table).columns.exclude,
             found.mode,
+            masks=rules_of(config.masks(table) or {}),
             inserts_only=found.inserts_only,
             left_out=found.left_out,
             withheld=found.withheld,

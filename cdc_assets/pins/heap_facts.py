@@ -16,8 +16,8 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.log.copies.chunks import restart_copy
-from cdc_assets.log.heap_files import known_heaps, remember_heaps, remember_moment
-from cdc_assets.log.heap_record import (
+from cdc_assets.log.heaps.files import known_heaps, remember_heaps, remember_moment
+from cdc_assets.log.heaps.record import (
     Difference,
     HeapFile,
     HeapTrace,
@@ -30,7 +30,7 @@ from cdc_assets.log.heap_record import (
 from cdc_assets.log.locks import HEAPS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.planning import PLANNING_TIMEOUT

@@ -23,7 +23,7 @@ from cdc_assets.log.copies.chunks import await_another_pin, planned_files, resta
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import refuse_if_dropped
 from cdc_assets.pins.enrol import (
     inserts_from,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc_assets.masks import Mask
 from cdc_assets.postgres.copy_out.session import Session, open_session
 from cdc_assets.postgres.copy_out.values import TEXT, Kind
 from cdc_assets.postgres.session.connect import NO_NEW_TIMEOUTS
@@ -78,12 +79,24 @@ OpenTransaction = Callable[[str], _Transaction]
 
 
 @dataclass(frozen=True, slots=True)
+class TextQuery:
+    """A SELECT whose columns are all text; ``masks``: of some of them, by position."""
+
+    text: str
+    masks: tuple[tuple[int, Mask], ...] = ()
+
+    def masked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        masks = dict(self.masks)
+        return [masks[i].array(v) if i in masks else v for i, v in enumerate(columns)]
+
+
+@dataclass(frozen=True, slots=True)
 class TextPlan:
-    """Queries whose columns are all text, dealt out to tasks."""
+    """Queries for the same columns, dealt out to tasks."""
 
     uri: str
     snapshot_name: str
-    tasks: tuple[tuple[str, ...], ...]
+    tasks: tuple[tuple[TextQuery, ...], ...]
     columns: tuple[str, ...]
 
 
@@ -98,14 +111,15 @@ def read_texts(session: SparkSession, plan: TextPlan) -> DataFrame:
                 for query in plan.tasks[number]:
                     # A transaction each: in between the table's lock is released.
                     with open_transaction(plan.snapshot_name) as run:
-                        for batch in run(query, [TEXT] * len(schema)):
-                            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                        for batch in run(query.text, [TEXT] * len(schema)):
+                            columns = query.masked(batch.columns)
+                            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     tasks = len(plan.tasks)
     return session.range(0, tasks, 1, tasks).mapInArrow(read, ddl)
 
 
-def share(items: Iterable[str], tasks: int) -> tuple[tuple[str, ...], ...]:
+def share(items: Iterable[TextQuery], tasks: int) -> tuple[tuple[TextQuery, ...], ...]:
     """Deal items out to ``tasks`` tasks in turn, so that the tasks end close together."""
     listed = tuple(items)
     return tuple(listed[number::tasks] for number in range(tasks))

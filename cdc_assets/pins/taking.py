@@ -17,11 +17,11 @@ import psycopg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.copies.chunks import plan_copy
-from cdc_assets.log.heap_files import remember_heaps
-from cdc_assets.log.heap_record import Moment
+from cdc_assets.log.heaps.files import remember_heaps
+from cdc_assets.log.heaps.record import Moment
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import under

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_assets.masks import Mask
 from cdc_assets.postgres.copy_out.values import Kind
 from cdc_assets.postgres.types import arrow_type
 
@@ -36,7 +37,7 @@ class DoesNotFit(Exception):
 class LakeField:
     """A column of the lake: its name, Spark SQL type, Iceberg field ids, and the policy.
 
-    ``sent``: what COPY sends of it (``Kind``).
+    ``sent``: what COPY sends of it (``Kind``); ``mask``: what is written of that.
     """
 
     name: str
@@ -45,6 +46,7 @@ class LakeField:
     field_id: int
     element_id: int | None
     policy: str
+    mask: Mask | None = None
 
     @property
     def kind(self) -> Kind:
@@ -80,7 +82,10 @@ def convert(batch: pa.RecordBatch, fields: list[LakeField], schema: pa.Schema) -
     """The batch with the lake's types. Raises DoesNotFit."""
     columns = []
     for position, (field, target) in enumerate(zip(fields, schema, strict=True)):
-        fitted = _fit(batch.column(position), field.lake, field)
+        values = batch.column(position)
+        if field.mask is not None:
+            values = field.mask.array(values)
+        fitted = _fit(values, field.lake, field)
         columns.append(fitted if fitted.type == target.type else fitted.cast(target.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

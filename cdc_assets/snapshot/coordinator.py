@@ -25,7 +25,7 @@ from cdc_assets.errors import CdcError, TableProblem, first_line
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.holders import Holder, join_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId

@@ -46,7 +46,7 @@ from cdc_assets.log.copies.chunks import (
 from cdc_assets.log.locks import CATALOG_LOCK
 from cdc_assets.log.staged.places import ForeignPath
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.snapshot.convert import LakeField
 from cdc_assets.snapshot.swap import swap
 
@@ -115,6 +115,7 @@ class Landing:
                     field.field_id,
                     element,
                     column.policy,
+                    column.mask,
                 )
             )
         if self.lake.row.mode == "append":

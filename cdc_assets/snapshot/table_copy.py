@@ -32,7 +32,7 @@ from cdc_assets.log.copies.claims import ClaimScope
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import TableState
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.holders import pin_point
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps

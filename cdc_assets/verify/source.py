@@ -20,8 +20,9 @@ from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.masks import Mask
 from cdc_assets.pins.holders import under
-from cdc_assets.pins.reader import TextPlan, read_texts, share
+from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
 from cdc_assets.postgres.ctid import CtidRange, plan_chunks
@@ -79,7 +80,7 @@ def read_source(
     with closing(pipeline.connect_source("verify")) as source:
         columns, lost = _listed(source, beside)
         listed = sql.SQL(", ").join([*columns.values(), lost])
-        queries = _queries(source, beside, listed, cut)
+        queries = _queries(source, beside, listed, cut, masks=_masks(beside, columns))
     return _read(pipeline, session, snapshot_name, queries, (*columns, LOST))
 
 
@@ -122,7 +123,7 @@ def read_together(
     pipeline: Pipeline, session: SparkSession, besides: Sequence[Beside], snapshot_name: str
 ) -> Together:
     """The rows of several tables under a snapshot; without tables that were altered."""
-    queries, found = list[str](), dict[TableId, Sequence[str]]()
+    queries, found = list[TextQuery](), dict[TableId, Sequence[str]]()
     with closing(pipeline.connect_source("verify")) as source:
         lists = {}
         for beside in besides:
@@ -132,15 +133,28 @@ def read_together(
         for number, (table, (beside, columns, lost)) in enumerate(lists.items()):
             nothing = [sql.SQL("null::text")] * (most - len(columns))
             listed = [sql.Literal(str(number)), *columns.values(), *nothing, lost]
-            queries += _queries(source, beside, sql.SQL(", ").join(listed), None)
+            masks = _masks(beside, columns, first=1)
+            queries += _queries(source, beside, sql.SQL(", ").join(listed), None, masks=masks)
             found[table] = list(columns)
     names = (NUMBER, *(f"p{i}" for i in range(most)), LOST)
     return Together(_read(pipeline, session, snapshot_name, queries, names), found)
 
 
+def _masks(beside: Beside, columns: Iterable[str], first: int = 0) -> tuple[tuple[int, Mask], ...]:
+    """The masks of ``columns`` (``t`` and number), of which the one at ``first`` is the first."""
+    masks = {f"t{column.source.number}": column.mask for column, _ in beside.columns}
+    found = ((first + place, masks[name]) for place, name in enumerate(columns))
+    return tuple((place, mask) for place, mask in found if mask is not None)
+
+
 def _queries(
-    source: psycopg.Connection[Any], beside: Beside, listed: sql.Composable, cut: Cut | None
-) -> list[str]:
+    source: psycopg.Connection[Any],
+    beside: Beside,
+    listed: sql.Composable,
+    cut: Cut | None,
+    *,
+    masks: tuple[tuple[int, Mask], ...],
+) -> list[TextQuery]:
     """A query a range of pages."""
     lake = beside.lake
     found = parts(source, lake.row.oid, only=lake.table.only)
@@ -152,9 +166,12 @@ def _queries(
     else:
         ranges = ((lake.table.rows, pages) for pages in whole(found, lake.table.chunk_pages))
     return [
-        sql.SQL("select {} from {} where {}")
-        .format(listed, relation, sql.SQL(pages.predicate))
-        .as_string(source)
+        TextQuery(
+            sql.SQL("select {} from {} where {}")
+            .format(listed, relation, sql.SQL(pages.predicate))
+            .as_string(source),
+            masks,
+        )
         for relation, pages in ranges
     ]
 
@@ -163,7 +180,7 @@ def _read(
     pipeline: Pipeline,
     session: SparkSession,
     snapshot_name: str,
-    queries: Sequence[str],
+    queries: Sequence[TextQuery],
     columns: tuple[str, ...],
 ) -> DataFrame:
     tasks = min(pipeline.config.snapshot.max_parallel_chunks, max(1, len(queries)))

@@ -14,7 +14,7 @@ from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.flusher.flusher import run
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline

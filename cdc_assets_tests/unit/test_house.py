@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 # none of its own.
 LAYERS = (
     ("messages",),
-    ("errors",),
+    ("errors", "masks"),
     ("postgres", "process"),
     ("embedded",),
     ("config", "demo"),

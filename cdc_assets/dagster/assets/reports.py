@@ -27,7 +27,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.cursors import Backlog, Cursor
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.postgres.names import TableId
 

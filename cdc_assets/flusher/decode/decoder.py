@@ -277,7 +277,10 @@ class Decoder:
         known = self._staged_as.get(relation.oid)
         if known is None or known[0] != spec:
             sent = self._as_sent(spec, relation) if _names_may_differ(spec, relation) else spec
-            known = spec, replace(sent, excluded_numbers=frozenset(), columns=())
+            known = (
+                spec,
+                replace(sent, excluded_numbers=frozenset(), mask_numbers=(), columns=()),
+            )
             self._staged_as[relation.oid] = known
         return known[1]
 
@@ -287,7 +290,7 @@ def _names_may_differ(spec: DecodeSpec, relation: Relation) -> bool:
 
     Under FULL a relation doesn't say which columns are the key, so they are found by name.
     """
-    if spec.excluded:
+    if spec.excluded or spec.masks or spec.mask_numbers:
         return True
     full = relation.replica_identity == "f" and bool(spec.key_columns)
     return full and not is_as_known(spec, relation)

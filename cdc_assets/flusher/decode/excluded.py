@@ -1,8 +1,8 @@
-"""Columns of a relation that stay in the source: the excluded ones, under any name.
+"""Columns of a relation whose values stay in the source, under any name: excluded and masked ones.
 
 They are known by their attribute numbers (see ``attribute_numbers``). A column that may be an
-excluded one is hidden in any case. If it may also be another one, values that the lake wants are
-missing, and the table has to be parked.
+excluded one is hidden in any case; so is one that may be a masked one and another. If it may also
+be a column as it is, values that the lake wants are missing, and the table has to be parked.
 
 Pure functions. ``decoder_process.loop`` asks the catalog, ``registrar`` parks the table.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cdc_assets.flusher.decode.attribute_numbers import possible
 from cdc_assets.flusher.decode.specs import DecodeSpec
+from cdc_assets.masks import Mask
 from cdc_assets.postgres.pgoutput import Relation
 
 if TYPE_CHECKING:  # it imports psycopg, which few decoders need
@@ -23,21 +24,24 @@ if TYPE_CHECKING:  # it imports psycopg, which few decoders need
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Columns of a relation that aren't staged.
+    """Columns of a relation that aren't staged, or not as they are.
 
-    ``names``: in this relation. ``numbers``: all known attribute numbers of excluded columns.
-    ``doubtful``: those of ``names`` that may be wanted columns.
+    ``names``: those that aren't staged, in this relation. ``numbers``: all known attribute numbers
+    of excluded columns. ``doubtful``: those of ``names`` that may be wanted columns. ``masks``: by
+    name in this relation; ``mask_numbers``: by attribute number, all that are known.
     """
 
     names: frozenset[str]
     numbers: frozenset[int]
     doubtful: tuple[str, ...] = ()
+    masks: tuple[tuple[str, Mask], ...] = ()
+    mask_numbers: tuple[tuple[int, Mask], ...] = ()
 
 
 def hidden(
     spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
 ) -> Hidden:
-    """The columns to leave out of ``relation``; ``now``: the catalog (empty: no such table).
+    """The columns to leave out of ``relation``, or to mask; ``now``: the catalog, maybe empty.
 
     ``listed``: whether the publication lists the table's columns.
     """
@@ -55,4 +59,23 @@ def hidden(
         names.add(name)
         if not one or one - numbers:
             doubtful.append(name)
-    return Hidden(frozenset(names), frozenset(numbers), tuple(doubtful))
+    by_mask = dict(spec.masks)
+    masks, known = dict(spec.masks), dict(spec.mask_numbers)
+    for name, one in zip(told, maybe, strict=True):
+        if name in by_mask and len(one) == 1:
+            known.setdefault(min(one), by_mask[name])
+    for name, one in zip(told, maybe, strict=True):
+        if not known or name in names or name in masks:
+            continue
+        if len(one) == 1 and (mask := known.get(min(one))) is not None:
+            masks[name] = mask
+        elif len(one) != 1 and (not one or one & known.keys()):
+            names.add(name)
+            doubtful.append(name)
+    return Hidden(
+        frozenset(names),
+        frozenset(numbers),
+        tuple(doubtful),
+        tuple(masks.items()),
+        tuple(known.items()),
+    )

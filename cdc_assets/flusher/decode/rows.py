@@ -34,6 +34,7 @@ from cdc_assets.flusher.decode.json_text import ABSENT, NULL, TEXT, Member, esca
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.decode.tuples import fill, read
 from cdc_assets.log.staged.files import STAGED_SCHEMA
+from cdc_assets.masks import Mask as ValueMask
 from cdc_assets.postgres import pgoutput
 from cdc_assets.postgres.copy_out.ranges import ranges
 from cdc_assets.postgres.pgoutput import (
@@ -98,6 +99,8 @@ class Plan:
         self.relation = relation
         self.names = names = [column.name for column in relation.columns]
         self.kept = [i for i, name in enumerate(names) if name not in spec.excluded]
+        masks = dict(spec.masks)
+        self.masks = tuple((i, masks[names[i]]) for i in self.kept if names[i] in masks)
         self.doubt = spec.doubt
         # Old tuples have the columns of the replica identity, whatever the key was before. Under
         # FULL they have all columns, and the key is the catalog's.
@@ -106,7 +109,7 @@ class Plan:
             self.key = [names.index(name) for name in spec.key_columns if name in names]
             if len(self.key) < len(spec.key_columns):
                 self.key = []
-        self.layout = (tuple(names), tuple(self.kept), tuple(self.key), self.doubt)
+        self.layout = (tuple(names), tuple(self.kept), tuple(self.key), self.doubt, self.masks)
 
     def rows(self, batch: Changes) -> tuple[pa.Table, Ints]:
         """One padded batch: read the tuples, pick the rows to be staged, write them.
@@ -120,6 +123,8 @@ class Plan:
         marker = buffer[start]
         width = len(self.names)
         raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
+        for column, mask in self.masks:
+            raw = _masked(raw, column, width, tuples.kind[column] == pgoutput.TEXT, mask)
         # A large value has copies enough.
         del buffer
         batch = replace(batch, message=np.empty(0, np.uint8))
@@ -274,6 +279,18 @@ class Plan:
             for mask in masks
         ]
         return pa.array(texts, pa.string()).take(pa.array(which.reshape(-1)))
+
+
+def _masked(
+    raw: pa.LargeBinaryArray, column: int, width: int, is_text: Mask, mask: ValueMask
+) -> pa.LargeBinaryArray:
+    """``raw``, tuple by tuple of ``width`` values, with the masks of one column's texts."""
+    cells = np.flatnonzero(is_text) * width + column
+    if len(cells) == 0:
+        return raw
+    place = np.arange(len(raw))
+    place[cells] = len(raw) + np.arange(len(cells))
+    return pa.concat_arrays([raw, mask.array(raw.take(pa.array(cells)))]).take(pa.array(place))
 
 
 def _by_tuple(positions: Ints) -> Ints:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cdc_assets.log.states import TableState
+from cdc_assets.masks import Mask
 from cdc_assets.postgres.names import TableId
 
+Name = TypeVar("Name", str, int)
+
 if TYPE_CHECKING:  # the decoder process has no use for what the log takes: 20 MB, a quarter second
-    from cdc_assets.log.tables import TableRow
+    from cdc_assets.config.source import SourceConfig
+    from cdc_assets.log.table_row import TableRow
 
 
-def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
+def staging_specs(rows: Iterable[TableRow], config: SourceConfig) -> dict[int, DecodeSpec]:
     """How each registered table is staged, by oid.
 
     Parked tables (perhaps for weeks) are left out: only a copy ends that, and it has the changes.
     Tables outside this process's configuration are included: another process may have added and
-    pinned one.
+    pinned one. What this configuration masks is masked, whatever the log says of it: the table is
+    then parked or described anew, and until that its values stay in the source.
     """
     return {
         row.oid: DecodeSpec(
@@ -27,10 +32,16 @@ def staging_specs(rows: Iterable[TableRow]) -> dict[int, DecodeSpec]:
             row.excluded,
             row.excluded_numbers,
             tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns),
+            masks=tuple((_masks(row.masks, config) | (config.masks(row.table) or {})).items()),
+            mask_numbers=tuple(_masks(row.mask_numbers, config).items()),
         )
         for row in rows
         if row.oid and row.state != TableState.PARKED
     }
+
+
+def _masks(rules: Mapping[Name, str], config: SourceConfig) -> dict[Name, Mask]:
+    return {name: Mask.of_rule(rule, config.salt) for name, rule in rules.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,7 @@ class DecodeSpec:
 
     Names are those of ``columns``, which were the table's once: number, name, type's oid and
     modifier. ``excluded_numbers``: attribute numbers of excluded columns, as far as known.
+    ``masks``: of columns by name, and ``mask_numbers`` by attribute number as far as known.
 
     ``decoder_process.loop`` replaces the names by a relation's own; ``doubt`` is then why its key
     can't be determined, or empty.
@@ -50,3 +62,5 @@ class DecodeSpec:
     excluded_numbers: frozenset[int] = frozenset()
     columns: tuple[tuple[int, str, int, int], ...] = ()
     doubt: str = ""
+    masks: tuple[tuple[str, Mask], ...] = ()
+    mask_numbers: tuple[tuple[int, Mask], ...] = ()

@@ -102,11 +102,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Attribute numbers of excluded columns; columns in ``doubtful`` may be wanted ones."""
+    """Attribute numbers of excluded columns, and rules of masked ones by attribute number.
+
+    Columns in ``doubtful``, which weren't staged, may be wanted ones.
+    """
 
     table: TableId
     numbers: frozenset[int]
     doubtful: tuple[str, ...]
+    masked: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ import tenacity
 from cdc_assets.errors import CdcError, TableProblem, first_line
 from cdc_assets.flusher.decode.attribute_numbers import key_of
 from cdc_assets.flusher.decode.decoder import Decoder
-from cdc_assets.flusher.decode.excluded import hidden
+from cdc_assets.flusher.decode.excluded import Hidden, hidden
 from cdc_assets.flusher.decode.specs import DecodeSpec
 from cdc_assets.flusher.decode.waiting import Pending
 from cdc_assets.flusher.decoder_process.link import (
@@ -55,6 +55,7 @@ from cdc_assets.flusher.decoder_process.link import (
     Specs,
 )
 from cdc_assets.flusher.stage.staging import Staging, WrittenRows
+from cdc_assets.masks import Mask
 from cdc_assets.messages.texts import one_line
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import Relation
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
     from cdc_assets.postgres.catalog import Attribute
 
 logger = logging.getLogger(__name__)
+
+# The names and masks of columns whose values stay in the source.
+_Covers = tuple[frozenset[str], tuple[tuple[str, Mask], ...]]
 
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -89,7 +93,7 @@ class _Worker:
     specs: dict[int, DecodeSpec] = field(default_factory=dict)
     decoder: Decoder = field(init=False)
     parts: list[WrittenRows] = field(default_factory=list)
-    excluded: dict[tuple[int, frozenset[str]], frozenset[int]] = field(default_factory=dict)
+    hidden: dict[tuple[int, _Covers], Hidden] = field(default_factory=dict)
     reported: int = field(init=False)
     due: float | None = None
     flush_seconds: float = 0.0
@@ -107,24 +111,37 @@ class _Worker:
         if relation.replica_identity == "f":
             key, doubt = key_of(spec, relation, now, listed=listed)
             sent = replace(sent, key_columns=key, doubt=doubt)
-        if spec.excluded:
-            sent = replace(sent, excluded=self._left_out(spec, relation, now, listed=listed))
+        if spec.excluded or spec.masks or spec.mask_numbers:
+            found = self._hidden(spec, relation, now, listed=listed)
+            sent = replace(sent, excluded=found.names, masks=found.masks)
         return sent
 
-    def _left_out(
+    def _hidden(
         self, spec: DecodeSpec, relation: Relation, now: Sequence[Attribute], *, listed: bool
-    ) -> frozenset[str]:
-        seen = self.excluded.get((relation.oid, spec.excluded), frozenset[int]())
-        spec = replace(spec, excluded_numbers=spec.excluded_numbers | seen)
+    ) -> Hidden:
+        covers = relation.oid, (spec.excluded, spec.masks)
+        if (seen := self.hidden.get(covers)) is not None:
+            numbers = {**dict(seen.mask_numbers), **dict(spec.mask_numbers)}
+            spec = replace(
+                spec,
+                excluded_numbers=spec.excluded_numbers | seen.numbers,
+                mask_numbers=tuple(numbers.items()),
+            )
         found = hidden(spec, relation, now, listed=listed)
-        if found.numbers != spec.excluded_numbers or found.doubtful:
-            self.excluded[relation.oid, spec.excluded] = found.numbers
-            self.pipe.send(Excluded(spec.table, found.numbers, found.doubtful))
-        renamed = {c.name for c in relation.columns} & found.names - spec.excluded
-        if renamed:
-            said = f"{spec.table}: not staged, as excluded under another name: "
-            logger.warning("%s", one_line(said + ", ".join(sorted(renamed))))
-        return found.names
+        is_new = found.numbers != spec.excluded_numbers or found.mask_numbers != spec.mask_numbers
+        if is_new or found.doubtful:
+            self.hidden[covers] = found
+            masked = {number: mask.rule for number, mask in found.mask_numbers}
+            self.pipe.send(Excluded(spec.table, found.numbers, found.doubtful, masked))
+        told = {c.name for c in relation.columns}
+        for names, what in (
+            (found.names - spec.excluded, "not staged, as excluded"),
+            (dict(found.masks).keys() - dict(spec.masks).keys(), "masked"),
+        ):
+            if renamed := told & names:
+                said = f"{spec.table}: {what} under another name: {', '.join(sorted(renamed))}"
+                logger.warning("%s", one_line(said))
+        return found
 
     def run(self) -> None:
         """Serve until Finish, or until the receiver is gone."""

@@ -16,7 +16,7 @@ from cdc_assets.log.copies.claims import FREE
 from cdc_assets.log.session import STALE_SECONDS
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.catalog import Heap
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.lsn import Lsn

@@ -118,6 +118,12 @@ def _refuse(lake: LakeTable, before: Mapping[int, Column], columns: Sequence[Col
             )
         if column.name in rules.exclude:
             continue
+        if rules.mask.get(known.name) != rules.mask.get(column.name):
+            raise Refused(
+                f"column {known.name} is called {column.name} now, and columns.mask names one of"
+                " the two",
+                f"Say there whether {column.name} is masked.",
+            )
         forced = rules.types.get(known.name)
         if rules.types.get(column.name) != forced:
             raise Refused(
@@ -127,6 +133,7 @@ def _refuse(lake: LakeTable, before: Mapping[int, Column], columns: Sequence[Col
         if _of_the_same_type(known, column):
             continue
         as_text = forced == "string" or column.number in lake.row.text_numbers
+        as_text = as_text or lake.row.mask_rule(column) is not None
         if not same_values(known.type, column.type, as_text=as_text):
             raise Refused(
                 f"column {column.name} changed its type from {known.type} to {column.type}, and"
@@ -148,7 +155,7 @@ def _missing(
     if now.dropped:
         return {}
     if now.missing is not None:
-        return {now.number: now.missing}
+        return {now.number: column.masked(now.missing)}
     store, row = pipeline.store, lake.row
     with pipeline.connect_source("schema", reads=True) as source:
         parts = heaps(source, row.table, row.oid)

@@ -19,7 +19,7 @@ from cdc_assets.lake.spark.session import summary
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
 from cdc_assets.lake.values import naming_refusals, of_later, typed
-from cdc_assets.pins.reader import TextPlan, read_texts, share
+from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid, heaps
 from cdc_assets.postgres.ctid import plan_chunks
@@ -105,10 +105,14 @@ def _read_again(
                 + sql.SQL(" as {}").format(sql.Identifier(f"t{i}"))
                 for i, c in enumerate(wanted)
             )
+            masks = tuple((i, c.mask) for i, c in enumerate(wanted) if c.mask is not None)
             queries = [
-                sql.SQL("select {} from only {} where {}")
-                .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
-                .as_string(source)
+                TextQuery(
+                    sql.SQL("select {} from only {} where {}")
+                    .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
+                    .as_string(source),
+                    masks,
+                )
                 for heap in heaps(source, lake.row.table, lake.row.oid)
                 for chunk in plan_chunks(heap.pages, lake.table.chunk_pages)
             ]

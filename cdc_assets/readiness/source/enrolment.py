@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
 from cdc_assets.errors import TableProblem
+from cdc_assets.log.table_row import TableRow
+from cdc_assets.masks import Mask, rules_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
 from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, troubles
@@ -137,6 +139,40 @@ def refuse_mode(found: SourceTable, table: TableConfig) -> None:
             "without a key no row can be marked as deleted",
             "Add a primary key, or choose mode append or mirror.",
         )
+
+
+def refuse_masks(found: SourceTable, table: TableConfig) -> None:
+    """Raise TableProblem if a masked column is missing, or belongs to the key."""
+    masked = set(table.columns.mask)
+    if unknown := masked - {column.name for column in found.columns}:
+        raise TableProblem(
+            found.id,
+            f"columns.mask names {min(unknown)}, and it has no such column",
+            "Correct columns.mask: if the column was renamed, it would be replicated as it is.",
+        )
+    if hidden := masked & set(found.key_columns):
+        raise TableProblem(
+            found.id,
+            f"columns.mask names a column of its key ({min(hidden)})",
+            "Rows are found by their key, in the source too. Mask other columns, or give the table"
+            " a key without it.",
+        )
+
+
+def masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
+    """Why a table's log and lake can't be continued: its columns are masked otherwise now."""
+    wanted = config.masks(row.table)
+    salts = all(Mask.of_rule(rule, config.salt).rule == rule for rule in row.masks.values())
+    if salts and (wanted is None or rules_of(wanted) == row.masks):
+        return None
+    what = "mask_salt is another one than" if not salts else "columns.mask isn't what it was"
+    return Finding(
+        "masked_otherwise",
+        "error",
+        f"{row.table}: {what} when it was copied: its rows would be masked in two ways.",
+        f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
+        " stays in its older snapshots until these expire.",
+    )
 
 
 def refuse_excluded_key(found: SourceTable, table: TableConfig) -> None:

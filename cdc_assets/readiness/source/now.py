@@ -16,7 +16,7 @@ from psycopg import sql
 from cdc_assets.config.addresses import replication_dsn
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publications import (
@@ -27,6 +27,7 @@ from cdc_assets.postgres.publications import (
 )
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import SlotStatus, slot_status, switch_point, system_identifier
+from cdc_assets.readiness.source.enrolment import masked_otherwise
 from cdc_assets.readiness.source.partitions import UNLOGGED
 from cdc_assets.readiness.source.record import (
     PublishedAs,
@@ -238,7 +239,11 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
     tables = tuple(
         (row, finding)
         for row in rows
-        for finding in compare_table(row, now[row.table], publication)
+        for finding in (
+            masked_otherwise(row, config),
+            *compare_table(row, now[row.table], publication),
+        )
+        if finding is not None
     )
     wrong = {row.table for row, _ in tables}
     entries = tuple(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.publications import publication_of

@@ -27,6 +27,7 @@ from cdc_assets.readiness.source.enrolment import (
     Facts,
     refuse_excluded_key,
     refuse_inherited,
+    refuse_masks,
     refuse_mode,
     without_identity,
 )
@@ -92,6 +93,14 @@ def table_findings(
 def _types(found: SourceTable, table: TableConfig) -> Iterator[Finding]:
     """What becomes of columns that the lake has no type for, and of values that it can't hold."""
     kept = [column for column in found.columns if column.name not in table.columns.exclude]
+    if masked := [f"{c.name} ({how})" for c in kept if (how := table.columns.mask.get(c.name))]:
+        yield Finding(
+            "masked_columns",
+            "info",
+            f"{table.name}: values of these leave the source masked: {', '.join(masked)}.",
+            "",
+        )
+    kept = [column for column in kept if column.name not in table.columns.mask]
     mapped = {c: mapping(c.type, table.columns.types.get(c.name)) for c in kept}
     if text := [c for c, m in mapped.items() if m.lake == "string" and not m.native]:
         yield Finding(
@@ -150,6 +159,7 @@ def _by_catalogs(found: SourceTable, table: TableConfig, facts: Facts) -> Iterat
     if isinstance(parts := facts.heaps[found.id], TableProblem):
         yield _error("table_partial", parts)
     yield from _refused("key_excluded", refuse_excluded_key, found, table)
+    yield from _refused("mask_refused", refuse_masks, found, table)
     yield from facts.missing[found.oid]
 
 

@@ -11,7 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.config import aws_secrets
+from cdc_assets.config import expansion
 from cdc_assets.config.source import config_from_parent, parse_config
 from cdc_assets.errors import ConfigurationError
 
@@ -25,9 +25,9 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     _, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    aws_secrets._text.cache_clear()
+    expansion._text.cache_clear()
     yield boto3.client("secretsmanager", region_name="eu-central-1")
-    aws_secrets._text.cache_clear()
+    expansion._text.cache_clear()
     server.stop()
 
 
@@ -55,7 +55,7 @@ def test_references_are_replaced(manager: Any, monkeypatch: pytest.MonkeyPatch) 
     config = parse_config(settings(words), "test")
     line = config.dump()
     monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", "http://127.0.0.1:1")
-    aws_secrets._text.cache_clear()
+    expansion._text.cache_clear()
     handed = config_from_parent(line)
     assert handed == config
     assert handed.postgres.dsn is not None
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_named_without_a_word_of_it(
         assert why in str(caught.value)
         assert "p@ss" not in str(caught.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", "http://127.0.0.1:1")
-    aws_secrets._text.cache_clear()
+    expansion._text.cache_clear()
     with pytest.raises(ConfigurationError, match="can't be asked for rds"):
         parse_config(settings("${aws-secret:rds}"), "test")
 

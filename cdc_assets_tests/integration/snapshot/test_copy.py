@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from cdc_assets.errors import SnapshotLost, TableProblem
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.holders import join_pin
 from cdc_assets.pins.pins import Pins
 from cdc_assets.postgres.names import TableId

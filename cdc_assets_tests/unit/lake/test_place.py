@@ -20,7 +20,7 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.lake.place import deletable, refuse_misled
 from cdc_assets.lake.tables import SOURCE, TABLE, LakeTable
 from cdc_assets.log.states import TableState
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.maintenance.run import _Table
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cdc_assets.errors import TableProblem
-from cdc_assets.log.heap_record import (
+from cdc_assets.log.heaps.record import (
     HeapFile,
     HeapTrace,
     KnownHeaps,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cdc_assets.config.source import parse_config
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.states import TableState
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.materializer.actions import keys
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.lsn import Lsn

@@ -16,7 +16,7 @@ from cdc_assets.log.staged.files import STAGED_SCHEMA, StagedRows, relation_key
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogEntry
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.materializer.window import NextWindow, next_window
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId

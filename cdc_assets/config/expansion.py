@@ -1,20 +1,52 @@
-"""Values of the configuration that AWS Secrets Manager keeps: ``${aws-secret:NAME#KEY}``.
+"""References in the configuration: ``${VAR}`` and ``${aws-secret:NAME#KEY}``.
 
-They are read with the configuration, by the first process that reads it: a code server or a
-command; its children are handed the values. So the engine, which must not import Dagster, needs
-them: this is the client that dagster-aws's ``SecretsManagerResource`` returns (boto3's, which comes
-with it), found and authorized as boto3 does, without the resource around it. A rotated secret is
-read anew at the next start. The value of a secret is never in an error.
+``$${`` is ``${`` itself. What AWS Secrets Manager keeps is read with the configuration, by the
+first process that reads it: a code server or a command; its children are handed the values. So the
+engine, which must not import Dagster, needs them: this is the client that dagster-aws's
+``SecretsManagerResource`` returns (boto3's, which comes with it), found and authorized as boto3
+does, without the resource around it. A rotated secret is read anew at the next start. The value of
+a secret is never in an error.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
 
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 3
+_REFERENCE = re.compile(
+    r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
+)
+
+
+def expanded(value: Any) -> Any:
+    """Replace references in every string; raises ValueError naming one that leads nowhere."""
+    if isinstance(value, str):
+        return _REFERENCE.sub(_referenced, value)
+    if isinstance(value, Mapping):
+        return {key: expanded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [expanded(item) for item in value]
+    return value
+
+
+def _referenced(match: re.Match[str]) -> str:
+    variable, secret, key = match.groups()
+    if match[0] == "$${":
+        return "${"
+    if variable is not None:
+        if variable not in os.environ:
+            raise ValueError(f"the environment variable {variable} is not set; export it")
+        return os.environ[variable]
+    found = aws_secret(secret, key)
+    # In an address, a generated password may have characters that separate its parts.
+    return quote(found, safe="") if "://" in match.string[: match.start()] else found
 
 
 def aws_secret(name: str, key: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Records of the followed tables' heaps; ``log.heap_record`` explains their use."""
+"""Records of the followed tables' heaps; ``log.heaps.record`` explains their use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cdc_assets.log.heap_record import HeapFile, KnownHeaps, Moment
+from cdc_assets.log.heaps.record import HeapFile, KnownHeaps, Moment
 from cdc_assets.log.session import LogSession
-from cdc_assets.log.tables import TableRow
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 

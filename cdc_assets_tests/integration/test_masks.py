@@ -1,0 +1,149 @@
+"""Nothing that is masked is found outside the source, on whatever way its rows took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_assets.pins.pins import Pins
+from cdc_assets.postgres.names import TableId
+from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.verify.sample import sample
+from cdc_assets_tests.integration.snapshot.sources import chunk_keys
+from cdc_assets_tests.security.planted import NUMBER, WORD, leaks
+from cdc_assets_tests.support.lake import Lake, NewLake
+
+pytestmark = pytest.mark.spark
+
+T, LOOSE, HISTORY = (TableId("public", name) for name in ("t", "loose", "history"))
+SALT = "a salt of the tests"
+SETUP = f"""
+create table t (id int primary key, email text, card text, code int, big text, v text);
+alter table t alter big set storage external;
+insert into t select i, '{WORD}' || i, '{WORD}-1234', {NUMBER}, repeat('{WORD}', 1000), 'v'
+  from generate_series(1, 300) i;
+insert into t (id, v) values (0, 'nothing');
+create table loose (email text, n numeric(12,2), v text);
+alter table loose replica identity full;
+insert into loose values ('{WORD}', {NUMBER}, 'a'), ('{WORD}', {NUMBER}, 'a'), (null, null, 'b');
+create table history (id int primary key, email varchar(40), tags text[], v text);
+insert into history values (1, '{WORD}', '{{{WORD},x}}', 'v');
+"""
+TABLES: tuple[Any, ...] = (
+    {
+        "name": "t",
+        "chunk_pages": 4,
+        "columns": {
+            "mask": {"email": "sha256", "card": "last4", "code": "redact", "big": "sha256"}
+        },
+    },
+    {"name": "loose", "mode": "mirror", "columns": {"mask": {"email": "sha256", "n": "redact"}}},
+    {
+        "name": "history",
+        "mode": "append",
+        "columns": {"mask": {"email": "last4", "tags": "sha256"}},
+    },
+)
+MASKED = {"mask_salt": SALT}
+
+
+def hashed(text: str) -> str:
+    return sha256((SALT + text).encode()).hexdigest()
+
+
+def everything(source: Lake) -> Iterator[str]:
+    """All that was written of the source's rows: files, what the log says, and the lake."""
+    for folder in map(_path, (source.config.staging_uri, source.config.warehouse)):
+        for file in folder.rglob("*"):
+            if file.suffix == ".parquet":
+                yield str(pq.read_table(file).to_pylist())
+            elif file.is_file():
+                yield file.read_bytes().decode("latin-1")
+    for (name,) in source.execute(
+        "select c.relname from pg_class c where relnamespace = '_pg2iceberg'::regnamespace"
+        " and relkind = 'r'"
+    ):
+        yield str(source.execute(f'select t::text from _pg2iceberg."{name}" t'))
+
+
+def _path(uri: str) -> Path:
+    return Path(urlparse(uri).path)
+
+
+def assert_masked(source: Lake) -> None:
+    texts = list(everything(source))
+    assert any("****" in text for text in texts), "it looks where rows are"
+    assert not any(map(leaks, texts))
+
+
+def test_nothing_masked_leaves_the_source(copied_lake: NewLake) -> None:
+    with copied_lake(SETUP, *TABLES, **MASKED) as source:
+        assert source.rows(T)[1] == (1, hashed(f"{WORD}1"), "****1234", "***", _big(), "v")
+        assert source.rows(T)[0] == (0, None, None, None, None, "nothing")
+        assert source.rows(LOOSE).count((hashed(WORD), "***", "a")) == 2
+        source.execute(
+            f"update t set v = 'w' where id = 1; update t set id = 1000 where id = 2;"
+            f" update t set email = '{WORD}', card = '{WORD}' where id = 3;"
+            f" insert into t values (1001, '{WORD}', 'short', {NUMBER}, '{WORD}', 'x');"
+            f" update loose set v = 'c' where v = 'b'; update loose set email = null where ctid ="
+            f" (select min(ctid) from loose where email = '{WORD}');"
+            f" delete from t where id = 5; update history set v = 'w'; delete from history"
+        )
+        source.catch_up()
+        rows = {row[0]: row[1:] for row in source.rows(T)}
+        assert rows[1000] == (hashed(f"{WORD}2"), "****1234", "***", _big(), "v")
+        assert rows[3][:2] == (hashed(WORD), "****"), "too short to show its end"
+        assert [c.differing for c in source.verify()] == [0, 0, 0]
+        for table in (T, LOOSE):
+            found = sample(source.pipeline, source.session, table, 1000)
+            assert (found.skipped, found.differing) == (None, 0)
+        assert_masked(source)
+
+
+def _big() -> str:
+    return hashed(WORD * 1000)
+
+
+def test_columns_that_come_later_are_masked_too(copied_lake: NewLake) -> None:
+    later = {"name": "t", "columns": {"mask": {"email": "sha256"}}}
+    setup = f"create table t (id int primary key, email text); insert into t values (1, '{WORD}')"
+    with copied_lake(setup, later, **MASKED) as source:
+        source.execute("alter table t drop email")
+        source.execute("insert into t values (2)")
+        source.catch_up()
+        source.execute(f"alter table t add email text default '{WORD}'")
+        source.execute("insert into t (id) values (3)")
+        source.catch_up()
+        assert [row[1] for row in source.rows(T)] == [hashed(WORD)] * 3
+        source.execute("alter table t drop email")
+        source.execute(f"alter table t add email text default '{WORD}' || random()")
+        source.execute("insert into t values (4)")
+        source.catch_up()
+        there = source.execute("select id, email from t order by id")
+        assert source.rows(T) == [(id_, hashed(email)) for id_, email in there]
+        assert [c.equal for c in source.verify()] == [True]
+        assert not any(map(leaks, everything(source)))
+
+
+def test_a_row_that_is_read_again_is_masked(new_lake: NewLake) -> None:
+    """As in ``test_two_pins``: its update left TOAST out, and it moved between two pins."""
+    with new_lake(SETUP, *TABLES[:1], **MASKED) as source:
+        source.pin()
+        first, *_ = chunk_keys(source)
+        copy_table(source.pipeline, source.session, T, only=[first])
+        source.execute("update t set id = 5000 where id = 200")
+        source.pins.close()
+        source.pins = Pins(source.pipeline)
+        source.pin()
+        source.copy()
+        source.flush()
+        assert source.drain(T).repaired == 1
+        source.catch_up()
+        assert [c.equal for c in source.verify()] == [True]
+        assert_masked(source)
