@@ -145,7 +145,8 @@ def drop_table(ctx: click.Context, table: str, purge: bool) -> None:
     for name in done.still_in:
         say(f"publication {name} has all tables, or all of the schema: nobody stages {wanted} now")
     if done.purged:
-        say(f"lake table {done.purged}: dropped, {done.files:,} files, {done.bytes / 1e6:,.1f} MB")
+        tables, size = ", ".join(done.purged), f"{done.bytes / 1e6:,.1f} MB"
+        say(f"lake table {tables}: dropped, {done.files:,} files, {size}")
     say(f"{wanted} is dropped; maintain removes its staged files in time")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from cdc_assets.verify.compare import Comparison
 
 _NUMBERS = ("rows", "size")
-# Characters that a name has at least, if it needs them; and of a terminal that nobody is at.
-_FIRST, _WIDE = 32, 1_000
+# Characters of a name at least, if it needs them; of any other cell; of a line of no terminal.
+_FIRST, _OTHERS, _WIDE = 32, 6, 1_000
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -114,8 +116,8 @@ def show_tables(found: Sequence[Listed], *, stderr: bool = False, wide: bool = F
         for listed in found
     ]
     headings = ("table", "rows", "size", "key", "identity", "in the way")
-    console = Console(stderr=stderr, highlight=False, width=_WIDE if wide else None)
-    console.print(_table(headings, rows))
+    console = _console(stderr=stderr, wide=wide)
+    console.print(_table(headings, rows, console.width))
     for finding in (f for listed in found for f in listed.obstacles):
         note(f"{finding.code}: {finding.message}\n    {finding.remedy}".rstrip())
 
@@ -185,13 +187,29 @@ def show_maintained(done: list[Maintained]) -> None:
     Console().print(table)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
-    """Nothing is cut; what there is no room for is wrapped, the first column last of all."""
+def _console(*, stderr: bool = False, wide: bool = False) -> Console:
+    """``wide``, or a file or a program that reads it: lines are as long as they need to be."""
+    console = Console(stderr=stderr, highlight=False)
+    if wide or not (console.is_terminal or "COLUMNS" in os.environ):
+        console.width = _WIDE
+    return console
+
+
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, title: str = ""
+) -> Table:
+    """Nothing is cut; what ``width`` has no room for is wrapped, the first column last of all."""
     table = Table(title=title or None)
+    longest = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+    others, beside = len(headings) - 1, 3 * len(headings) + 1
+    first = None
+    if sum(longest) + beside > width:  # Rich would narrow the longest one
+        room = width - beside - _OTHERS * others
+        first = min(longest[0], _FIRST, max(_OTHERS, room))
     for place, name in enumerate(headings):
-        longest = max((len(row[place]) for row in rows), default=0) if place == 0 else 0
         side: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
-        table.add_column(name, overflow="fold", justify=side, min_width=min(longest, _FIRST))
+        fixed = first if place == 0 else None
+        table.add_column(name, overflow="fold", justify=side, width=fixed)
     for row in rows:
         table.add_row(*map(shown, row))
     return table
@@ -209,8 +227,8 @@ def show_health(health: Health, *, wide: bool = False) -> None:
             labelled(problem.severity, colour, what)
             note(f"    {problem.condition.remedy}")
     rows = report.table_rows(found)
-    table = _table(report.TABLE_HEADINGS, rows, f"source {found.source}")
-    Console(width=_WIDE if wide else None).print(table)
+    console = _console(wide=wide)
+    console.print(_table(report.TABLE_HEADINGS, rows, console.width, f"source {found.source}"))
     for worker in found.workers:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
         say(

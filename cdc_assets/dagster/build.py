@@ -6,6 +6,7 @@ Parts are composed here and made elsewhere; tests and other deployments swap the
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,15 @@ def build_defs(
 
 
 def loaded(config: SourceConfig) -> SourceConfig:
-    """``config`` with the tables that its patterns stand for, the same ones in runs and steps."""
-    serves = multiprocessing.parent_process() is None  # else a code server began it
-    return discovered(config, ask=serves, keep=serves)
+    """``config`` with the tables that its patterns stand for, the same ones in runs and steps.
+
+    A code server asks the source, and keeps the answer; the processes of runs and steps go by that.
+    Whoever else looks at the definitions (``dg list defs``) asks, and leaves what is kept alone.
+    """
+    alone = multiprocessing.parent_process() is None  # else a code server began it
+    serves = alone and sys.argv[1:3] == ["api", "grpc"]
+    works = not alone or (not serves and sys.argv[1:2] == ["api"])
+    return discovered(config, ask=not works, keep=serves)
 
 
 def process_defs(config: SourceConfig, path: Path | None = None) -> dg.Definitions:

@@ -232,7 +232,7 @@ def _remove(source: SourceConfig) -> dg.OpDefinition:
             {
                 "publications": _listed(done.publications),
                 "still in": _listed(done.still_in),
-                "purged": done.purged or "nothing",
+                "purged": ", ".join(done.purged) or "nothing",
                 "files": done.files,
                 "bytes": done.bytes,
             }

@@ -7,10 +7,11 @@ back from there. So is the cursor (``lineage``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
@@ -301,12 +302,32 @@ class LakeTable:
         return loaded
 
     def gone(self) -> TableProblem:
-        """The problem of a table that was there, and isn't in the catalog."""
+        """The problem of a table that was there, and isn't in the catalog under its name."""
+        if (former := self._former_name()) is not None:
+            return TableProblem(
+                self.row.table,
+                f"its lake table is called {former}, and the configuration calls it {self.name}"
+                " now (as:, or a pattern of another schema, or another table of its name)",
+                f"Keep its name, with as: {former}; or have it copied under the new one:"
+                f" cdc-assets resync '{self.row.table}'",
+            )
         return TableProblem(
             self.row.table,
             f"its lake table {self.sql_name} is gone from the catalog",
             "Restore it in the catalog, or have the table copied again.",
         )
+
+    def _former_name(self) -> str | None:
+        """The name of a lake table that was made for this one, and that no other one has now."""
+        catalog, ours = open_catalog(self.config), (self.config.name, str(self.row.table))
+        taken = {self.config.lake_name(table.id) for table in self.config.tables}
+        with suppress(NoSuchNamespaceError, OSError):
+            for *namespace, name in catalog.list_tables((self.config.namespace,)):
+                if name not in taken:
+                    found = catalog.load_table((*namespace, name)).properties
+                    if (found.get(SOURCE), found.get(TABLE)) == ours and COPYING not in found:
+                        return name
+        return None
 
     def state(self) -> LakeState:
         """Read copy, landed chunks and cursor from the ancestors of the current snapshot."""

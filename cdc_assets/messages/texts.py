@@ -7,7 +7,9 @@ and :func:`bounded` for all that has a limit.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 
 # Control characters but newline and tab; characters that turn the direction of writing; line ends
 # other than newlines; lone surrogates, which nothing can encode.
@@ -39,6 +41,16 @@ def plain(text: str) -> str:
 def one_line(text: str) -> str:
     """:func:`plain`, with each stretch of white space as one blank."""
     return plain(" ".join(text.split()))
+
+
+def named(name: str) -> str:
+    """A column's name or the like in a sentence: in quotes, unless it is a plain word."""
+    return plain(name) if name.isidentifier() else json.dumps(one_line(name), ensure_ascii=False)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Such names in a row."""
+    return ", ".join(map(named, names))
 
 
 def markdown(text: str) -> str:

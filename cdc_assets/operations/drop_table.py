@@ -40,12 +40,13 @@ class DroppedTable:
     """What was done.
 
     ``publications``: that it was taken out of; ``still_in``: that have all tables, or all of its
-    schema, and go on sending its changes, which nobody stages. ``purged``: its lake table.
+    schema, and go on sending its changes, which nobody stages. ``purged``: its lake tables,
+    with those that it had under another name before.
     """
 
     publications: tuple[str, ...]
     still_in: tuple[str, ...] = ()
-    purged: str | None = None
+    purged: tuple[str, ...] = ()
     files: int = 0
     bytes: int = 0
 
@@ -87,7 +88,7 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
         pipeline.store.unlock(PINS_LOCK)
     purged, files, size = _purge(pipeline, row, whole=purge)
     if refused:
-        too = f", and {purged} dropped" if purged else ""
+        too = f", and {', '.join(purged)} dropped" if purged else ""
         raise PreflightError(f"{table} is let go{too}; but {' '.join(refused)}")
     taken = tuple(name for name in had if name not in everything)
     return DroppedTable(taken, tuple(everything), purged, files, size)
@@ -123,9 +124,9 @@ def _published(source: Connection, pipeline: Pipeline, row: TableRow) -> dict[st
     return found
 
 
-def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[str | None, int, int]:
+def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[tuple[str, ...], int, int]:
     """Drop what copies of the table have left half done; ``whole``: its lake table, too."""
-    purged, files, size = None, 0, 0
+    purged, files, size = list[str](), 0, 0
     taken = {pipeline.config.lake_name(table.id) for table in pipeline.config.tables}
     with pipeline.store.locked(write_lock(row.table)):
         for lake, loaded in list(_candidates(pipeline.config, row)):
@@ -135,8 +136,8 @@ def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[str | Non
                 _refuse_shared(lake, loaded)
                 done = drop_copy(lake, loaded)
                 files, size = files + done[0], size + done[1]
-                purged = lake.sql_name if COPYING not in told else purged
-    return purged, files, size
+                purged += [lake.sql_name] if COPYING not in told else []
+    return tuple(purged), files, size
 
 
 def _refuse_shared(lake: LakeTable, loaded: Table) -> None:

@@ -71,7 +71,7 @@ def source_findings(config: SourceConfig, *, start: bool = False) -> list[Findin
         dsn = source_dsn(config)
         with (
             connect(dsn, application_name="cdc_assets check", lock_seconds=LOCK_SECONDS) as source,
-            _known(config) as (store, older),
+            known_log(config) as (store, older),
         ):
             if not start:
                 found = preflight(source, config, store, dsn)
@@ -99,7 +99,7 @@ def _remedy(error: Exception, otherwise: str) -> str:
 
 
 @contextmanager
-def _known(config: SourceConfig) -> Iterator[tuple[LogStore | None, bool]]:
+def known_log(config: SourceConfig) -> Iterator[tuple[LogStore | None, bool]]:
     """The log's record of the source, None if it can't be read; never created or migrated here.
 
     The flag: whether the record is of an older version, and can be read only after an upgrade.

@@ -39,6 +39,7 @@ from cdc_assets.postgres.session.connect import connect
 from cdc_assets.postgres.session.parameters import resolved
 from cdc_assets.process.machine import check_java
 from cdc_assets.readiness.flushing import coordination_findings, refuse, source_findings, staging
+from cdc_assets.readiness.lake_tables import lake_table_findings
 from cdc_assets.readiness.links import jdbc_findings, transport_findings
 
 # Lags are measured by the coordination server's clock, and commit times are the source's.
@@ -56,6 +57,7 @@ def review(config: SourceConfig) -> list[Finding]:
         *_clocks(config),
         *staging(config, leave_nothing=True),
         *_catalog(config),
+        *_lake_tables(config),
         *_spark(config),
     ]
 
@@ -176,6 +178,13 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
             "Correct lake.catalog, its rights, or those of the warehouse's folder or bucket"
             + ("; its keys come from AWS_… variables." if "s3://" in config.warehouse else "."),
         )
+
+
+def _lake_tables(config: SourceConfig) -> list[Finding]:
+    try:
+        return list(lake_table_findings(config))
+    except Exception:  # noqa: BLE001 - of the catalog's or the log's, which was told by then
+        return []
 
 
 def _catalog_place(config: SourceConfig) -> Iterator[Finding]:

@@ -17,7 +17,12 @@ from cdc_assets.config.tables import TableConfig
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import inserts_publication, published_tables, removal
+from cdc_assets.postgres.publications import (
+    inserts_publication,
+    published_in_bulk,
+    published_tables,
+    removal,
+)
 from cdc_assets.postgres.session.connect import Connection
 
 # A slot's reader may be between two sessions; its slot keeps less than this meanwhile.
@@ -119,7 +124,18 @@ def left_findings(
     wanted = {table.id for table in config.tables}
     for row in store.tables():
         name = inserts if row.inserts_only else whole
-        if row.table in wanted or row.table not in published[name] or not row.oid:
+        if row.table in wanted or row.table not in published[name]:
+            continue
+        if not row.oid:  # it was let go
+            if published_in_bulk(connection, name, published[name][row.table]):
+                continue
+            yield Finding(
+                "table_left",
+                "info",
+                f"{row.table} was given up, but the publication {name} goes on sending its changes,"
+                " which nobody stages.",
+                f"{removal(connection, name, [row.table])}; -- as its owner",
+            )
             continue
         yield Finding(
             "table_left",

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import yaml
+
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
+from cdc_assets.messages.texts import listed, named, one_line
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.identity import remedy, sentence
 from cdc_assets.postgres.names import lake_column
@@ -50,6 +53,7 @@ def table_findings(
     if follows and not identity and found.replica_identity != "f":
         yield from _toast(connection, found, table)
     left_out = facts.unsent(found)
+    names = {c.name for c in left_out}
     if follows:
         yield from _publishable(connection, config, found, facts, inserts_only=inserts_only)
     if not isinstance(parts := facts.heaps[found.id], TableProblem):
@@ -63,11 +67,11 @@ def table_findings(
             "generated_columns",
             "info",
             f"{table.name} has generated columns that Postgres doesn't send"
-            f" ({', '.join(generated)}); the lake table will lack them.",
+            f" ({listed(generated)}); the lake table will lack them.",
             "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
         )
     if renamed := [
-        f"{c.name} as {lake_column(c.name)}"
+        f"{named(c.name)} as {named(lake_column(c.name))}"
         for c in found.columns
         if lake_column(c.name) != c.name and c.name not in table.columns.exclude
     ]:
@@ -78,36 +82,43 @@ def table_findings(
             f" {', '.join(renamed)}.",
             "",
         )
-    yield from _types(found, table)
+    yield from _types(found.without(names), table)
     unknown = set(table.columns.exclude) | set(table.columns.types)
     unknown -= {c.name for c in found.columns}
     if unknown:
         yield Finding(
             "column_missing",
             "error",
-            f"{table.name} has no column {', '.join(sorted(unknown))}, which columns: names.",
+            f"{table.name} has no column {listed(sorted(unknown))}, which columns: names.",
             "Correct columns.exclude or columns.types.",
         )
+
+
+def _as_text(column: str) -> str:
+    """The part of a table's settings that keeps a column as text."""
+    wanted = yaml.safe_dump({"types": {column: "string"}}, default_flow_style=True, width=10**6)
+    return one_line(wanted)
 
 
 def _types(found: SourceTable, table: TableConfig) -> Iterator[Finding]:
     """What becomes of columns that the lake has no type for, and of values that it can't hold."""
     kept = [column for column in found.columns if column.name not in table.columns.exclude]
-    if masked := [f"{c.name} ({how})" for c in kept if (how := table.columns.mask.get(c.name))]:
+    masks = table.columns.mask
+    if masked := [f"{named(c.name)} ({masks[c.name]})" for c in kept if c.name in masks]:
         yield Finding(
             "masked_columns",
             "info",
             f"{table.name}: values of these leave the source masked: {', '.join(masked)}.",
             "",
         )
-    kept = [column for column in kept if column.name not in table.columns.mask]
+    kept = [column for column in kept if column.name not in masks]
     mapped = {c: mapping(c.type, table.columns.types.get(c.name)) for c in kept}
     if text := [c for c, m in mapped.items() if m.lake == "string" and not m.native]:
+        shown = ", ".join(f"{named(c.name)} ({one_line(c.type)})" for c in text)
         yield Finding(
             "text_columns",
             "info",
-            f"{table.name}: the lake has these as text, as Postgres prints it:"
-            f" {', '.join(f'{c.name} ({c.type})' for c in text)}.",
+            f"{table.name}: the lake has these as text, as Postgres prints it: {shown}.",
             "",
         )
     partial = [c.name for c, m in mapped.items() if m.fits is not None]
@@ -120,18 +131,19 @@ def _types(found: SourceTable, table: TableConfig) -> Iterator[Finding]:
         yield Finding(
             "unrepresentable_values",
             "info",
-            f"{table.name}: values of {', '.join(values)} that the lake can't hold (infinity, NaN,"
+            f"{table.name}: values of {listed(values)} that the lake can't hold (infinity, NaN,"
             f" years beyond 1 to 9999, arrays of several dimensions) {becomes}.",
-            f"columns: {{types: {{{values[0]}: string}}}} keeps a column as text; or set"
+            f"columns: {_as_text(values[0])} keeps a column as text; or set"
             " columns.unrepresentable.",
         )
     if keys := [name for name in partial if name in found.key_columns]:
         yield Finding(
             "unrepresentable_keys",
             "info",
-            f"{table.name}: its key has {', '.join(keys)}; a value there that the lake can't hold"
-            " has the table copied anew, with the column as text.",
-            f"columns: {{types: {{{keys[0]}: string}}}} keeps it as text from the start.",
+            f"{table.name}: its key has {listed(keys)}; a value there that the lake can't hold"
+            " has a copy begin anew with the column as text, and parks the table if it comes with a"
+            " change.",
+            f"columns: {_as_text(keys[0])} keeps it as text from the start.",
         )
 
 
@@ -279,14 +291,15 @@ def _toast(connection: Connection, found: SourceTable, table: TableConfig) -> It
         " and not attisdropped and attstorage in ('x', 'e') order by attnum",
         (found.oid,),
     ).fetchall()
-    large = [str(name) for (name,) in rows if name not in found.key_columns]
+    beside = {*found.key_columns, *table.columns.exclude}
+    large = [str(name) for (name,) in rows if name not in beside]
     if not large:
         return
     append = table.mode == "append"
     yield Finding(
         "toast_columns",
         "warning" if append else "info",
-        f"{table.name}: updates leave large unchanged values of {', '.join(large)} out;"
+        f"{table.name}: updates leave large unchanged values of {listed(large)} out;"
         + (
             " they are read again from the source, which may have newer ones by then."
             if append

@@ -18,6 +18,7 @@ from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.log.states import TableState
 from cdc_assets.maintenance.staged import remove_given_up
+from cdc_assets.materializer.drain import drain
 from cdc_assets.operations import drop_table as module
 from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pipeline import Pipeline
@@ -25,6 +26,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publishing import Publishing
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.server import preflight
+from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.integration.operations.test_operations import SETUP, A, B
 from cdc_assets_tests.support.flusher import flushing
 from cdc_assets_tests.support.lake import Lake, NewLake, copied
@@ -64,7 +66,7 @@ def test_it_is_withdrawn_and_its_staged_files_go(source: Lake, tmp_path: Path) -
         assert "cdc-assets drop-table public.b;" in left["table_left"]
         done = drop_table(pipeline, B)
         assert done.publications == ("cdc_src",)
-        assert done.purged is None
+        assert done.purged == ()
         assert published(source) == {"a"}
         assert "table_left" not in {f.code for f in preflight(source.source, fewer, pipeline.store)}
         assert staged(source).keys() == {"public.a", "public.b"}
@@ -116,18 +118,18 @@ def test_purged_its_lake_table_goes_too(source: Lake, tmp_path: Path) -> None:
     assert list(location.rglob("*.parquet"))
     with Pipeline.open(fewer) as pipeline:
         done = drop_table(pipeline, B, purge=True)
-        assert done.purged == "lake.`src`.`b`"
+        assert done.purged == ("lake.`src`.`b`",)
         assert done.files > 0
         assert not list(location.rglob("*.parquet"))
         assert open_catalog(fewer).list_tables("src") == [("src", "a")]
-        assert drop_table(pipeline, B, purge=True).purged is None
+        assert drop_table(pipeline, B, purge=True).purged == ()
 
 
 def test_a_lake_table_of_somebody_else_is_not_purged(source: Lake) -> None:
     source.session.sql("alter table lake.src.b set tblproperties ('cdc.table' = 'public.other')")
     fewer = without(source.config, B)
     with Pipeline.open(fewer) as pipeline:
-        assert drop_table(pipeline, B, purge=True).purged is None
+        assert drop_table(pipeline, B, purge=True).purged == ()
         assert ("src", "b") in open_catalog(fewer).list_tables("src")
 
 
@@ -140,7 +142,30 @@ def test_a_table_of_another_name_in_the_lake_is_found(copied_lake: NewLake) -> N
         assert open_catalog(source.config).table_exists(("src", "Things"))
         assert [one.equal for one in source.verify()] == [True, True]
         with Pipeline.open(without(source.config, B)) as pipeline:
-            assert drop_table(pipeline, B, purge=True).purged == "lake.`src`.`Things`"
+            assert drop_table(pipeline, B, purge=True).purged == ("lake.`src`.`Things`",)
+
+
+def test_a_table_whose_name_in_the_lake_is_changed_is_told(source: Lake) -> None:
+    """By ``as:``, or by a pattern of a second schema: its rows are under the former one."""
+    called = source.config.table("b").model_copy(update={"as_": "renamed"})
+    other = source.config.model_copy(update={"tables": (source.config.tables[0], called)})
+    with Pipeline.open(other) as pipeline:
+        with pytest.raises(TableProblem, match="lake table is called b, and the") as it:
+            drain(pipeline, source.session, B)
+        assert "calls it renamed now" in str(it.value)
+        assert "with as: b; or" in str(it.value)
+        assert drain(pipeline, source.session, A) is not None
+        told = {f.code: f for f in review(other)}["lake_table_gone"]
+        assert told.severity == "error"
+        assert "called b, and the configuration calls it renamed now" in told.message
+    source.session.sql("create table lake.src.renamed using iceberg as select * from lake.src.b")
+    source.session.sql(
+        "alter table lake.src.renamed set tblproperties"
+        " ('cdc.table' = 'public.b', 'cdc.source' = 'src')"
+    )
+    with Pipeline.open(without(source.config, B)) as pipeline:
+        done = drop_table(pipeline, B, purge=True)
+        assert set(done.purged) == {"lake.`src`.`b`", "lake.`src`.`renamed`"}
 
 
 def test_files_of_a_table_that_was_renamed_in_the_lake_stay(source: Lake) -> None:
@@ -164,7 +189,7 @@ def test_a_lake_table_that_another_one_has_is_not_purged(source: Lake) -> None:
     other = source.config.table("a").model_copy(update={"as_": "b"})
     renamed = source.config.model_copy(update={"tables": (other,)})
     with Pipeline.open(renamed) as pipeline:
-        assert drop_table(pipeline, B, purge=True).purged is None
+        assert drop_table(pipeline, B, purge=True).purged == ()
     assert ("src", "b") in open_catalog(source.config).list_tables("src")
 
 
@@ -172,7 +197,7 @@ def test_before_anything_is_copied_nothing_is_purged(new_lake: NewLake) -> None:
     with new_lake(SETUP, "a", "b") as source:
         source.pin()
         with Pipeline.open(without(source.config, B)) as pipeline:
-            assert drop_table(pipeline, B, purge=True).purged is None
+            assert drop_table(pipeline, B, purge=True).purged == ()
         assert published(source) == {"a"}
 
 
@@ -183,7 +208,7 @@ def test_what_a_copy_has_left_half_done_goes_in_any_case(source: Lake) -> None:
             f"alter table lake.src.b__copy_2 set tblproperties ('cdc.{name}' = '{value}')"
         )
     with Pipeline.open(without(source.config, B)) as pipeline:
-        assert drop_table(pipeline, B).purged is None
+        assert drop_table(pipeline, B).purged == ()
     assert sorted(open_catalog(source.config).list_tables("src")) == [("src", "a"), ("src", "b")]
 
 

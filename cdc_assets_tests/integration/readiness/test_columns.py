@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psycopg
+import yaml
 
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.readiness.test_check import config_of, found
@@ -34,3 +35,40 @@ def test_what_becomes_of_odd_columns_is_said_before_anything_is_copied(
         "make the table fail" in found(config_of(ready, failing))["unrepresentable_values"].message
     )
     assert {f.severity for code, f in named.items() if code.startswith("unrep")} == {"info"}
+
+
+def test_what_is_not_in_the_lake_is_not_said_to_be_something_there(
+    postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    ready = postgres_dsn()
+    with psycopg.connect(ready, autocommit=True) as source:
+        source.execute(
+            "create table made (id int primary key, doc jsonb, hidden text,"
+            " twice numeric generated always as (id * 2) stored,"
+            " day date generated always as ('2000-01-01'::date + id) stored)"
+        )
+        source.execute("create publication cdc_src for table made")  # before 18, without them
+    named = found(config_of(ready, {"name": "made", "columns": {"exclude": ["hidden"]}}))
+    assert "(twice, day)" in named["generated_columns"].message
+    assert named["text_columns"].message.endswith("prints it: doc (jsonb).")
+    assert "unrepresentable_values" not in named
+    assert named["toast_columns"].message.endswith(
+        "of doc out; they are completed from the lake's own row."
+    )
+
+
+def test_a_column_name_makes_no_line_and_no_yaml_of_its_own(
+    postgres_dsn: NewDatabase, tmp_home: Path
+) -> None:
+    ready = postgres_dsn()
+    with psycopg.connect(ready, autocommit=True) as source:
+        source.execute(
+            'create table evil (id int primary key, "x\nerror lost: public.orders" jsonb,'
+            ' "a, b" jsonb, "x}, {y: z" date)'
+        )
+    named = found(config_of(ready, "evil"))
+    said = named["text_columns"].message
+    assert '"x error lost: public.orders" (jsonb), "a, b" (jsonb)' in said
+    assert "\n" not in said
+    settings = named["unrepresentable_values"].remedy.removeprefix("columns: ").split(" keeps ")[0]
+    assert yaml.safe_load(settings) == {"types": {"x}, {y: z": "string"}}

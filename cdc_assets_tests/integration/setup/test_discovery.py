@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from cdc_assets.cli.main import cli
 from cdc_assets.components import PostgresSource
 from cdc_assets.config.source import SourceConfig, config_from_parent, parse_config
+from cdc_assets.dagster.build import loaded
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem
 from cdc_assets.flusher.flusher import run
 from cdc_assets.pipeline import Pipeline
@@ -134,6 +136,21 @@ def test_who_finds_the_source_away_has_the_tables_of_the_last_load(
     kept.mkdir()  # nothing can be written there
     assert "late" in names(discovered(config_of(dsn), keep=True))
     assert "can't be kept" in caplog.text
+
+
+def test_who_only_looks_at_the_definitions_changes_no_run(
+    dsn: str, there: Source, tmp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``dg list defs``, say; a code server alone keeps what it found, and runs go by that."""
+    monkeypatch.setattr(sys, "argv", ["dagster", "api", "grpc", "--socket", "s"])
+    known = loaded(config_of(dsn))
+    there.execute("create table late (id int primary key)")
+    monkeypatch.setattr(sys, "argv", ["dg", "list", "defs"])
+    assert "late" in names(loaded(config_of(dsn)))
+    monkeypatch.setattr(sys, "argv", ["dagster", "api", "execute_run", "{}"])
+    assert names(loaded(config_of(dsn))) == names(known)
+    monkeypatch.setattr(sys, "argv", ["dagster", "api", "grpc"])
+    assert "late" in names(loaded(config_of(dsn)))
 
 
 def test_a_source_that_hangs_holds_up_no_load_for_long(
