@@ -51,6 +51,8 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
 
 _SALT_CHARACTERS = 16
+# What a copy beside a lake table is called.
+COPY_NAME = re.compile(r"\A(.+)__copy_[0-9]+\Z", re.DOTALL)
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 
 
@@ -137,12 +139,18 @@ class SourceConfig(Section):
                 raise ValueError(f"tables: {table.name} stands twice; keep one")
             seen.add(table.name)
         lake: dict[str, str] = {}
+        lake_names = {self.lake_name(table.id).lower() for table in self.tables}
         for table in self.tables:
             name = self.lake_name(table.id)
             if (self.namespace, name) == ("health", self.name):
                 raise ValueError(
                     f"tables: the lake table health.{name} would have the name of an asset of the"
                     " source; give another lake.namespace"
+                )
+            if (copy := COPY_NAME.match(name)) and copy[1].lower() in lake_names:
+                raise ValueError(
+                    f"tables: the lake table {name} of {table.name} would have the name of a copy"
+                    f" of {copy[1]}; give it another one, with as:"
                 )
             other = lake.setdefault(name.lower(), table.name)
             if other != table.name:

@@ -7,9 +7,14 @@ from pyiceberg.table import Table
 
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.place import deletable
-from cdc_assets.lake.tables import LakeTable
+from cdc_assets.lake.tables import COPYING, LakeTable
 
 SUFFIX = "__copy_"
+
+
+def is_copy(copy: LakeTable, loaded: Table) -> bool:
+    """Whether a table of a copy's name is one that a copy of this very table lands in."""
+    return COPYING in loaded.properties and copy.is_made_by_us(loaded)
 
 
 def drop_copy(copy: LakeTable, loaded: Table) -> tuple[int, int]:

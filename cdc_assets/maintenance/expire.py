@@ -26,11 +26,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.lake.catalog.catalog import CATALOG
-from cdc_assets.lake.copies import SUFFIX, drop_copy
+from cdc_assets.lake.copies import SUFFIX, drop_copy, is_copy
 from cdc_assets.lake.lineage import OFFSET
 from cdc_assets.lake.lost_reply import is_there
 from cdc_assets.lake.place import deletable, refuse_misled
-from cdc_assets.lake.tables import COPYING, LakeTable
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.staged.places import Place
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import SETTLED
@@ -185,8 +185,8 @@ def drop_dead_copies(store: LogStore, lake: LakeTable, now: datetime) -> Removed
     for epoch in range(1, last + 1):
         shadow = LakeTable(lake.config, lake.table, lake.row, suffix=f"{SUFFIX}{epoch}")
         loaded = shadow.load()
-        if loaded is not None and COPYING not in loaded.properties:
-            continue  # somebody's own table that has such a name
+        if loaded is not None and not is_copy(shadow, loaded):
+            continue  # another table's, or somebody's own, that has such a name
         if loaded is not None:
             with suppress(Busy), writing(store, lake.row):
                 gone += Removed(*drop_copy(shadow, loaded))

@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 
 from cdc_assets.config.addresses import source_dsn
-from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.source import COPY_NAME, SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.postgres.names import TableId
@@ -66,6 +66,7 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
     if config.namespace == "health":  # where the source has an asset of its own
         named.add(config.name)
     found, added, alone = set[str](), list[TableConfig](), _of_one_schema(config)
+    names = named | {table.name.lower() for table in there}
     for table, entry in of_patterns(config, there).items():
         name = table.name
         if not alone or name.lower() in named:
@@ -74,6 +75,12 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
             _log.warning(
                 "%s: %s is left out: another table has its name in the lake; name it, with as:",
                 *(config.name, table),
+            )
+            continue
+        if (copy := COPY_NAME.match(name)) and copy[1].lower() in names:
+            _log.warning(
+                "%s: %s is left out: a copy of %s may have its name in the lake; name it, with as:",
+                *(config.name, table, copy[1]),
             )
             continue
         found.add(name.lower())

@@ -30,7 +30,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import Fenced, TableProblem, first_line
 from cdc_assets.lake.catalog.files import PLACES
 from cdc_assets.lake.columns import PROPERTY
-from cdc_assets.lake.copies import SUFFIX, drop_copy
+from cdc_assets.lake.copies import SUFFIX, drop_copy, is_copy
 from cdc_assets.lake.lineage import foreign_change
 from cdc_assets.lake.lost_reply import is_readable
 from cdc_assets.lake.place import below
@@ -251,7 +251,7 @@ class Landing:
         for epoch in range(1, self._row.epoch + 1):
             shadow = LakeTable(self._config, self.lake.table, self._row, suffix=f"{SUFFIX}{epoch}")
             loaded = shadow.load()
-            if loaded is not None and COPYING in loaded.properties:
+            if loaded is not None and is_copy(shadow, loaded):
                 try:
                     drop_copy(shadow, loaded)
                 except TableProblem as problem:  # maintenance reports it until it is mended

@@ -115,6 +115,19 @@ def test_no_table_that_comes_or_goes_changes_the_name_of_another(
     assert 'public."ORDERS" is left out' in caplog.text
 
 
+def test_a_table_that_is_called_like_a_copy_is_left_out(
+    dsn: str, there: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    there.execute("create table orders__copy_1 (id int primary key)")
+    there.execute("create table lone__copy_1 (id int primary key)")
+    with caplog.at_level(logging.WARNING):
+        found = names(discovered(config_of(dsn)))
+    assert "orders__copy_1 is left out: a copy of orders may have its name" in caplog.text
+    assert ("lone__copy_1" in found, "orders__copy_1" in found) == (True, False)
+    with pytest.raises(ConfigurationError, match="would have the name of a copy of orders; give"):
+        config_of(dsn, "orders", "orders__copy_1")
+
+
 def test_who_finds_the_source_away_has_the_tables_of_the_last_load(
     dsn: str, there: Source, tmp_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.maintenance.run import maintain
+from cdc_assets.snapshot.landing import Landing
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.snapshot.sources import LONG_PAIR, T
 from cdc_assets_tests.support.lake import NewLake, copied, lake
@@ -38,3 +40,23 @@ def test_a_table_that_takes_anothers_place_in_the_lake_is_refused(
         source.pin()
         with pytest.raises(TableProblem, match="wasn't made from it"):
             source.copy()
+
+
+def test_a_copy_under_way_of_another_table_is_left_alone(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """Which is called as a copy of this one would be, by another source of the same namespace."""
+    catalog = {"uri": postgres_dsn(), "warehouse": f"file://{tmp_home}/warehouse"}
+    url, shared = spark_server.ensure(), {"catalog": catalog, "namespace": "both"}
+    called = {"name": "t", "as": "t__copy_1"}
+    with lake(postgres_dsn(), url, LONG_PAIR, called, name="other", lake=shared) as other:
+        other.pin()
+        Landing(other.config, other.pipeline.store, other.row(T)).open()
+        with copied(postgres_dsn(), url, LONG_PAIR, "t", lake=shared) as source:
+            there = open_catalog(source.config).list_tables("both")
+            assert sorted(there) == [("both", "t"), ("both", "t__copy_1")]
+            assert list(maintain(source.pipeline, lambda: source.session, [T]))
+            assert sorted(open_catalog(source.config).list_tables("both")) == sorted(there)
+        other.copy()
+        other.flush()
+        assert [one.equal for one in other.verify()] == [True]
