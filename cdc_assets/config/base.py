@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -53,10 +53,17 @@ def _spelt(units: Mapping[str, float], *examples: str) -> WithJsonSchema:
     )
 
 
+def _namespace(value: str) -> str:
+    if not re.fullmatch(r"[a-z_][a-z0-9_]*", value):
+        raise ValueError("write one plain lower-case word")
+    return value
+
+
 Duration = Annotated[
     timedelta, BeforeValidator(_duration), _spelt(_SECONDS, "500ms", "5s", "15m", "2h", "7d")
 ]
 Size = Annotated[int, BeforeValidator(_size), _spelt(_BYTES, "64MB", "16MiB")]
+Namespace = Annotated[str, AfterValidator(_namespace)]
 
 
 # A name may neither be nor have anything that pyiceberg, Hadoop and S3 would read differently.

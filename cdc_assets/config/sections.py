@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from cdc_assets.config.base import Duration, Section, Size, place_uri, plain_place
+from cdc_assets.config.base import Duration, Namespace, Section, Size, place_uri, plain_place
 
 
 def _dsn(value: SecretStr | None) -> SecretStr | None:
@@ -159,8 +159,11 @@ class CatalogConfig(Section):
 class LakeConfig(Section):
     """Where the tables end up."""
 
-    namespace: str | None = None
+    namespace: Namespace | None = None
     """Of all its tables; by default the source's name."""
+    prefix: Annotated[str, Field(max_length=32, pattern=r"^[a-z0-9_]*$")] = ""
+    """Before the name of each lake table that as: doesn't name: eu_, where several sources of one
+    form share a namespace."""
     format_version: Literal[2, 3] = 3
     """Iceberg's: 3 has deletion vectors, 2 is without any delete files."""
     max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
@@ -168,13 +171,6 @@ class LakeConfig(Section):
     merge_bytes: Size = 64 * 10**6
     """Staged bytes that one merge takes at most; compressed, so about ten times as much parsed."""
     catalog: CatalogConfig = CatalogConfig()
-
-    @field_validator("namespace")
-    @classmethod
-    def _plain(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[a-z_][a-z0-9_]*", value):
-            raise ValueError("write one plain lower-case word")
-        return value
 
 
 class S3Config(Section):

@@ -17,7 +17,6 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import unquote
 
 import yaml
 from pydantic import (
@@ -30,6 +29,7 @@ from pydantic import (
 
 from cdc_assets.config.alerts import AlertsConfig
 from cdc_assets.config.base import Section
+from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
 from cdc_assets.config.expansion import expanded
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.sections import (
@@ -44,15 +44,14 @@ from cdc_assets.config.sections import (
     StateConfig,
     VerifyConfig,
 )
-from cdc_assets.config.tables import Owner, TableConfig
+from cdc_assets.config.tables import AssetsConfig, Owner, TableConfig
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.masks import Mask
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
 
 _SALT_CHARACTERS = 16
-# What a copy beside a lake table is called.
-COPY_NAME = re.compile(r"\A(.+)__copy_[0-9]+\Z", re.DOTALL)
+_NAME = re.compile(r"\A(.+)__copy_[0-9]+\Z", re.DOTALL)
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 
 
@@ -77,6 +76,7 @@ class SourceConfig(Section):
     guesses: at least 16 characters, best ${CDC_MASK_SALT}. Another salt makes other hashes."""
     owners: tuple[Owner, ...] = ()
     """Who looks after it, for the asset catalog: team:data, or an address of mail."""
+    assets: AssetsConfig = AssetsConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     staging: StagingConfig = StagingConfig()
     state: StateConfig = StateConfig()
@@ -133,31 +133,7 @@ class SourceConfig(Section):
             named = tuple(table for table in self.tables if table.pattern is None)
             object.__setattr__(self, "tables", named)
             object.__setattr__(self, "patterns", tuple(patterns))
-        seen: set[str] = set()
-        for table in self.tables:
-            if table.name in seen:
-                raise ValueError(f"tables: {table.name} stands twice; keep one")
-            seen.add(table.name)
-        lake: dict[str, str] = {}
-        lake_names = {self.lake_name(table.id).lower() for table in self.tables}
-        for table in self.tables:
-            name = self.lake_name(table.id)
-            if (self.namespace, name) == ("health", self.name):
-                raise ValueError(
-                    f"tables: the lake table health.{name} would have the name of an asset of the"
-                    " source; give another lake.namespace"
-                )
-            if (copy := COPY_NAME.match(name)) and copy[1].lower() in lake_names:
-                raise ValueError(
-                    f"tables: the lake table {name} of {table.name} would have the name of a copy"
-                    f" of {copy[1]}; give it another one, with as:"
-                )
-            other = lake.setdefault(name.lower(), table.name)
-            if other != table.name:
-                raise ValueError(
-                    f"tables: {other} and {table.name} would both become the lake table {name!r};"
-                    " replicate one of them through another source with its own lake.namespace"
-                )
+        refuse_collisions(self)
         return self
 
     @field_validator("mask_salt")
@@ -181,21 +157,18 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        uri, warehouse = self.staging.uri, self.lake.catalog.warehouse
-        if uri is not None and warehouse is not None:
-            staged = f"{unquote(uri)}/{self.name}/"
-            tables = f"{warehouse.rstrip('/')}/{self.namespace}/"
-            if staged.startswith(tables) or tables.startswith(staged):
-                raise ValueError(
-                    f"staging.uri: staged files would be in {staged} and lake tables in {tables},"
-                    " where nobody tells them apart; give another staging.uri, and put this one"
-                    " into staging.former_uris if it was used"
-                )
+        refuse_shared_places(self)
         return self
 
     @property
     def namespace(self) -> str:
+        """That of lake tables which name none of their own."""
         return self.lake.namespace or self.name
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """All in which it has lake tables."""
+        return frozenset({self.namespace, *(t.namespace for t in self.tables if t.namespace)})
 
     @property
     def salt(self) -> bytes:
@@ -249,7 +222,14 @@ class SourceConfig(Section):
         if named is not None and named.as_ is not None:
             return named.as_
         alike = self._names[table.name.lower()]
-        return f"{table.schema}_{table.name}" if alike > 1 else table.name
+        name = f"{table.schema}_{table.name}" if alike > 1 else table.name
+        return f"{self.lake.prefix}{name}"
+
+    def lake_identifier(self, table: TableId) -> tuple[str, str]:
+        """Namespace and name of a table in the lake."""
+        named = self._by_id.get(table)
+        own = named.namespace if named is not None else None
+        return own or self.namespace, self.lake_name(table)
 
     @cached_property
     def _names(self) -> Counter[str]:

@@ -11,13 +11,15 @@ from typing import Annotated, Any, Literal, Self
 from psycopg import sql
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from cdc_assets.config.base import Duration, Section
+from cdc_assets.config.base import Duration, Namespace, Section
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId
 
 # The owner of an asset as Dagster takes it: a team, or an address of mail.
+_TAG = re.compile(r"\A([A-Za-z0-9][\w.-]{0,62}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
+_TAG_VALUE = re.compile(r"\A([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
 _OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
 
 
@@ -27,7 +29,40 @@ def _owner(value: str) -> str:
     return value
 
 
+def _word(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", value):
+        raise ValueError("Dagster takes letters, digits and underscores")
+    return value
+
+
+def _tags(value: Mapping[str, str]) -> Mapping[str, str]:
+    for tag, said in value.items():
+        if not _TAG.match(tag) or not _TAG_VALUE.match(said):
+            raise ValueError(
+                f"{tag}: Dagster takes up to 63 letters, digits, and . _ - inside, for a tag as for"
+                " its value, which may be empty"
+            )
+        if tag.startswith(("dagster/", "cdc_assets/")):
+            raise ValueError(f"{tag}: tags of dagster/ and cdc_assets/ aren't yours to set")
+    return value
+
+
 Owner = Annotated[str, AfterValidator(_owner)]
+Word = Annotated[str, AfterValidator(_word)]
+Tags = Annotated[Mapping[str, str], AfterValidator(_tags)]
+
+
+class AssetsConfig(Section):
+    """How its assets appear in Dagster."""
+
+    key_prefix: tuple[Word, ...] = ()
+    """Before the key of each of its assets. With another prefix they are other assets, without
+    history."""
+    group: Word | None = None
+    """The group of its lake tables, by default the source's name. Its other assets are in groups of
+    that name with _postgres, _snapshot, _staged_log and _maintenance appended."""
+    tags: Tags = Field(default_factory=dict)
+    """Tags of each of its assets."""
 
 
 class ColumnsConfig(Section):
@@ -101,6 +136,8 @@ class TableConfig(Section):
     like public.* stands for every such table that the source has when it is loaded."""
     as_: Annotated[str | None, Field(alias="as", min_length=1, max_length=128)] = None
     """What it is called in the lake, if not as in the source."""
+    namespace: Namespace | None = None
+    """Its namespace in the lake, instead of lake.namespace."""
     mode: Literal["mirror", "soft_delete", "append"] | None = None
     """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
     where Postgres can't identify changed rows, one an insert."""
@@ -116,6 +153,10 @@ class TableConfig(Section):
     freshness: FreshnessConfig = FreshnessConfig()
     owners: tuple[Owner, ...] | None = None
     """Who looks after its assets, instead of the source's owners."""
+    group: Word | None = None
+    """The group of its assets in Dagster, instead of assets.group."""
+    tags: Tags = Field(default_factory=dict)
+    """Tags of its assets, beside assets.tags."""
     found: bool = False
     """Whether a pattern stands for it (``setup.discovery``): no other one's name depends on it."""
 

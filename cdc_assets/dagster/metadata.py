@@ -108,10 +108,10 @@ def data_version(epoch: int, offset: int) -> str:
 
 def definition_metadata(names: TableAssets) -> dict[str, Any]:
     """Of the lake asset's definition: what is known before the table exists."""
-    location = f"{names.config.warehouse}/{names.config.namespace}"
+    namespace, name = names.config.lake_identifier(names.table)
     return {
         "dagster/table_name": names.lake_table_name,
-        "dagster/uri": f"{location}/{names.config.lake_name(names.table)}",
+        "dagster/uri": f"{names.config.warehouse}/{namespace}/{name}",
         "source table": str(names.table),
     }
 

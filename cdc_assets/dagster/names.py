@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,11 @@ def _distinct(text: str, table: TableId) -> str:
     return f"{plain(text)}_{hashlib.sha256(str(table).encode()).hexdigest()[:6]}"
 
 
+def health_key(config: SourceConfig) -> dg.AssetKey:
+    """The key of the source's report on itself."""
+    return dg.AssetKey([*config.assets.key_prefix, "health", config.name])
+
+
 @dataclass(frozen=True)
 class TableAssets:
     """The names of one table's assets; what sensors ask for at each tick is made once."""
@@ -52,7 +57,7 @@ class TableAssets:
     table: TableId
 
     def _path(self, kind: str) -> dg.AssetKey:
-        return dg.AssetKey([kind, self.config.name, *self._parts])
+        return dg.AssetKey([*self.config.assets.key_prefix, kind, self.config.name, *self._parts])
 
     @cached_property
     def _parts(self) -> tuple[str, str]:
@@ -92,15 +97,16 @@ class TableAssets:
 
     @cached_property
     def lake(self) -> dg.AssetKey:
-        name = self.config.lake_name(self.table)
+        namespace, name = self.config.lake_identifier(self.table)
         shown = plain(name)
         if shown != name and any(
-            plain(self.config.lake_name(t.id)) == shown
-            for t in self.config.tables
-            if t.id != self.table
+            (of, plain(other)) == (namespace, shown)
+            for of, other in (
+                self.config.lake_identifier(t.id) for t in self.config.tables if t.id != self.table
+            )
         ):
             shown = _distinct(name, self.table)
-        return dg.AssetKey([self.config.namespace, shown])
+        return dg.AssetKey([*self.config.assets.key_prefix, namespace, shown])
 
     @cached_property
     def maintenance(self) -> dg.AssetKey:
@@ -114,7 +120,7 @@ class TableAssets:
     @property
     def lake_table_name(self) -> str:
         """The Iceberg table as a person writes it."""
-        return f"{self.config.namespace}.{self.config.lake_name(self.table)}"
+        return ".".join(self.config.lake_identifier(self.table))
 
     @property
     def partitions_name(self) -> str:
@@ -131,15 +137,26 @@ class TableAssets:
         return self.config.owners if own is None else own
 
     def spec(
-        self, key: dg.AssetKey, kinds: set[str], description: str, **more: Any
+        self,
+        key: dg.AssetKey,
+        kinds: set[str],
+        description: str,
+        metadata: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> dg.AssetSpec:
-        """An asset of the table: in its source's group, and its owners'."""
+        """An asset of the table, in the group of its kind, with its owners and tags."""
+        assets, table = self.config.assets, self.config.table(self.table)
+        group = table.group or assets.group or self.config.name
+        health = dg.MetadataValue.asset(health_key(self.config))
         return dg.AssetSpec(
             key,
-            group_name=self.config.name,
+            # A table's assets have one name at their end, by which a list of a group shows them.
+            group_name=group if key == self.lake else f"{group}_{key.path[-4]}",
             owners=self.owners,
             kinds=kinds,
+            tags={**assets.tags, **table.tags},
             description=described(description),
+            metadata={**(metadata or {}), "health": health},
             **more,
         )
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pyiceberg.schema import Schema
 from pyspark.sql import SparkSession
 
-from cdc_assets.lake.tables import LakeColumn, LakeTable, listed, quoted, ticked
+from cdc_assets.lake.spark.sql import listed, quoted, ticked
+from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.postgres.comments import Comments
 
 # The name that Iceberg's engines agree on.

@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config.layout import PROPERTY, Order, Part, described, parse_order, parse_part
 from cdc_assets.errors import TableProblem, first_line
-from cdc_assets.lake.tables import LakeTable, listed, ticked
+from cdc_assets.lake.spark.sql import listed, ticked
+from cdc_assets.lake.tables import LakeTable
 
 
 def is_arranged(lake: LakeTable, loaded: Table) -> bool:

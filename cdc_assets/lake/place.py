@@ -54,7 +54,7 @@ def misled(lake: LakeTable, found: str) -> TableProblem:
         f"the catalog leads its lake table {lake.sql_name} elsewhere than to {expected}:"
         f" {found.rstrip('.')}. Nothing there is touched.",
         "If that is right, say so in lake.catalog.locations (of an earlier warehouse: its URI)."
-        f" If not, the catalog was tampered with: {forgetting(lake.config, lake.name)}; then"
+        f" If not, the catalog was tampered with: {forgetting(lake.config, lake.identifier)}; then"
         f" cdc-assets resync '{lake.row.table}'",
     )
 
@@ -63,7 +63,7 @@ def refuse_misled(lake: LakeTable, loaded: Table) -> None:
     """Raise TableProblem unless a table is where the configuration has it, and is the right one."""
     config, location = lake.config, loaded.location()
     trusted, chosen = trusted_places(config), config.lake.catalog.type != "sql"
-    own = [] if chosen else [f"{u}/{config.namespace}/{safe_folder(lake.name)}" for u in trusted]
+    own = [] if chosen else [f"{u}/{lake.namespace}/{safe_folder(lake.name)}" for u in trusted]
     named = any(_same(location, uri) for uri in [*own, *config.lake.catalog.locations])
     if not named and not (chosen and below(trusted, location)):
         raise misled(lake, f"it is at {location}")

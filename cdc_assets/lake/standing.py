@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.publish import append, published
+from cdc_assets.lake.spark.sql import listed
 from cdc_assets.lake.state import LakeState, lake_state
-from cdc_assets.lake.tables import LakeTable, listed
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.heaps.files import has_one_heap

@@ -24,6 +24,7 @@ from cdc_assets.lake import place as lake_place
 from cdc_assets.lake.catalog.catalog import CATALOG, forgetting, open_catalog, reached
 from cdc_assets.lake.columns import PROPERTY, TableColumns
 from cdc_assets.lake.lineage import cursor_properties, may_have_rows
+from cdc_assets.lake.spark.sql import listed, quoted, ticked
 from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.staged.places import ForeignPath
@@ -40,11 +41,6 @@ _MANIFESTS = "commit.manifest.min-count-to-merge"
 RETRIES = "commit.retry.num-retries"
 # Table properties: the source, its table and, until the copy is complete, the copy under way.
 SOURCE, TABLE, COPYING = "cdc.source", "cdc.table", "cdc.copying"
-
-
-def ticked(name: str) -> str:
-    """An identifier as Spark SQL spells it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +101,23 @@ class LakeTable:
     @property
     def identifier(self) -> tuple[str, str]:
         """For pyiceberg."""
-        return (self.config.namespace, self.name)
+        return (self.namespace, self.name)
+
+    @property
+    def namespace(self) -> str:
+        return self.config.lake_identifier(self.row.table)[0]
 
     @property
     def location(self) -> str | None:
         """The location of a new table's files; None where the catalog chooses it."""
         if self.config.lake.catalog.type != "sql":
             return None
-        return f"{self.config.warehouse}/{self.config.namespace}/{safe_folder(self.name)}"
+        return f"{self.config.warehouse}/{self.namespace}/{safe_folder(self.name)}"
 
     @property
     def sql_name(self) -> str:
         """For Spark SQL: catalog, namespace and table."""
-        return f"{CATALOG}.{ticked(self.config.namespace)}.{ticked(self.name)}"
+        return f"{CATALOG}.{ticked(self.namespace)}.{ticked(self.name)}"
 
     @property
     def procedure_name(self) -> str:
@@ -162,7 +162,7 @@ class LakeTable:
             COPYING: self.copy_id,
         }
         catalog = open_catalog(self.config)
-        catalog.create_namespace_if_not_exists(self.config.namespace)
+        catalog.create_namespace_if_not_exists(self.namespace)
         return catalog.create_table_if_not_exists(
             self.identifier,
             pa.schema(
@@ -194,7 +194,7 @@ class LakeTable:
         open_catalog(self.config)  # makes a SQL catalog's own tables
         types = {c.name: c.mapping.lake for c in self.columns} | dict(self.extra)
         columns = ", ".join(f"{ticked(name)} {lake}" for name, lake in types.items())
-        session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.config.namespace)}")
+        session.sql(f"create namespace if not exists {CATALOG}.{ticked(self.namespace)}")
         session.sql(
             f"create table if not exists {self.sql_name} ({columns})"
             f" {self.clauses(partition_by, properties)}"
@@ -291,7 +291,8 @@ class LakeTable:
                 f"the catalog leads its lake table {self.sql_name} to a file that isn't there (it"
                 f" was restored from a backup, or somebody removed the file): {first_line(error)}",
                 f"See that the warehouse can be reached. If the file is gone for good:"
-                f" {forgetting(self.config, self.name)}; then cdc-assets resync '{self.row.table}'",
+                f" {forgetting(self.config, self.identifier)}; then cdc-assets resync"
+                f" '{self.row.table}'",
             ) from error
         return loaded
 
@@ -320,13 +321,14 @@ class LakeTable:
     def _former_name(self) -> str | None:
         """The name of a lake table that was made for this one, and that no other one has now."""
         catalog, ours = open_catalog(self.config), (self.config.name, str(self.row.table))
-        taken = {self.config.lake_name(table.id) for table in self.config.tables}
-        with suppress(NoSuchNamespaceError, OSError):
-            for *namespace, name in catalog.list_tables((self.config.namespace,)):
-                if name not in taken:
-                    found = catalog.load_table((*namespace, name)).properties
-                    if (found.get(SOURCE), found.get(TABLE)) == ours and COPYING not in found:
-                        return name
+        taken = {self.config.lake_identifier(table.id) for table in self.config.tables}
+        for namespace in sorted(self.config.namespaces):
+            with suppress(NoSuchNamespaceError, OSError):
+                for *_, name in catalog.list_tables((namespace,)):
+                    if (namespace, name) not in taken:
+                        found = catalog.load_table((namespace, name)).properties
+                        if (found.get(SOURCE), found.get(TABLE)) == ours and COPYING not in found:
+                            return name if namespace == self.namespace else f"{namespace}.{name}"
         return None
 
     def state(self) -> LakeState:
@@ -337,13 +339,3 @@ class LakeTable:
         """Whether there may be any row; False only if the table provably has no data file."""
         loaded = self.load() if state.total_rows <= 0 else None
         return state.total_rows > 0 or (loaded is not None and may_have_rows(loaded))
-
-
-def listed(properties: Mapping[str, str]) -> str:
-    """Table properties as Spark SQL writes them."""
-    return ", ".join(f"{quoted(k)}={quoted(v)}" for k, v in properties.items())
-
-
-def quoted(text: str) -> str:
-    """A string as Spark SQL writes it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -35,8 +35,9 @@ from cdc_assets.lake.layout import arrange, is_arranged
 from cdc_assets.lake.lineage import count, said
 from cdc_assets.lake.lost_reply import healing
 from cdc_assets.lake.publish import append, drop_abandoned, name_cursor, published, writers_branches
+from cdc_assets.lake.spark.sql import listed, quoted, ticked
 from cdc_assets.lake.state import LakeState
-from cdc_assets.lake.tables import READING, RETRIES, LakeTable, listed, quoted, ticked
+from cdc_assets.lake.tables import READING, RETRIES, LakeTable
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow

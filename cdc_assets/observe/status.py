@@ -256,7 +256,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     resting = paused(store)
     tables = []
     for table in config.tables:
-        lake = f"{config.namespace}.{config.lake_name(table.id)}"
+        lake = ".".join(config.lake_identifier(table.id))
         row = known.get(table.name)
         if row is None:
             tables.append(TableStatus(table.name, lake, "new"))

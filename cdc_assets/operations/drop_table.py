@@ -127,12 +127,12 @@ def _published(source: Connection, pipeline: Pipeline, row: TableRow) -> dict[st
 def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[tuple[str, ...], int, int]:
     """Drop what copies of the table have left half done; ``whole``: its lake table, too."""
     purged, files, size = list[str](), 0, 0
-    taken = {pipeline.config.lake_name(table.id) for table in pipeline.config.tables}
+    taken = {pipeline.config.lake_identifier(table.id) for table in pipeline.config.tables}
     with pipeline.store.locked(write_lock(row.table)):
         for lake, loaded in list(_candidates(pipeline.config, row)):
             told = loaded.properties
             ours = (told.get(SOURCE), told.get(TABLE)) == (pipeline.config.name, str(row.table))
-            if ours and lake.name not in taken and (whole or COPYING in told):
+            if ours and lake.identifier not in taken and (whole or COPYING in told):
                 _refuse_shared(lake, loaded)
                 done = drop_copy(lake, loaded)
                 files, size = files + done[0], size + done[1]
@@ -143,7 +143,7 @@ def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[tuple[str
 def _refuse_shared(lake: LakeTable, loaded: Table) -> None:
     """Raise TableProblem if another table has files in its folder, as one that was renamed has."""
     catalog = open_catalog(lake.config)
-    for *namespace, name in catalog.list_tables((lake.config.namespace,)):
+    for *namespace, name in catalog.list_tables((lake.namespace,)):
         place = catalog.load_table((*namespace, name)).location().rstrip("/")
         if name != lake.name and f"{place}/".startswith(f"{loaded.location().rstrip('/')}/"):
             raise TableProblem(
@@ -154,21 +154,23 @@ def _refuse_shared(lake: LakeTable, loaded: Table) -> None:
 
 
 def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable, Table]]:
-    """What may be its lake table: the one of its name, then every one of the namespace."""
+    """What may be its lake table: the one of its name, then every one of the namespaces."""
 
-    def called(name: str | None) -> LakeTable:
-        table = TableConfig(name=str(row.table)).model_copy(update={"as_": name})
+    def called(name: str | None, namespace: str | None = None) -> LakeTable:
+        settings = {"as_": name, "namespace": namespace}
+        table = TableConfig(name=str(row.table)).model_copy(update=settings)
         with_it = config.model_copy(update={"tables": (*config.tables, table)})
         return LakeTable(with_it, table, row)
 
     first = called(None)
     if (loaded := first.load()) is not None:
         yield first, loaded
-    try:
-        there = open_catalog(config).list_tables((config.namespace,))
-    except NoSuchNamespaceError:  # nothing was ever copied
-        return
-    for *_, name in there:
-        with suppress(TableProblem):  # another table's, which isn't where ours would be
-            if name != first.name and (loaded := called(name).load()) is not None:
-                yield called(name), loaded
+    for namespace in sorted(config.namespaces):
+        there = list[tuple[str, ...]]()
+        with suppress(NoSuchNamespaceError):  # nothing was ever copied
+            there = list(open_catalog(config).list_tables((namespace,)))
+        for *_, name in there:
+            found = called(name, namespace)
+            with suppress(TableProblem):  # another table's, which isn't where ours would be
+                if found.identifier != first.identifier and (loaded := found.load()) is not None:
+                    yield found, loaded

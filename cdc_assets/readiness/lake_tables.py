@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from pyiceberg.exceptions import NoSuchNamespaceError
 
@@ -22,12 +23,12 @@ def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
     copied = [LakeTable(config, configured[r.table], r) for r in rows if r.table in configured]
     if not copied:
         return
-    try:
-        there = {name for *_, name in open_catalog(config).list_tables((config.namespace,))}
-    except NoSuchNamespaceError:
-        there = set()
+    there = set[tuple[str, ...]]()
+    for namespace in {lake.namespace for lake in copied}:
+        with suppress(NoSuchNamespaceError):
+            there |= set(open_catalog(config).list_tables((namespace,)))
     for lake in copied:
-        if lake.name not in there:
+        if lake.identifier not in there:
             problem = lake.gone()
             what = f"{lake.row.table}: {problem.what.removeprefix(f'{lake.row.table}: ')}"
             yield Finding("lake_table_gone", "error", what, problem.remedy)

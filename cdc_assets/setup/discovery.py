@@ -18,7 +18,8 @@ from pathlib import Path
 import psycopg
 
 from cdc_assets.config.addresses import source_dsn
-from cdc_assets.config.source import COPY_NAME, SourceConfig
+from cdc_assets.config.collisions import COPY_NAME
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
 from cdc_assets.postgres.names import TableId
@@ -69,8 +70,9 @@ def _with(config: SourceConfig, there: Sequence[TableId]) -> SourceConfig:
     names = named | {table.name.lower() for table in there}
     for table, entry in of_patterns(config, there).items():
         name = table.name
-        if not alone or name.lower() in named:
+        if not alone or f"{config.lake.prefix}{name}".lower() in named:
             name = f"{table.schema}_{name}"
+        name = config.lake.prefix + name
         if name.lower() in named | found:
             _log.warning(
                 "%s: %s is left out: another table has its name in the lake; name it, with as:",

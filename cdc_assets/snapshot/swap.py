@@ -26,8 +26,9 @@ from cdc_assets.lake.layout import arrange
 from cdc_assets.lake.lost_reply import is_readable
 from cdc_assets.lake.publish import published
 from cdc_assets.lake.spark.session import summary
+from cdc_assets.lake.spark.sql import listed
 from cdc_assets.lake.state import lake_state
-from cdc_assets.lake.tables import COPYING, LakeTable, listed
+from cdc_assets.lake.tables import COPYING, LakeTable
 
 
 def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import functions as F
 
-from cdc_assets.lake.tables import ticked
+from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.verify.rows import Beside
 
 

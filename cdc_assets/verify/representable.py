@@ -20,7 +20,8 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.batch import Window, take
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry, LogStore

@@ -16,7 +16,8 @@ from pyspark.sql import types as T
 
 from cdc_assets.config.tables import DELETED_AT
 from cdc_assets.errors import TableProblem
-from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.relation import Told, told_by_catalog
 from cdc_assets.log.states import TableState
 from cdc_assets.pipeline import Pipeline

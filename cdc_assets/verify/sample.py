@@ -37,7 +37,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_assets.errors import TableProblem, first_line
-from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.verified import compared, remember_compared, remember_missed
 from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.pins.holders import under

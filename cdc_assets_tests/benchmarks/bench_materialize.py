@@ -35,7 +35,8 @@ from rich.console import Console
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.flusher.flusher import run
-from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import as_lake, named
 from cdc_assets.log.batch import BATCH_ROWS, Window, facts, outlines
 from cdc_assets.log.staged.storage import Storage

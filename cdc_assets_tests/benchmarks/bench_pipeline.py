@@ -35,7 +35,7 @@ from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.lake.catalog.catalog import CATALOG
-from cdc_assets.lake.tables import ticked
+from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.maintenance.run import Maintained
 from cdc_assets.operations.running import Spark
 from cdc_assets.operations.whole import maintain

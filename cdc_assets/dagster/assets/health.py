@@ -9,12 +9,9 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.names import health_key
 from cdc_assets.observe.report import Health, look, markdown
 from cdc_assets.pipeline import Pipeline
-
-
-def health_key(config: SourceConfig) -> dg.AssetKey:
-    return dg.AssetKey(["health", config.name])
 
 
 def health_asset(config: SourceConfig) -> dg.AssetsDefinition:
@@ -22,7 +19,8 @@ def health_asset(config: SourceConfig) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=health_key(config),
-        group_name=config.name,
+        group_name=config.assets.group or config.name,
+        tags=config.assets.tags,
         owners=config.owners,
         kinds={"postgres", "iceberg"},
         description=f"How {config.name} is: what is wrong and what helps, slot, flusher, tables,"

@@ -13,10 +13,9 @@ from typing import Any
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.assets.health import health_key
 from cdc_assets.dagster.history import Pruned, prune
 from cdc_assets.dagster.internals import RemoteRepositoryOrigin
-from cdc_assets.dagster.names import TableAssets, all_tables, operation_name, run_lock
+from cdc_assets.dagster.names import TableAssets, all_tables, health_key, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablesFailed, first_line

@@ -6,7 +6,8 @@ import dagster as dg
 
 from cdc_assets.dagster.names import TableAssets
 from cdc_assets.errors import CdcError
-from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.verified import keys_seen, remember_keys
 from cdc_assets.messages.texts import described

@@ -14,9 +14,9 @@ import dagster as dg
 
 from cdc_assets.config.addresses import source_dsn
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.assets.health import health_key, health_metadata
+from cdc_assets.dagster.assets.health import health_metadata
 from cdc_assets.dagster.metadata import described_metadata
-from cdc_assets.dagster.names import TableAssets, all_tables, of_source
+from cdc_assets.dagster.names import TableAssets, all_tables, health_key, of_source
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.observe.report import look

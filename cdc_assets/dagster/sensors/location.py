@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 import dagster as dg
 
-from cdc_assets.dagster.assets.health import health_key
-from cdc_assets.dagster.names import SOURCE_TAG, all_tables
+from cdc_assets.dagster.names import SOURCE_TAG, all_tables, health_key
 from cdc_assets.dagster.part import PART_TAG, is_told_to_serve_alone
 from cdc_assets.dagster.resources.sources import sources
 

@@ -237,10 +237,10 @@ def open_catalog(config: SourceConfig) -> Catalog:
         )
 
 
-def forgetting(config: SourceConfig, table: str) -> str:
+def forgetting(config: SourceConfig, identifier: tuple[str, str]) -> str:
     """How a person has the catalog forget a table whose files are gone."""
     if config.lake.catalog.type != "sql":
-        return f"drop {config.namespace}.{table} in the catalog, without purging it"
+        return f"drop {'.'.join(identifier)} in the catalog, without purging it"
     where = sql.Identifier(catalog_place.TABLES[0])
     if (schema := catalog_schema(config)) is not None:
         where = sql.Identifier(schema, catalog_place.TABLES[0])
@@ -248,7 +248,7 @@ def forgetting(config: SourceConfig, table: str) -> str:
         sql.SQL(
             "delete from {} where catalog_name = {} and table_namespace = {} and table_name = {}"
         )
-        .format(where, CATALOG, config.namespace, table)
+        .format(where, CATALOG, *identifier)
         .as_string(None)
     )
 

@@ -8,7 +8,7 @@ from operator import and_
 
 from pyspark.sql import functions as F
 
-from cdc_assets.lake.tables import ticked
+from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.values import as_lake, named, names_of, same_in_lake, texts_of
 from cdc_assets.materializer.actions.commit import Change, Deletion, Merged, commit
 from cdc_assets.materializer.fold import count_rows, parsed

@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_assets.lake.spark.sending import repeated
-from cdc_assets.lake.tables import LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import as_lake, named, texts_of
 from cdc_assets.log.staged.files import OLD_KEY
 from cdc_assets.materializer.actions.commit import Change, Merged, commit

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.config.tables import DELETED_AT
 from cdc_assets.lake.spark.sending import sent
-from cdc_assets.lake.tables import ticked
+from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.values import as_lake, named, texts_of
 from cdc_assets.materializer.actions.commit import Change, Merged, commit
 from cdc_assets.materializer.actions.keys import (

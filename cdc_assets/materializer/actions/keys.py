@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.lake.values import as_lake, member
 from cdc_assets.materializer.actions.commit import Deletion
 

@@ -21,9 +21,10 @@ from pyspark.sql import SparkSession
 from cdc_assets.config.tables import ColumnsConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.columns import PROPERTY, TableColumns
+from cdc_assets.lake.spark.sql import listed
 from cdc_assets.lake.standing import park
 from cdc_assets.lake.state import LakeState
-from cdc_assets.lake.tables import LakeTable, listed
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.relation import Told
 from cdc_assets.log.store import LogStore
 from cdc_assets.materializer.schema.columns import Refused, next_columns

@@ -16,8 +16,9 @@ from pyspark.sql import functions as F
 
 from cdc_assets.lake.publish import published
 from cdc_assets.lake.spark.session import summary
+from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.state import LakeState
-from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.lake.values import naming_refusals, of_later, typed
 from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
 from cdc_assets.pipeline import Pipeline

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from pyiceberg.schema import Schema
 
-from cdc_assets.lake.tables import LakeColumn, LakeTable, ticked
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.materializer.schema.columns import Refused
 
 # Spark's names of types and Iceberg's, where they differ.

@@ -255,7 +255,7 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
     elif before is not None and now.published_as and before.was_put_back(now.published_as):
         yield found(
             "publication_altered",
-            f"somebody altered the publication {name} and put it back: what it left out"
-            " meanwhile is missing",
+            f"somebody altered the publication {name} and put it back: what it may have"
+            " left out meanwhile is missing",
             resync,
         )

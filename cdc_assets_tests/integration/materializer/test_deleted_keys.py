@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from cdc_assets.lake.catalog.catalog import CATALOG
 from cdc_assets.lake.spark import session as sessions
 from cdc_assets.lake.spark.session import unshuffled
-from cdc_assets.lake.tables import listed
+from cdc_assets.lake.spark.sql import listed
 from cdc_assets.materializer import winners
 from cdc_assets.materializer.actions import commit, keys
 from cdc_assets.postgres.names import TableId

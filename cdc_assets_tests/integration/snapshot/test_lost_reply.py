@@ -14,7 +14,8 @@ from pyspark.errors import PySparkException
 
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.spark.server import SparkServer
-from cdc_assets.lake.tables import COPYING, RETRIES, listed
+from cdc_assets.lake.spark.sql import listed
+from cdc_assets.lake.tables import COPYING, RETRIES
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.snapshot.sources import T

@@ -39,7 +39,7 @@ def test_everything_has_a_default_but_the_tables() -> None:
         ({"tables": []}, ["tables"]),
         ({"tables": [{"name": "a b"}]}, ["tables.0.name", "'a b' is not a table name"]),
         ({"tables": [{"name": "a"}, {"name": "public.a"}]}, ["public.a stands twice"]),
-        ({"tables": [{"name": '"A"'}, {"name": "a"}]}, ["would both become", "lake.namespace"]),
+        ({"tables": [{"name": '"A"'}, {"name": "a"}]}, ["would both become", "with as:"]),
         ({"postgres": {}}, ["postgres", "dsn", "embedded"]),
         ({"postgres": {"dsn": "${CDC_NOT_SET}"}}, ["CDC_NOT_SET", "not set"]),
         ({"postgres": {"dsn": "postgresql://u:p@ss@h/db"}}, ["postgres.dsn", "%40"]),
