@@ -115,6 +115,12 @@ class StateConfig(Section):
     """Its schema there."""
 
 
+# What the rest of the configuration decides.
+_CATALOG_OURS = frozenset(
+    {"type", "catalog-impl", "uri", "warehouse", "cache-enabled", "py-catalog-impl", "py-io-impl"}
+)
+
+
 class CatalogConfig(Section):
     """The Iceberg catalog; by default SQL tables in the coordination database."""
 
@@ -125,6 +131,10 @@ class CatalogConfig(Section):
     warehouse: str | None = None
     """Where tables are made: file:///folder or s3://bucket/prefix, or a REST catalog's name of it;
     by default a folder of the runtime home."""
+    properties: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """More properties of a rest or glue catalog, as Iceberg calls them, for Spark and pyiceberg
+    alike: credential, token, scope, oauth2-server-uri, rest.sigv4-enabled, header.…; secrets best
+    as ${VAR}."""
     locations: tuple[str, ...] = ()
     """Where tables may lie beside ``warehouse``: an earlier one, or a table's own location."""
 
@@ -151,6 +161,10 @@ class CatalogConfig(Section):
             _dsn(
                 SecretStr(self.uri.get_secret_value().replace("postgresql+psycopg:", "postgresql:"))
             )
+        if self.properties and self.type == "sql":
+            raise ValueError("properties: a rest or glue catalog has some, the SQL catalog none")
+        if ours := sorted(_CATALOG_OURS & self.properties.keys()):
+            raise ValueError(f"properties: {ours[0]} follows from the other settings; remove it")
         if self.type == "glue" and self.warehouse is None:
             raise ValueError("a glue catalog needs warehouse: s3://bucket/prefix")
         return self

@@ -166,7 +166,13 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
             settings[f"{prefix}.s3.endpoint"] = config.s3.endpoint
         if config.s3.region:
             settings[f"{prefix}.client.region"] = config.s3.region
-    return settings
+    return settings | {f"{prefix}.{key}": value for key, value in _more(config).items()}
+
+
+def _more(config: SourceConfig) -> dict[str, str]:
+    """The properties that the configuration gives to both, secrets included."""
+    given = config.lake.catalog.properties
+    return {key: value.get_secret_value() for key, value in given.items()}
 
 
 def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
@@ -195,7 +201,7 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
     ):
         if config.warehouse.startswith("s3://") and os.environ.get(variable):
             properties[key] = os.environ[variable]
-    return properties
+    return properties | _more(config)
 
 
 def _bare(address: str) -> str:

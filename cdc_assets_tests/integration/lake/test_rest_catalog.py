@@ -1,0 +1,80 @@
+"""A REST catalog that wants a credential is opened by Spark and pyiceberg alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_assets.lake.catalog.catalog import shown
+from cdc_assets.maintenance.run import maintain
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.operations.drop_table import drop_table
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness.surroundings import review
+from cdc_assets_tests.support.lake import NewLake
+from cdc_assets_tests.support.rest_catalog import CREDENTIAL, SCOPE, rest_catalog
+
+pytestmark = pytest.mark.spark
+
+T = TableId("public", "t")
+SETUP = (
+    "create table t (id int primary key, v text); insert into t select i, 'x' from"
+    " generate_series(1, 99) i"
+)
+ACCESS = {
+    "credential": CREDENTIAL,
+    "scope": SCOPE,
+    "header.X-Iceberg-Access-Delegation": "vended-credentials",
+}
+
+
+def _catalog(uri: str, warehouse: str, properties: dict[str, str]) -> dict[str, Any]:
+    catalog = {"type": "rest", "uri": uri, "warehouse": warehouse, "properties": properties}
+    return {"lake": {"catalog": catalog}}
+
+
+def test_a_protected_rest_catalog_from_copy_to_purge(copied_lake: NewLake, tmp_path: Path) -> None:
+    """In format version 2: pyiceberg, which the server keeps its tables by, upgrades none to 3."""
+    warehouse = f"file://{tmp_path}/warehouse"
+    with rest_catalog(tmp_path, warehouse) as server:
+        access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
+        settings = _catalog(server.uri, warehouse, access)
+        settings["lake"]["format_version"] = 2
+        with copied_lake(SETUP, "t", **settings) as source:
+            source.execute("update t set v = 'y' where id > 50; delete from t where id < 10")
+            source.execute("alter table t add w int default 7; insert into t values (100, 'z')")
+            source.catch_up()
+            mark_for_copy(source.pipeline, [T])
+            source.pin()
+            source.copy()
+            source.execute("update t set v = 'later' where id = 60")
+            source.catch_up()
+            done = list(maintain(source.pipeline, lambda: source.session, [T]))
+            assert [one.problem for one in done] == [None]
+            assert [one.equal for one in source.verify()] == [True]
+            assert server.refused == 0
+            assert "vended-credentials" in server.headers
+            assert len(server.agents) > 1, "Spark and pyiceberg both came"
+            codes = {finding.code for finding in review(source.config)}
+            assert {"catalog_unwritable", "catalog_unreachable"}.isdisjoint(codes)
+            assert "s3cret" not in repr(source.config) + json.dumps(shown(source.config))
+            left = source.config.model_copy(update={"tables": ()})
+            with Pipeline.open(left) as pipeline:
+                assert drop_table(pipeline, T, purge=True).purged == ("lake.`src`.`t`",)
+        assert server.tables.list_tables("src") == []
+
+
+def test_a_wrong_credential_is_told_before_anything_begins(
+    new_lake: NewLake, tmp_path: Path
+) -> None:
+    warehouse = f"file://{tmp_path}/warehouse"
+    with rest_catalog(tmp_path, warehouse) as server:
+        wrong = {**ACCESS, "credential": "reader:wr0ng"}
+        with new_lake(SETUP, "t", **_catalog(server.uri, warehouse, wrong)) as source:
+            found = {finding.code: finding for finding in review(source.config)}
+            assert "wr0ng" not in str(found)
+            assert found["catalog_unwritable"].severity == "error"

@@ -1,0 +1,220 @@
+"""A server of Iceberg's REST catalog protocol on loopback, which lets nobody in without a token.
+
+pyiceberg keeps the tables and applies what clients commit; here are the routes. A client gets a
+token for its credential, as by OAuth2, and must name the header that catalogs hand out storage
+credentials by. What a client sent is recorded.
+
+Source: https://iceberg.apache.org/rest-catalog-spec/
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from pyiceberg.catalog.rest import CreateTableRequest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.table import CommitTableRequest, Table
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+
+CREDENTIAL = "reader:s3cret of the tests"
+SCOPE = "PRINCIPAL_ROLE:ALL"
+_CODES = {
+    NoSuchNamespaceError: 404,
+    NoSuchTableError: 404,
+    NamespaceAlreadyExistsError: 409,
+    NamespaceNotEmptyError: 409,
+    TableAlreadyExistsError: 409,
+    CommitFailedException: 409,
+}
+_JAVA_NAMES = {
+    "NoSuchTableError": "NoSuchTableException",
+    "NoSuchNamespaceError": "NoSuchNamespaceException",
+    "TableAlreadyExistsError": "AlreadyExistsException",
+    "NamespaceAlreadyExistsError": "AlreadyExistsException",
+}
+
+
+@dataclass
+class RestCatalog:
+    """The running server: its address, and what it was asked."""
+
+    uri: str
+    tables: SqlCatalog
+    tokens: set[str] = field(default_factory=set)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    refused: int = 0
+    headers: set[str] = field(default_factory=set)
+    agents: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def rest_catalog(folder: Path, warehouse: str) -> Iterator[RestCatalog]:
+    """The server, whose tables are below ``warehouse``."""
+    tables = SqlCatalog("rest", uri=f"sqlite:///{folder}/rest.db", warehouse=warehouse)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    catalog = RestCatalog(f"http://127.0.0.1:{server.server_address[1]}", tables)
+    server.catalog = catalog  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield catalog
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def catalog(self) -> RestCatalog:
+        found: RestCatalog = self.server.catalog  # type: ignore[attr-defined]
+        return found
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+    def _answer(self, code: int, body: object | None = None) -> None:
+        data = b"" if body is None else json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _fail(self, code: int, kind: str, message: str) -> None:
+        named = _JAVA_NAMES.get(kind, kind)
+        self._answer(code, {"error": {"message": message, "type": named, "code": code}})
+
+    def _serve(self) -> None:
+        path = urlsplit(self.path).path
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = [unquote(part) for part in path.strip("/").split("/")][1:]
+        catalog = self.catalog
+        catalog.asked.append((self.command, path))
+        if parts == ["oauth", "tokens"]:
+            return self._token(data)
+        if self.headers.get("Authorization", "").removeprefix("Bearer ") not in catalog.tokens:
+            catalog.refused += 1
+            return self._fail(401, "NotAuthorizedException", "no such token")
+        catalog.agents.add(self.headers.get("User-Agent", "").split("/")[0])
+        catalog.headers.add(self.headers.get("X-Iceberg-Access-Delegation", ""))
+        try:
+            with catalog.lock:
+                self._answer(*self._done(parts, json.loads(data) if data else {}))
+        except tuple(_CODES) as error:
+            self._fail(_CODES[type(error)], type(error).__name__, str(error))
+        except Exception as error:  # noqa: BLE001 - a client is told what a server of theirs would
+            self._fail(500, type(error).__name__, str(error))
+
+    do_GET = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815 - as the base class has them
+
+    def _token(self, data: bytes) -> None:
+        form = {key: values[0] for key, values in parse_qs(data.decode()).items()}
+        wanted = dict(zip(("client_id", "client_secret"), CREDENTIAL.split(":"), strict=True))
+        if not form.items() >= {**wanted, "scope": SCOPE}.items():
+            self.catalog.refused += 1
+            return self._fail(401, "NotAuthorizedException", "invalid_client")
+        token = secrets.token_hex(8)
+        self.catalog.tokens.add(token)
+        answer = {"access_token": token, "token_type": "bearer", "expires_in": 3600}
+        kind = "urn:ietf:params:oauth:token-type:access_token"
+        return self._answer(200, {**answer, "issued_token_type": kind})
+
+    def _done(self, parts: list[str], body: dict[str, Any]) -> tuple[int, object | None]:
+        tables, verb = self.catalog.tables, self.command
+        match parts:
+            case ["config"]:
+                return 200, {"defaults": {}, "overrides": {}}
+            case ["namespaces"] if verb == "POST":
+                tables.create_namespace(tuple(body["namespace"]), body.get("properties") or {})
+                return 200, {"namespace": body["namespace"], "properties": {}}
+            case ["namespaces"]:
+                return 200, {"namespaces": [list(found) for found in tables.list_namespaces()]}
+            case ["namespaces", namespace]:
+                known = tables.load_namespace_properties(namespace)
+                if verb == "DELETE":
+                    tables.drop_namespace(namespace)
+                    return 204, None
+                return 200, {"namespace": [namespace], "properties": known}
+            case ["namespaces", namespace, "tables"] if verb == "POST":
+                return 200, self._created(namespace, _wanted(body))
+            case ["namespaces", namespace, "tables"]:
+                tables.load_namespace_properties(namespace)
+                found = [{"namespace": [n], "name": t} for n, t in tables.list_tables(namespace)]
+                return 200, {"identifiers": found}
+            case ["namespaces", namespace, "tables", name] if verb == "POST":
+                return 200, self._committed((namespace, name), body)
+            case ["namespaces", namespace, "tables", name] if verb == "DELETE":
+                purge = parse_qs(urlsplit(self.path).query).get("purgeRequested") == ["true"]
+                (tables.purge_table if purge else tables.drop_table)((namespace, name))
+                return 204, None
+            case ["namespaces", namespace, "tables", name]:
+                return 200, _loaded(tables.load_table((namespace, name)))
+            case ["namespaces", _, "tables", _, "metrics"]:
+                return 204, None
+            case ["tables", "rename"]:
+                ends = (body[end] for end in ("source", "destination"))
+                tables.rename_table(*((*end["namespace"], end["name"]) for end in ends))
+                return 204, None
+        raise NotImplementedError(f"{verb} {'/'.join(parts)}")
+
+    def _created(self, namespace: str, wanted: CreateTableRequest) -> dict[str, Any]:
+        tables = self.catalog.tables
+        make = tables._create_staged_table if wanted.stage_create else tables.create_table
+        more = {"partition_spec": wanted.partition_spec} if wanted.partition_spec else {}
+        order = wanted.write_order or UNSORTED_SORT_ORDER
+        made = make(
+            (namespace, wanted.name),
+            wanted.table_schema,
+            wanted.location,
+            sort_order=order,
+            properties=wanted.properties,
+            **more,
+        )
+        return _loaded(made, staged=bool(wanted.stage_create))
+
+    def _committed(self, identifier: tuple[str, str], body: dict[str, Any]) -> dict[str, Any]:
+        body = {**body, "identifier": {"namespace": [identifier[0]], "name": identifier[1]}}
+        wanted = CommitTableRequest.model_validate(body)
+        named: Any = _Named(identifier)
+        done = self.catalog.tables.commit_table(named, wanted.requirements, wanted.updates)
+        found = json.loads(done.metadata.model_dump_json())
+        return {"metadata-location": done.metadata_location, "metadata": found}
+
+
+def _wanted(body: dict[str, Any]) -> CreateTableRequest:
+    return CreateTableRequest.model_validate({"location": None, **body})
+
+
+@dataclass(frozen=True)
+class _Named:
+    """As much of a table as ``commit_table`` asks for."""
+
+    identifier: tuple[str, str]
+
+    def name(self) -> tuple[str, str]:
+        return self.identifier
+
+
+def _loaded(table: Table, *, staged: bool = False) -> dict[str, Any]:
+    found = {"metadata": json.loads(table.metadata.model_dump_json()), "config": {}}
+    return found if staged else {**found, "metadata-location": table.metadata_location}
