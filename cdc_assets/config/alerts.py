@@ -63,19 +63,45 @@ class LogSink(_Sink):
     type: Literal["log"] = "log"
 
 
+# Where services that take a key are reached.
+PUBLIC = {
+    "pagerduty": "https://events.pagerduty.com/v2/enqueue",
+    "opsgenie": "https://api.opsgenie.com/v2/alerts",
+}
+
+
 class WebhookSink(_Sink):
-    """An HTTP POST of JSON that Slack's incoming webhooks take, and those who imitate them."""
+    """An HTTP POST of JSON, as ``format`` has it."""
 
     type: Literal["webhook"]
-    url: SecretStr
-    """Its address, which is a secret as a rule."""
+    format: Literal["slack", "teams", "pagerduty", "opsgenie"] = "slack"
+    """slack: an incoming webhook of Slack's, or of those who imitate it. teams: a Teams workflow.
+    pagerduty: Events API v2. opsgenie: its Alert API. The last two open and close one incident a
+    problem."""
+    url: SecretStr | None = None
+    """Its address, which is a secret as a rule; pagerduty and opsgenie have one of their own."""
+    key: SecretStr | None = None
+    """The integration key of pagerduty, the API key of opsgenie."""
 
     @field_validator("url")
     @classmethod
-    def _http(cls, value: SecretStr) -> SecretStr:
-        if not value.get_secret_value().startswith(("https://", "http://")):
+    def _http(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("https://", "http://")):
             raise ValueError("write https://…")
         return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        keyed = self.format in PUBLIC
+        if keyed is not (self.key is not None):
+            raise ValueError(f"key: format {self.format} " + ("needs one" if keyed else "has none"))
+        if self.url is None and not keyed:
+            raise ValueError("url: missing; it is required")
+        return self
+
+    @property
+    def address(self) -> str:
+        return self.url.get_secret_value() if self.url is not None else PUBLIC[self.format]
 
 
 class SnsSink(_Sink):

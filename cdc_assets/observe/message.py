@@ -1,16 +1,27 @@
-"""The text of notices for a log, a mail, and Slack: what, since when, how bad, what helps."""
+"""What is said of notices in a log, a mail, a chat or to who is on call: what, how bad, what helps.
+
+A service for who is on call has one incident a problem: it is named alike each time, so that a
+message that comes twice changes nothing, and is closed once the problem is over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
+from urllib.parse import quote
 
-from cdc_assets.messages.texts import header, plain
+from cdc_assets.config.alerts import WebhookSink
+from cdc_assets.messages.texts import bounded, header, markdown, one_line, plain
 from cdc_assets.observe.notices import Notice
 
 # A person reads no more. Slack takes 40,000 characters (an & is five), SNS 256 KiB.
 _SHOWN, _SLACK_LENGTH = 20, 30_000
 _TEXT_SHOWN, _TEXT_LENGTH = 100, 60_000
+# Teams takes 28 KB, and a character may be several bytes. Of an incident: what a person reads.
+_CARD_LENGTH, _DETAIL_LENGTH = 6_000, 2_000
+_CARD_COLOURS = {"fail": "Attention", "warn": "Warning", None: "Good"}
 _COLOURS = {"fail": "#d0342c", "warn": "#e6a117", None: "#2e8b57"}
 
 
@@ -100,6 +111,101 @@ def slack(source: str, notices: Sequence[Notice]) -> dict[str, Any]:
         "unfurl_media": False,
         "attachments": attachments,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One request to a webhook. The address and the headers may be secrets."""
+
+    address: str = field(repr=False)
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def posts(sink: WebhookSink, source: str, notices: Sequence[Notice]) -> list[Post]:
+    """The requests that tell a sink of notices: one, or one a notice."""
+    key = sink.key.get_secret_value() if sink.key is not None else ""
+    if sink.format == "pagerduty":
+        return [Post(sink.address, _pagerduty(source, notice, key)) for notice in notices]
+    if sink.format == "opsgenie":
+        return [_opsgenie(sink.address, source, notice, key) for notice in notices]
+    made = teams if sink.format == "teams" else slack
+    return [Post(sink.address, made(source, notices))]
+
+
+def _incident(source: str, notice: Notice) -> str:
+    """The name of a problem's incident: short, and the same for as long as it lasts."""
+    name = f"cdc_assets/{source}/{notice.key}"
+    return name if len(name) <= 200 else f"{name[:160]}/{sha256(name.encode()).hexdigest()[:32]}"
+
+
+def _pagerduty(source: str, notice: Notice, key: str) -> dict[str, Any]:
+    """An event as https://developer.pagerduty.com/docs/send-alert-event has it."""
+    event = {"routing_key": key, "dedup_key": _incident(source, notice)}
+    if notice.severity is None:
+        return {**event, "event_action": "resolve"}
+    payload = {
+        "summary": bounded(f"[cdc {source}] {one_line(heading(notice))}", 1024),
+        "source": source,
+        "severity": {"fail": "critical", "warn": "warning"}[notice.severity],
+        "component": bounded(one_line(notice.key), 200),
+        "custom_details": {
+            "since": notice.since,
+            "detail": bounded(plain(notice.detail), _DETAIL_LENGTH),
+            "do": bounded(plain(notice.remedy), _DETAIL_LENGTH),
+        },
+    }
+    return {**event, "event_action": "trigger", "client": "cdc_assets", "payload": payload}
+
+
+def _opsgenie(address: str, source: str, notice: Notice, key: str) -> Post:
+    """A request as https://docs.opsgenie.com/docs/alert-api has it."""
+    headers, name = {"Authorization": f"GenieKey {key}"}, _incident(source, notice)
+    if notice.severity is None:
+        closing = f"{address.rstrip('/')}/{quote(name, safe='')}/close?identifierType=alias"
+        return Post(closing, {"source": "cdc_assets", "note": heading(notice)}, headers)
+    told = "\n".join(plain(line) for line in lines(notice))
+    body = {
+        "message": bounded(f"[cdc {source}] {one_line(heading(notice))}", 130),
+        "alias": name,
+        "description": bounded(told, 15_000),
+        "priority": {"fail": "P1", "warn": "P3"}[notice.severity],
+        "source": "cdc_assets",
+        "entity": source,
+        "tags": ["cdc_assets", source],
+    }
+    return Post(address, body, headers)
+
+
+def teams(source: str, notices: Sequence[Notice]) -> dict[str, Any]:
+    """An adaptive card, as a workflow for a channel posts it.
+
+    https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/add-incoming-webhook
+    """
+    blocks: list[dict[str, Any]] = [_block(subject(source, notices), weight="Bolder")]
+    length = 0
+    for notice in notices[:_SHOWN]:
+        told = [_block(heading(notice), color=_CARD_COLOURS[notice.severity], separator=True)]
+        told += [_block(line.strip(), isSubtle=True) for line in lines(notice)[1:]]
+        length += sum(len(block["text"]) for block in told)
+        if length > _CARD_LENGTH:
+            break
+        blocks += told
+    shown = sum("separator" in block for block in blocks)
+    blocks += [_block(said) for said in _more(len(notices) - shown)]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": blocks,
+    }
+    kind = "application/vnd.microsoft.card.adaptive"
+    return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
+
+
+def _block(said: str, **more: Any) -> dict[str, Any]:
+    """A text block, in which a card takes some of Markdown for markup: none of it is."""
+    return {"type": "TextBlock", "wrap": True, "text": markdown(said), **more}
 
 
 def _escaped(said: str) -> str:

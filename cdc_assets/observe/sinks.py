@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException
-from typing import Any
 from urllib.error import HTTPError, URLError
 
 from botocore.exceptions import (
@@ -79,7 +78,8 @@ def _send(config: SourceConfig, sink: SinkConfig, notices: Sequence[Notice]) -> 
             said = "\n".join(message.lines(notice))
             logger.log(_LEVELS[notice.severity], "%s: %s", config.name, said)
     elif isinstance(sink, WebhookSink):
-        _post(sink, message.slack(config.name, notices))
+        for post in message.posts(sink, config.name, notices):
+            _post(post)
     elif isinstance(sink, SnsSink):
         _publish(config, sink, notices)
     else:
@@ -96,11 +96,11 @@ class _StayThere(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_StayThere)
 
 
-def _post(sink: WebhookSink, body: dict[str, Any]) -> None:
+def _post(post: message.Post) -> None:
     request = urllib.request.Request(  # noqa: S310 -- http and https only, by the configuration
-        sink.url.get_secret_value(),
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", "User-Agent": "cdc-assets"},
+        post.address,
+        json.dumps(post.body).encode(),
+        {"Content-Type": "application/json", "User-Agent": "cdc-assets", **post.headers},
     )
     with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as answer:
         answer.read(_ANSWER_BYTES)

@@ -103,7 +103,7 @@ def _sinks(config: SourceConfig) -> Iterator[Finding]:
     for key, sink in zip(sink_keys(config.alerts), config.alerts.sinks, strict=True):
         code, what = "transport_alerts", f"the sink {key} of alerts"
         if isinstance(sink, WebhookSink):
-            yield from _http(code, what, sink.url.get_secret_value())
+            yield from _http(code, what, sink.address)
         elif isinstance(sink, SnsSink):
             yield from _http(code, what, sink.endpoint or "")
         elif isinstance(sink, MailSink) and sink.security == "none" and elsewhere(sink.host):

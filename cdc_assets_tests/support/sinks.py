@@ -26,6 +26,7 @@ class Inbox:
     location: str = ""
     attempts: int = 0
     received: list[Any] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
 
     def refuses(self, said: str = "") -> bool:
         self.attempts += 1
@@ -49,6 +50,7 @@ def webhook() -> Iterator[Inbox]:
             if not refused:
                 assert self.headers["Content-Type"] == "application/json"
                 inbox.received.append(json.loads(body))
+                inbox.requests.append((self.path, self.headers.get("Authorization", "")))
             if refused and not inbox.status:
                 return  # HTTP/1.0: that ends the connection
             self.send_response(inbox.status if refused else 200)

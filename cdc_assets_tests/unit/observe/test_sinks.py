@@ -123,13 +123,13 @@ def test_a_reply_that_is_none_and_a_message_that_cannot_be_made_hold_up_nobody(
         memory, [problem] = _send(config, condition())
         assert problem == "0:webhook took no message: BadStatusLine; 1 wait"
         assert (list(memory.outbox), len(inbox.received)) == (["0:webhook"], 1)
-        post, bodies = sinks._post, list[Any]()
+        send, posts = sinks._post, list[Any]()
 
-        def choosy(sink: Any, body: Any) -> None:
-            bodies.append(body)
-            if len(bodies) == 1:
+        def choosy(post: Any) -> None:
+            posts.append(post)
+            if len(posts) == 1:
                 raise ValueError("not a header")
-            post(sink, body)
+            send(post)
 
         monkeypatch.setattr(sinks, "_post", choosy)
         waiting = {"0:webhook": memory.outbox["0:webhook"] * 2}
