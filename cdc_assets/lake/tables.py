@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -309,8 +310,8 @@ class LakeTable:
                 self.row.table,
                 f"its lake table is called {former}, and the configuration calls it {self.name}"
                 " now (as:, or a pattern of another schema, or another table of its name)",
-                f"Keep its name, with as: {former}; or have it copied under the new one:"
-                f" cdc-assets resync '{self.row.table}'",
+                "Give it its name back (as:, namespace:, lake.prefix), or have it copied under the"
+                f" new one: cdc-assets resync '{self.row.table}'",
             )
         return TableProblem(
             self.row.table,
@@ -322,13 +323,15 @@ class LakeTable:
         """The name of a lake table that was made for this one, and that no other one has now."""
         catalog, ours = open_catalog(self.config), (self.config.name, str(self.row.table))
         taken = {self.config.lake_identifier(table.id) for table in self.config.tables}
-        for namespace in sorted(self.config.namespaces):
+        for namespace in every_namespace(self.config, catalog):
             with suppress(NoSuchNamespaceError, OSError):
                 for *_, name in catalog.list_tables((namespace,)):
-                    if (namespace, name) not in taken:
-                        found = catalog.load_table((namespace, name)).properties
-                        if (found.get(SOURCE), found.get(TABLE)) == ours and COPYING not in found:
-                            return name if namespace == self.namespace else f"{namespace}.{name}"
+                    many = namespace not in self.config.namespaces  # a catalog may have thousands
+                    if (namespace, name) in taken or (many and name != self.name):
+                        continue
+                    found = catalog.load_table((namespace, name)).properties
+                    if (found.get(SOURCE), found.get(TABLE)) == ours and COPYING not in found:
+                        return name if namespace == self.namespace else f"{namespace}.{name}"
         return None
 
     def state(self) -> LakeState:
@@ -339,3 +342,9 @@ class LakeTable:
         """Whether there may be any row; False only if the table provably has no data file."""
         loaded = self.load() if state.total_rows <= 0 else None
         return state.total_rows > 0 or (loaded is not None and may_have_rows(loaded))
+
+
+def every_namespace(config: SourceConfig, catalog: Catalog) -> list[str]:
+    """Those of the configuration, then the others that the catalog has."""
+    there = {namespace[0] for namespace in catalog.list_namespaces() if len(namespace) == 1}
+    return [*sorted(config.namespaces), *sorted(there - config.namespaces)]

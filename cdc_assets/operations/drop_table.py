@@ -19,7 +19,7 @@ from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import ConfigurationError, PreflightError, TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.copies import drop_copy
-from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable
+from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable, every_namespace
 from cdc_assets.log.locks import PINS_LOCK, write_lock
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.pipeline import Pipeline
@@ -154,7 +154,10 @@ def _refuse_shared(lake: LakeTable, loaded: Table) -> None:
 
 
 def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable, Table]]:
-    """What may be its lake table: the one of its name, then every one of the namespaces."""
+    """What may be its lake table: the one of its name, then every one of the catalog.
+
+    What it was called, and in which namespace, went with its entry in the configuration.
+    """
 
     def called(name: str | None, namespace: str | None = None) -> LakeTable:
         settings = {"as_": name, "namespace": namespace}
@@ -165,10 +168,11 @@ def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable
     first = called(None)
     if (loaded := first.load()) is not None:
         yield first, loaded
-    for namespace in sorted(config.namespaces):
+    catalog = open_catalog(config)
+    for namespace in every_namespace(config, catalog):
         there = list[tuple[str, ...]]()
         with suppress(NoSuchNamespaceError):  # nothing was ever copied
-            there = list(open_catalog(config).list_tables((namespace,)))
+            there = list(catalog.list_tables((namespace,)))
         for *_, name in there:
             found = called(name, namespace)
             with suppress(TableProblem):  # another table's, which isn't where ours would be

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import PreflightError, TableProblem
-from cdc_assets.log.states import TableState
+from cdc_assets.log.states import SETTLED, TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import rules_of
@@ -39,8 +40,11 @@ from cdc_assets.readiness.source.enrolment import (
     facts_of,
     refuse_excluded_key,
     refuse_inherited,
+    refuse_made_from_masked,
+    refuse_masked_otherwise,
     refuse_masks,
     refuse_mode,
+    refuse_unmasked_name,
     without_identity,
 )
 from cdc_assets.readiness.source.planning import plannable, refuse_unplannable
@@ -114,6 +118,7 @@ def _judged(
         raise TableProblem(table, missing.message.removesuffix("."), missing.remedy)
     refuse_unplannable(source, found, [heap for heap in parts if heap not in planned])
     refuse_inherited(facts, found, wanted)
+    refuse_made_from_masked(facts, found, wanted)
     inserts_only = config.streams and bool(without_identity(source, config, facts, found))
     for problems in (facts.under_root, facts.unlogged):
         if (problem := problems.get(table)) is not None:
@@ -149,11 +154,20 @@ def _waits_for(who: str) -> str:
 def register_tables(source: Connection, config: SourceConfig, store: LogStore) -> None:
     """Describe every unknown table, and again every waiting table that has no chunk read yet."""
     known = {row.table: row for row in store.tables()}
+    for row in known.values():
+        if row.state in (TableState.COPYING, *SETTLED):
+            with suppress(TableProblem):
+                refuse_masked_otherwise(store, row, config)
     wanted = [table for table in config.tables if _to_be_described(known.get(table.id))]
     if not wanted:
         return
     busy = locked(source, [table.id for table in wanted])
     free = described(source, config, [table.id for table in wanted if table.id not in busy])
+    for enrolled in [found for found in free.values() if isinstance(found, Enrolled)]:
+        try:
+            refuse_unmasked_name(enrolled.table, config, known.values())
+        except TableProblem as problem:
+            free[enrolled.table.id] = problem
     with store.connection.transaction():  # one commit, however many they are
         for table, who in busy.items():
             store.note_waiting(table, _waits_for(who))

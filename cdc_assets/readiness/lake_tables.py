@@ -13,6 +13,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.states import TableState
 from cdc_assets.messages.findings import Finding
 from cdc_assets.readiness.flushing import known_log
+from cdc_assets.readiness.source.enrolment import masked_otherwise
 
 
 def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
@@ -28,6 +29,8 @@ def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
         with suppress(NoSuchNamespaceError):
             there |= set(open_catalog(config).list_tables((namespace,)))
     for lake in copied:
+        if lake.row.state == TableState.COPIED:  # of one that streams, the review tells
+            yield from filter(None, [masked_otherwise(lake.row, config)])
         if lake.identifier not in there:
             problem = lake.gone()
             what = f"{lake.row.table}: {problem.what.removeprefix(f'{lake.row.table}: ')}"

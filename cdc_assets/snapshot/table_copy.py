@@ -40,6 +40,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import conninfo, uri
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import select_expression
+from cdc_assets.readiness.source.enrolment import refuse_masked_otherwise
 from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.worker import CopyTask
@@ -109,6 +110,7 @@ class TableCopy:
 
     def open(self) -> None:
         """Make the target of the copy. Raises TableProblem."""
+        refuse_masked_otherwise(self._store, self._row, self._pipeline.config)
         with self._store.locked(self._lock):
             self._landing.open()
         self._reported = {c.key for c in self._chunks() if c.state == "landed"}

@@ -11,10 +11,16 @@ from urllib.parse import urlparse
 import pyarrow.parquet as pq
 import pytest
 
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.config.tables import ColumnsConfig
 from cdc_assets.errors import TableProblem
+from cdc_assets.log.states import TableState
+from cdc_assets.materializer.drain import drain
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.pins.pins import Pins
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.verify.sample import sample
 from cdc_assets_tests.integration.snapshot.sources import chunk_keys
@@ -150,6 +156,124 @@ def test_a_masked_column_that_is_renamed_parks_its_table(copied_lake: NewLake) -
         source.pin()
         assert "columns.mask names email" in str(source.row(T).reason)
         assert_masked(source)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table t drop constraint t_pkey; alter table t add primary key (email)",
+        "create unique index once on t (email);"
+        "alter table t alter email set not null, replica identity using index once",
+    ],
+)
+def test_a_masked_column_that_comes_into_the_key_parks_its_table(
+    copied_lake: NewLake, change: str
+) -> None:
+    """By their masks rows can't be told apart: a merge would delete others."""
+    with copied_lake(SETUP, *TABLES[:1], **MASKED) as source:
+        source.execute("delete from t where id = 0")
+        source.execute(change)
+        source.execute("update t set v = 'w' where id = 1; delete from t where id = 2")
+        source.flush()
+        with pytest.raises(TableProblem, match="names, belongs to its key now"):
+            source.drain(T)
+        assert source.row(T).state == TableState.PARKED
+        assert len(source.rows(T)) == 300
+        mark_for_copy(source.pipeline, [T])
+        source.pin()
+        assert "names a column of its key (email)" in str(source.row(T).reason)
+
+
+PLAIN = f"create table t (id int primary key, email text); insert into t values (1, '{WORD}')"
+WITH = {"name": "t", "columns": {"mask": {"email": "redact"}}}
+
+
+def masking(source: Lake) -> SourceConfig:
+    """The same source, whose configuration masks the column by now."""
+    table = source.config.tables[0].model_copy(
+        update={"columns": ColumnsConfig(mask={"email": "redact"})}
+    )
+    return source.config.model_copy(update={"tables": (table,)})
+
+
+def test_a_copy_of_before_the_mask_is_parked_by_whoever_comes_first(new_lake: NewLake) -> None:
+    with new_lake(PLAIN, "t") as source:
+        source.pin()
+        with (
+            Pipeline.open(masking(source)) as pipeline,
+            pytest.raises(TableProblem, match="masked_otherwise"),
+        ):
+            copy_table(pipeline, source.session, T)
+        assert "resync public.t" in str(source.row(T).reason)
+        mark_for_copy(source.pipeline, [T])
+        other = Pins(Pipeline.open(masking(source)))
+        other.prepare()
+        other.tick()
+        with Pipeline.open(masking(source)) as pipeline:
+            copy_table(pipeline, source.session, T)
+        assert source.rows(T) == [(1, "***")]
+        other.close()
+        assert not any(map(leaks, everything(source)))
+
+
+def test_a_merge_of_before_the_mask_is_parked(copied_lake: NewLake) -> None:
+    with copied_lake(PLAIN, "t") as source:
+        source.execute("insert into t values (2, 'later')")
+        source.flush()
+        with (
+            Pipeline.open(masking(source)) as pipeline,
+            pytest.raises(TableProblem, match="masked_otherwise"),
+        ):
+            drain(pipeline, source.session, T)
+        assert source.row(T).state == TableState.PARKED
+        assert len(source.rows(T)) == 1
+
+
+def test_a_table_that_is_copied_alone_is_told_to_be_as_it_was(copied_lake: NewLake) -> None:
+    with copied_lake(PLAIN, "t", snapshot={"mode": "snapshot_only"}) as source:
+        assert source.row(T).state == TableState.COPIED
+        config = masking(source)
+        found = {finding.code: finding for finding in review(config)}
+        assert found["masked_otherwise"].severity == "error"
+        with Pipeline.open(config) as pipeline:
+            pins = Pins(pipeline)
+            pins.prepare()
+            pins.close()
+        assert source.row(T).state == TableState.PARKED
+        assert "masked_otherwise" in str(source.row(T).reason)
+
+
+@pytest.mark.parametrize("made", ["email || 'x'", "case when email is null then 'a' else 'b' end"])
+def test_a_generated_column_does_not_show_what_is_masked(new_lake: NewLake, made: str) -> None:
+    setup = f"{PLAIN}; alter table t add g text generated always as ({made}) stored"
+    with new_lake(setup, WITH, snapshot={"mode": "snapshot_only"}) as source:
+        source.pin()
+        assert "generated column g is made from email" in str(source.row(T).reason)
+        assert "mask_refused" in {finding.code for finding in review(source.config)}
+    both = {"name": "t", "columns": {"mask": {"email": "redact", "g": "redact"}}}
+    with new_lake(setup, both, snapshot={"mode": "snapshot_only"}) as source:
+        source.pin()
+        source.copy()
+        assert source.rows(T) == [(1, "***", "***")]
+
+
+def test_a_masked_table_that_is_renamed_is_known_again(copied_lake: NewLake) -> None:
+    """A pattern finds it under its new name, where no mask is configured."""
+    with copied_lake(PLAIN, WITH) as source:
+        source.execute("alter table t rename to t_old; create table t (like t_old including all)")
+        found = source.config.tables[0].model_copy(
+            update={"name": "public.t_old", "columns": ColumnsConfig(), "found": True}
+        )
+        config = source.config.model_copy(update={"tables": (*source.config.tables, found)})
+        with Pipeline.open(config) as pipeline:
+            pins = Pins(pipeline)
+            pins.prepare()
+            pins.tick()
+            row = pipeline.store.table(TableId("public", "t_old"))
+            pins.close()
+        assert row is not None
+        assert (row.state, row.oid) == (TableState.PARKED, 0)
+        assert "it was called public.t, of which columns are masked" in str(row.reason)
 
 
 def test_a_row_that_is_read_again_is_masked(new_lake: NewLake) -> None:

@@ -32,6 +32,7 @@ from cdc_assets.materializer.schema.fill import fill
 from cdc_assets.materializer.schema.statements import alterations
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.types import mapping
+from cdc_assets.readiness.source.enrolment import refuse_masked_otherwise
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def current(
     """
     store, altered = pipeline.store, False
     described = lake.recorded(loaded)
+    refuse_masked_otherwise(store, lake.row, lake.config)
     if (why := reconfigured(described, lake.table.columns)) is not None:
         park(store, lake, why)
     if state.sequence < described.since:

@@ -80,6 +80,12 @@ def next_columns(pipeline: Pipeline, lake: LakeTable, told: Told) -> tuple[Table
             f"column {min(hidden)}, which columns.exclude names, belongs to its key now",
             "Take it out of columns.exclude.",
         )
+    if masked := [c for c in columns if c.name in key and row.mask_rule(c) is not None]:
+        raise Refused(
+            f"column {masked[0].name}, which columns.mask names, belongs to its key now, by which"
+            " rows are found",
+            "Take it out of columns.mask, or give the table a key without it.",
+        )
     after = replace(lake, row=replace(row, columns=columns, key_columns=key))
     exact = {c.source.number for c in lake.key}
     for part in after.key:

@@ -5,12 +5,15 @@ What they ask of the source is read for many tables at once (:func:`facts_of`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
 from cdc_assets.errors import TableProblem
+from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import Mask, rules_of
 from cdc_assets.messages.findings import Finding
@@ -35,6 +38,21 @@ OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alon
 _STORED = SentColumns(("", "s"), {})
 
 
+# The dependency is the default's, or since Postgres 15 the column's own.
+_MADE_FROM = """
+select a.attrelid::bigint, a.attname::text, b.attname::text
+  from pg_catalog.pg_attribute a
+  join pg_catalog.pg_attrdef e on e.adrelid = a.attrelid and e.adnum = a.attnum
+  join pg_catalog.pg_depend d on d.refclassid = 'pg_catalog.pg_class'::regclass
+       and d.refobjid = a.attrelid and d.refobjsubid > 0 and d.refobjsubid <> a.attnum
+       and ((d.classid = 'pg_catalog.pg_attrdef'::regclass and d.objid = e.oid)
+            or (d.classid = 'pg_catalog.pg_class'::regclass and d.objid = a.attrelid
+                and d.objsubid = a.attnum))
+  join pg_catalog.pg_attribute b on b.attrelid = a.attrelid and b.attnum = d.refobjsubid
+ where a.attrelid = any(%s::oid[]) and a.attgenerated <> ''
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the source's catalogs have on some tables, by name or oid."""
@@ -50,6 +68,8 @@ class Facts:
     unlogged: Mapping[TableId, TableProblem]
     published: Mapping[str, Mapping[TableId, int] | None]
     """The tables of both publications; None for one that isn't there."""
+    made_from: Mapping[int, Mapping[str, AbstractSet[str]]]
+    """By oid and generated column, the columns that it is made from; of tables with masks."""
 
     def unsent(self, table: SourceTable) -> list[Column]:
         """Columns that the stream lacks: generated ones, and those that a list leaves out."""
@@ -77,9 +97,19 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
         under_roots(source, config, there) if config.streams else {},
         unlogged(source, there) if config.streams else {},
         {name: published_tables(source, name) for name in both} if config.streams else {},
+        _made_from(source, [t.oid for t in there if config.table(t.id).columns.mask]),
     )
     wanted = {t.oid: unread(config.table(t.id), facts.unsent(t)) for t in there}
     return replace(facts, missing=missing_rights(source, wanted))
+
+
+def _made_from(connection: Connection, oids: Sequence[int]) -> dict[int, dict[str, set[str]]]:
+    """By table and generated column, the names of the columns that it is made from."""
+    found = dict[int, dict[str, set[str]]]()
+    rows = () if not oids else connection.execute(_MADE_FROM, (list(oids),)).fetchall()
+    for oid, name, other in rows:
+        found.setdefault(oid, {}).setdefault(name, set()).add(other)
+    return found
 
 
 def unread(table: TableConfig, unsent: Collection[Column]) -> set[str]:
@@ -173,6 +203,44 @@ def masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
         f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
         " stays in its older snapshots until these expire.",
     )
+
+
+def refuse_masked_otherwise(store: LogStore, row: TableRow, config: SourceConfig) -> None:
+    """Park the table and raise TableProblem if what it has was masked otherwise than it is now."""
+    if row.state == TableState.PARKED or (found := masked_otherwise(row, config)) is None:
+        return
+    what = found.message.removeprefix(f"{row.table}: ").removesuffix(".")
+    problem = TableProblem(row.table, f"{found.code}: {what}", found.remedy)
+    store.park(row.table, str(problem).removeprefix(f"{row.table}: "), row.epoch)
+    raise problem
+
+
+def refuse_unmasked_name(
+    found: SourceTable, config: SourceConfig, known: Iterable[TableRow]
+) -> None:
+    """Raise TableProblem if the very table was masked under another name, and isn't under this."""
+    for row in known:
+        renamed = row.oid == found.oid and row.table != found.id
+        if renamed and row.masks and not config.table(found.id).columns.mask:
+            raise TableProblem(
+                found.id,
+                f"it was called {row.table}, of which columns are masked, and under its new name"
+                " none is",
+                "Name it in tables: with columns.mask, or in exclude:.",
+            )
+
+
+def refuse_made_from_masked(facts: Facts, found: SourceTable, table: TableConfig) -> None:
+    """Raise TableProblem if a generated column shows what a masked one has."""
+    covered = {*table.columns.mask, *table.columns.exclude}
+    sent = {c.name for c in found.columns} - {c.name for c in facts.unsent(found)}
+    for name, others in facts.made_from.get(found.oid, {}).items():
+        if (shown := others & table.columns.mask.keys()) and name in sent - covered:
+            raise TableProblem(
+                found.id,
+                f"its generated column {name} is made from {min(shown)}, which columns.mask names",
+                f"Name {name} in columns.mask or columns.exclude, too.",
+            )
 
 
 def refuse_excluded_key(found: SourceTable, table: TableConfig) -> None:

@@ -30,6 +30,7 @@ from cdc_assets.readiness.source.enrolment import (
     Facts,
     refuse_excluded_key,
     refuse_inherited,
+    refuse_made_from_masked,
     refuse_masks,
     refuse_mode,
     without_identity,
@@ -172,6 +173,7 @@ def _by_catalogs(found: SourceTable, table: TableConfig, facts: Facts) -> Iterat
         yield _error("table_partial", parts)
     yield from _refused("key_excluded", refuse_excluded_key, found, table)
     yield from _refused("mask_refused", refuse_masks, found, table)
+    yield from _refused("mask_refused", refuse_made_from_masked, facts, found, table)
     yield from facts.missing[found.oid]
 
 
