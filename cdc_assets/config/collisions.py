@@ -33,7 +33,13 @@ def refuse_collisions(config: SourceConfig) -> None:
                 f"tables: {other} and {table.name} would both become the lake table {name!r};"
                 " give one of them another name there, with as:"
             )
+    keys: dict[str, str] = {}  # Dagster joins the parts of a key by two underscores
     for (namespace, name), table_name in lake.items():
+        if (other := keys.setdefault(f"{namespace}__{name}", table_name)) != table_name:
+            raise ValueError(
+                f"tables: the lake tables of {other} and {table_name} would be one in Dagster; give"
+                " one of them another name there, with as:"
+            )
         if (copy := COPY_NAME.match(name)) and (namespace, copy[1]) in lake:
             raise ValueError(
                 f"tables: the lake table {name} of {table_name} would have the name of a copy"

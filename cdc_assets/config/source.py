@@ -51,7 +51,6 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
 
 _SALT_CHARACTERS = 16
-_NAME = re.compile(r"\A(.+)__copy_[0-9]+\Z", re.DOTALL)
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 
 

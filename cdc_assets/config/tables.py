@@ -64,6 +64,13 @@ class AssetsConfig(Section):
     tags: Tags = Field(default_factory=dict)
     """Tags of each of its assets."""
 
+    @field_validator("key_prefix", mode="before")
+    @classmethod
+    def _several(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(f"write a list: [{value}]")
+        return value
+
 
 class ColumnsConfig(Section):
     """The columns that are replicated, and the treatment of values that Iceberg can't hold."""

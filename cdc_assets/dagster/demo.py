@@ -265,7 +265,7 @@ def _killed_snapshot_run(pipeline: Pipeline) -> tuple[str, int] | None:
     instance = dg.DagsterInstance.get()
     copying = {str(row.table) for row in pipeline.store.tables() if row.state == TableState.COPYING}
     for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]), limit=10):
-        is_snapshot = any(key.path[0] == "snapshot" for key in run.asset_selection or ())
+        is_snapshot = any("snapshot" in key.path[:-3] for key in run.asset_selection or ())
         if is_snapshot and run.tags.get(TABLE_TAG) in copying:
             for entry in instance.all_logs(run.run_id):
                 if found := _PID.search(entry.message):

@@ -72,6 +72,16 @@ def test_a_table_of_another_namespace_has_its_key() -> None:
     [
         ({"assets": {"key_prefix": ["a/b"]}}, "letters, digits and underscores"),
         ({"assets": {"group": "a b"}}, "letters, digits and underscores"),
+        ({"assets": {"key_prefix": "prod"}}, r"write a list: \[prod\]"),
+        (
+            {
+                "tables": [
+                    {"name": "a.b", "namespace": "a", "as": "b__c"},
+                    {"name": "a.c", "namespace": "a__b", "as": "c"},
+                ]
+            },
+            "would be one in Dagster",
+        ),
         ({"assets": {"tags": {"a b": "c"}}}, "Dagster takes up to 63"),
         ({"assets": {"tags": {"a": "b c"}}}, "Dagster takes up to 63"),
         ({"assets": {"tags": {"dagster/kind/x": ""}}}, "Dagster takes|aren't yours"),
