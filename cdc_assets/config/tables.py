@@ -68,7 +68,7 @@ class AssetsConfig(Section):
     @classmethod
     def _several(cls, value: object) -> object:
         if isinstance(value, str):
-            raise ValueError(f"write a list: [{value}]")
+            raise ValueError(f"write a list: [{value}]")  # noqa: TRY004 - pydantic takes this one
         return value
 
 
