@@ -1,0 +1,37 @@
+"""Links of the pages that `make docs` doesn't build, and what is said twice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import cdc_assets
+
+ROOT = Path(cdc_assets.__file__).parents[1]
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "infra/README.md"])
+def test_each_link_leads_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = _LINK.findall(text)
+    assert page != "README.md" or links
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_the_first_page_of_the_guide_has_the_commands_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    commands = {line.split("  #")[0].strip() for line in readme if line.startswith("    ")}
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8").splitlines()
+    said = [line.split("  #")[0].strip() for line in index if line.startswith("    ")]
+    assert said
+    assert [line for line in said if line not in commands] == []
+
+
+def test_every_page_is_in_the_guide() -> None:
+    """mkdocs warns of one that its navigation lacks, and `make docs` fails; so does this."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page not in nav] == []
