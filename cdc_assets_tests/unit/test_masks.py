@@ -84,6 +84,15 @@ def test_what_may_be_masked_or_not_is_hidden() -> None:
     assert "v" in found.names
 
 
+def test_of_two_masks_neither_lets_anything_out() -> None:
+    """The columns swapped their names: each is one by its name, and another by its number."""
+    masks = (("secret", STARS), ("v", END))
+    spec = replace(SPEC, masks=masks, mask_numbers=((2, STARS), (3, END)))
+    swapped = Catalog(("id", "v", "secret"))
+    found = hidden(spec, swapped.relation(), swapped.attributes(), listed=False)
+    assert dict(found.masks) == {"v": STARS, "secret": STARS}
+
+
 def test_a_column_that_comes_later_is_remembered_by_its_number() -> None:
     spec = replace(Catalog(("id",)).spec(), masks=(("secret", END),))
     added = Catalog(("id", "secret"))

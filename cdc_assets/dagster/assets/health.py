@@ -37,9 +37,9 @@ def health_metadata(found: Health) -> dict[str, Any]:
     """The report, and the numbers that Dagster plots by itself."""
     lags = [t.lag_seconds for t in found.status.tables if t.lag_seconds is not None]
     numbers: dict[str, Any] = {
-        "lag seconds": max(lags, default=None),
+        "lag seconds": round(max(lags), 1) if lags else None,
         "retained bytes": found.status.retained_bytes,
-        "changes a second": found.rows_per_second,
+        "changes a second": round(rate, 1) if (rate := found.rows_per_second) is not None else None,
         "changes waiting": sum(table.pending_rows for table in found.status.tables),
     }
     return {

@@ -141,11 +141,25 @@ class _Copying:
         only = self._asked_for(names.table)
         asked = "all chunks" if only is None else f"{len(only)} chunks"
         self._context.log.info("%s: %s asked for", names.table, asked)
+        if WORK_TAG not in self._context.run.tags:
+            self._say_what_is_there(names.table, only)
         plan = copy_table(
             self._pipeline, self._session, names.table, only=only, on_progress=on_progress
         )
         # Chunks that an earlier run landed, but didn't live to report.
         self._mark(names, (chunk for chunk in plan if chunk.state == "landed"))
+
+    def _say_what_is_there(self, table: TableId, only: frozenset[str] | None) -> None:
+        """Tell a person who asked for chunks that have landed why nothing is copied."""
+        row = self._pipeline.store.table(table)
+        plan = chunks(self._pipeline.store, table, row.epoch) if row is not None else []
+        wanted = [chunk for chunk in plan if only is None or chunk.key in only]
+        if landed := sum(chunk.state == "landed" for chunk in wanted):
+            self._context.log.warning(
+                "%s: %s of the %s chunks that were asked for have landed before, and aren't copied"
+                " again. To copy the table anew: the job resync_%s, or cdc-assets resync %s",
+                *(table, landed, len(wanted), self._pipeline.config.name, table),
+            )
 
     @cached_property
     def _by_dagster(self) -> frozenset[str] | None:

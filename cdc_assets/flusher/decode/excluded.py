@@ -59,19 +59,23 @@ def hidden(
         names.add(name)
         if not one or one - numbers:
             doubtful.append(name)
-    by_mask = dict(spec.masks)
-    masks, known = dict(spec.masks), dict(spec.mask_numbers)
+    by_column, known = dict(spec.masks), dict(spec.mask_numbers)
     for name, one in zip(told, maybe, strict=True):
-        if name in by_mask and len(one) == 1:
-            known.setdefault(min(one), by_mask[name])
+        if name in by_column and len(one) == 1:
+            known.setdefault(min(one), by_column[name])
+    masks = dict[str, Mask]()
     for name, one in zip(told, maybe, strict=True):
-        if not known or name in names or name in masks:
+        if name in names or not (by_column or known):
             continue
-        if len(one) == 1 and (mask := known.get(min(one))) is not None:
-            masks[name] = mask
-        elif len(one) != 1 and (not one or one & known.keys()):
+        found = {known[number] for number in one & known.keys()}
+        if name in by_column:
+            found.add(by_column[name])
+        elif (found and len(one) > 1) or not one:
             names.add(name)
             doubtful.append(name)
+            continue
+        if found:  # of two that differ neither may be let out
+            masks[name] = found.pop() if len(found) == 1 else Mask("redact")
     return Hidden(
         frozenset(names),
         frozenset(numbers),

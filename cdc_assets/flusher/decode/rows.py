@@ -21,6 +21,7 @@ writing.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -123,8 +124,8 @@ class Plan:
         marker = buffer[start]
         width = len(self.names)
         raw = ranges(buffer, _by_tuple(tuples.first), _by_tuple(tuples.stop))
-        for column, mask in self.masks:
-            raw = _masked(raw, column, width, tuples.kind[column] == pgoutput.TEXT, mask)
+        if self.masks:
+            raw = _masked(raw, self.masks, tuples)
         # A large value has copies enough.
         del buffer
         batch = replace(batch, message=np.empty(0, np.uint8))
@@ -282,15 +283,16 @@ class Plan:
 
 
 def _masked(
-    raw: pa.LargeBinaryArray, column: int, width: int, is_text: Mask, mask: ValueMask
+    raw: pa.LargeBinaryArray, masks: Sequence[tuple[int, ValueMask]], tuples: Tuples
 ) -> pa.LargeBinaryArray:
-    """``raw``, tuple by tuple of ``width`` values, with the masks of one column's texts."""
-    cells = np.flatnonzero(is_text) * width + column
-    if len(cells) == 0:
-        return raw
-    place = np.arange(len(raw))
-    place[cells] = len(raw) + np.arange(len(cells))
-    return pa.concat_arrays([raw, mask.array(raw.take(pa.array(cells)))]).take(pa.array(place))
+    """``raw``, one tuple after the other, with the masks of some columns' texts."""
+    parts, place, end = [raw], np.arange(len(raw)), len(raw)
+    for column, mask in masks:
+        cells = np.flatnonzero(tuples.kind[column] == pgoutput.TEXT) * len(tuples.kind) + column
+        parts.append(mask.array(raw.take(pa.array(cells))))
+        place[cells] = end + np.arange(len(cells))
+        end += len(cells)
+    return pa.concat_arrays(parts).take(pa.array(place))
 
 
 def _by_tuple(positions: Ints) -> Ints:

@@ -9,7 +9,14 @@ import psycopg
 import pytest
 
 from cdc_assets.dagster.assets import snapshot
-from cdc_assets.dagster.names import RANGE_END_TAG, RANGE_START_TAG, SEVERAL, TABLE_TAG, all_tables
+from cdc_assets.dagster.names import (
+    RANGE_END_TAG,
+    RANGE_START_TAG,
+    SEVERAL,
+    TABLE_TAG,
+    all_tables,
+    job_name,
+)
 from cdc_assets.dagster.sensors import runs
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.names import TableId
@@ -32,6 +39,28 @@ def test_what_the_command_line_copied_is_marked_without_a_run(world: World) -> N
     before = len(world.materializations(world.names("big").snapshot))
     world.tick("snapshot")
     assert len(world.materializations(world.names("big").snapshot)) == before
+
+
+def test_who_asks_for_chunks_that_have_landed_is_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy_by_command(world)
+    world.until("marks", lambda: world.said("snapshot") == "All 3 pinned tables are copied.")
+    names = world.names("big")
+    key = world.instance.get_dynamic_partitions(names.partitions_name)[0]
+    tags = {RANGE_START_TAG: key, RANGE_END_TAG: key}
+    by_hand = dg.RunRequest(
+        job_name=job_name("world", "snapshot"),
+        asset_selection=[names.snapshot],
+        tags=tags,
+        run_config={"execution": {"config": {"in_process": {}}}},
+    )
+    result = world.execute(by_hand)
+    assert result.success
+    said = [event.message or "" for event in world.instance.all_logs(result.run_id)]
+    [told] = [text for text in said if "have landed before" in text]
+    assert "1 of the 1 chunks" in told
+    assert f"the job resync_{world.config.name}, or cdc-assets resync public.big" in told
 
 
 def test_a_run_whose_process_is_gone_is_ended_and_the_next_one_goes_on(
