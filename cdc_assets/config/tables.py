@@ -205,6 +205,17 @@ class TableConfig(Section):
                     raise ValueError(f"{what} is for a table that is named, not for {self.name}")
         return self
 
+    @model_validator(mode="after")
+    def _partitioned_by_text(self) -> Self:
+        for part in map(parse_part, self.partition_by):
+            textual = part.transform.partition("[")[0] in ("identity", "bucket", "truncate", "void")
+            if part.column in self.columns.mask and not textual:
+                raise ValueError(
+                    f"partition_by: {part.column} is masked, and so text; partition by itself, by"
+                    " bucket or truncate of it, or by something else"
+                )
+        return self
+
     @cached_property
     def pattern(self) -> TablePattern | None:
         """Of an entry that stands for several tables."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -303,9 +303,12 @@ class LakeTable:
             raise self.gone()
         return loaded
 
-    def gone(self) -> TableProblem:
-        """The problem of a table that was there, and isn't in the catalog under its name."""
-        if (former := self._former_name()) is not None:
+    def gone(self, former: str | None = None) -> TableProblem:
+        """The problem of a table that was there, and isn't in the catalog under its name.
+
+        ``former``: the name that it has there, if that is known.
+        """
+        if former := former or self._former_name():
             return TableProblem(
                 self.row.table,
                 f"its lake table is called {former}, and the configuration calls it {self.name}"
@@ -320,18 +323,16 @@ class LakeTable:
         )
 
     def _former_name(self) -> str | None:
-        """The name of a lake table that was made for this one, and that no other one has now."""
-        catalog, ours = open_catalog(self.config), (self.config.name, str(self.row.table))
-        taken = {self.config.lake_identifier(table.id) for table in self.config.tables}
-        for namespace in every_namespace(self.config, catalog):
-            with suppress(NoSuchNamespaceError, OSError):
-                for *_, name in catalog.list_tables((namespace,)):
-                    many = namespace not in self.config.namespaces  # a catalog may have thousands
-                    if (namespace, name) in taken or (many and name != self.name):
-                        continue
-                    found = catalog.load_table((namespace, name)).properties
-                    if (found.get(SOURCE), found.get(TABLE)) == ours and COPYING not in found:
-                        return name if namespace == self.namespace else f"{namespace}.{name}"
+        """The name of a lake table that was made for this one; the likely ones are tried."""
+        catalog, table = open_catalog(self.config), self.row.table
+        plain = {table.name, f"{table.schema}_{table.name}"}
+        names = {self.name, *plain, *(f"{self.config.lake.prefix}{name}" for name in plain)}
+        spaces = {*self.config.namespaces, self.config.name}
+        for place in sorted({*product(spaces, names)} - {self.identifier}):
+            with suppress(NoSuchNamespaceError, NoSuchTableError, OSError):
+                found = catalog.load_table(place)
+                if self.is_made_by_us(found) and COPYING not in found.properties:
+                    return ".".join(place)
         return None
 
     def state(self) -> LakeState:
@@ -342,9 +343,3 @@ class LakeTable:
         """Whether there may be any row; False only if the table provably has no data file."""
         loaded = self.load() if state.total_rows <= 0 else None
         return state.total_rows > 0 or (loaded is not None and may_have_rows(loaded))
-
-
-def every_namespace(config: SourceConfig, catalog: Catalog) -> list[str]:
-    """Those of the configuration, then the others that the catalog has."""
-    there = {namespace[0] for namespace in catalog.list_namespaces() if len(namespace) == 1}
-    return [*sorted(config.namespaces), *sorted(there - config.namespaces)]

@@ -42,6 +42,13 @@ class TableRow:
     """The rules of masked columns (``Mask.rule``), by name as configured."""
     mask_numbers: Mapping[int, str] = field(default_factory=dict)
     """The same by attribute number, which survives a rename, as far as known."""
+    mask_wish: Mapping[str, str] | None = None
+    """The rules of whoever asked for the next copy, if anybody did."""
+
+    @property
+    def masked_as_wished(self) -> bool:
+        """Whether it is described with the masks that its next copy was asked for with."""
+        return self.mask_wish is None or self.mask_wish == self.masks
 
     def mask_rule(self, column: Column) -> str | None:
         """The rule of a column's mask, None if it isn't masked."""

@@ -59,8 +59,8 @@ class TableRegistry(LogSession):
             rows = cursor.execute(
                 'select table_name as "table", oid, epoch, state, key_columns, columns::text,'
                 " snapshot_lsn, complete_lsn, pin::text, reason, excluded, followed, published_as,"
-                " mode, excluded_numbers, inserts_only, left_out, text_numbers, masks, mask_numbers"
-                " from tables"
+                " mode, excluded_numbers, inserts_only, left_out, text_numbers, masks,"
+                " mask_numbers, mask_wish from tables"
                 " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
                 " and (state = any(%(states)s) or %(states)s = '{}') order by table_name",
                 {"source": self.source, "only": only and str(only), "states": [*states]},
@@ -189,6 +189,15 @@ class TableRegistry(LogSession):
             " select distinct n from unnest(excluded_numbers || %s::int[]) n order by n),"
             " mask_numbers = %s::jsonb || mask_numbers where source = %s and table_name = %s",
             (sorted(excluded), json.dumps(masked), self.source, str(table)),
+        )
+
+    def wish_masks(self, table: TableId, masks: Mapping[str, str]) -> None:
+        """Have the next copy of a table made with these masks alone, whoever makes it."""
+        self.connection.execute(
+            "update tables set mask_wish = %(masks)s::jsonb,"
+            " followed = followed and masks = %(masks)s::jsonb"
+            " where source = %(source)s and table_name = %(table)s",
+            {"masks": json.dumps(masks), "source": self.source, "table": str(table)},
         )
 
     def keep_as_text(self, table: TableId, numbers: Iterable[int]) -> None:

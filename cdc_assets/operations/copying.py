@@ -27,6 +27,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import resume as resume_pauses
 from cdc_assets.log.wishes import take_up_again
+from cdc_assets.masks import rules_of
 from cdc_assets.operations.running import Spark, flushing
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
@@ -121,6 +122,8 @@ def mark_for_copy(pipeline: Pipeline, tables: Sequence[TableId]) -> None:
     for table in tables:
         row = pipeline.store.table(table)
         if row is not None:  # else the first start describes it
+            # First: a flusher of another configuration would describe it, and have it copied.
+            pipeline.store.wish_masks(table, rules_of(pipeline.config.masks(table) or {}))
             restart_copy(pipeline.store, row)
 
 

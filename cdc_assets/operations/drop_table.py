@@ -17,9 +17,9 @@ from pyiceberg.table import Table
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import ConfigurationError, PreflightError, TableProblem
-from cdc_assets.lake.catalog.catalog import open_catalog
+from cdc_assets.lake.catalog.catalog import every_namespace, open_catalog
 from cdc_assets.lake.copies import drop_copy
-from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable, every_namespace
+from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable
 from cdc_assets.log.locks import PINS_LOCK, write_lock
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.pipeline import Pipeline

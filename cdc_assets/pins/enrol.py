@@ -55,6 +55,10 @@ T = TypeVar("T")
 
 # In pipeline_meta: the oid of the publication of inserts, and the LSN from which it may be used.
 INSERTS_FROM = "inserts_from"
+_OTHERS_MASKS = (
+    "its copy was asked for with another columns.mask or mask_salt than this process has: restart"
+    " the flusher with that configuration, or ask for the copy again (resync) with this one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,9 @@ def _register(
             store.park_unknown(table, str(found))
         else:
             store.park(table, str(found))
+    elif row is not None and row.mask_wish not in (None, rules_of(config.masks(table) or {})):
+        store.note_waiting(table, _OTHERS_MASKS)
+        logger.warning("%s: %s", table, _OTHERS_MASKS)
     else:
         if found.left_out:
             logger.warning(
@@ -251,12 +258,16 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     for table, who in away.items():
         store.note_waiting(table, _waits_for(who))
     for row in rows:
-        if row.state == TableState.WAITING and row.reason and row.table not in busy:
+        waits = row.state == TableState.WAITING and row.masked_as_wished
+        if waits and row.reason and row.table not in busy:
             store.note_waiting(row.table, None)
     return [
         row
         for row in rows
-        if row.state == TableState.WAITING and row.table not in refused and row.table not in busy
+        if row.state == TableState.WAITING
+        and row.masked_as_wished
+        and row.table not in refused
+        and row.table not in busy
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -10,9 +11,10 @@ from urllib.parse import urlparse
 
 import pyarrow.parquet as pq
 import pytest
+from pydantic import SecretStr
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.config.tables import ColumnsConfig
+from cdc_assets.config.tables import ColumnsConfig, TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.materializer.drain import drain
@@ -298,3 +300,45 @@ def test_a_row_that_is_read_again_is_masked(new_lake: NewLake) -> None:
         source.catch_up()
         assert [c.equal for c in source.verify()] == [True]
         assert_masked(source)
+
+
+def test_a_copy_that_was_asked_for_with_a_mask_is_made_by_nobody_without(
+    copied_lake: NewLake,
+) -> None:
+    """A flusher of before the mask goes on, and pins: it would describe the table without."""
+    with copied_lake(PLAIN, "t") as source:
+        with Pipeline.open(masking(source)) as pipeline:
+            mark_for_copy(pipeline, [T])
+        with flushing(source.config) as progress:
+            wait_for(lambda: progress.state == "streaming")
+            source.execute(f"insert into t values (2, '{WORD}')")
+            wait_for(lambda: "restart the flusher" in str(source.row(T).reason), 30)
+            time.sleep(3)
+        assert (source.row(T).state, source.row(T).snapshot_lsn) == (TableState.WAITING, None)
+        with flushing(masking(source)):
+            wait_for(lambda: source.row(T).state == TableState.COPYING, 60)
+            with Pipeline.open(masking(source)) as pipeline:
+                copy_table(pipeline, source.session, T)
+        with Pipeline.open(masking(source)) as pipeline:
+            drain(pipeline, source.session, T)
+        assert source.rows(T) == [(1, "***"), (2, "***")]
+
+
+def test_a_flusher_of_another_salt_has_nothing_pinned(new_lake: NewLake) -> None:
+    with new_lake(f"{PLAIN}; create table u (id int primary key)", "u") as source:
+        source.pin()
+        hashing = ColumnsConfig(mask={"email": "sha256"})
+        both = [*source.config.tables, TableConfig(name="t", columns=hashing)]
+        config = source.config.model_copy(
+            update={"tables": tuple(both), "mask_salt": SecretStr(SALT)}
+        )
+        with flushing(source.config) as progress, Pipeline.open(config) as pipeline:
+            wait_for(lambda: progress.state == "streaming")
+            pins = Pins(pipeline)
+            pins.prepare(patient=False)
+            time.sleep(5)
+            pins.tick()
+            row = pipeline.store.table(T)
+            pins.close()
+        assert row is not None
+        assert (row.state, row.followed) == (TableState.WAITING, False)

@@ -10,6 +10,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.masks import Mask
 from cdc_assets.postgres.names import TableId
 
+_OTHER_SALT = "is of columns that are masked with another mask_salt than the flusher's"
 Name = TypeVar("Name", str, int)
 
 if TYPE_CHECKING:  # the decoder process has no use for what the log takes: 20 MB, a quarter second
@@ -23,7 +24,9 @@ def staging_specs(rows: Iterable[TableRow], config: SourceConfig) -> dict[int, D
     Parked tables (perhaps for weeks) are left out: only a copy ends that, and it has the changes.
     Tables outside this process's configuration are included: another process may have added and
     pinned one. What this configuration masks is masked, whatever the log says of it: the table is
-    then parked or described anew, and until that its values stay in the source.
+    then parked or described anew, and until that its values stay in the source. A table whose masks
+    this process can't make, as it has another salt, is left out, so that it isn't pinned; one that
+    is followed already is staged no further.
     """
     return {
         row.oid: DecodeSpec(
@@ -32,12 +35,29 @@ def staging_specs(rows: Iterable[TableRow], config: SourceConfig) -> dict[int, D
             row.excluded,
             row.excluded_numbers,
             tuple((c.number, c.name, c.type_oid, c.modifier) for c in row.columns),
+            doubt="" if _makes(row, config) else _OTHER_SALT,
             masks=tuple((_masks(row.masks, config) | (config.masks(row.table) or {})).items()),
             mask_numbers=tuple(_masks(row.mask_numbers, config).items()),
         )
         for row in rows
-        if row.oid and row.state != TableState.PARKED
+        if row.oid and row.state != TableState.PARKED and _is_staged(row, config)
     }
+
+
+def _is_staged(row: TableRow, config: SourceConfig) -> bool:
+    """Not before it is described with the masks that somebody asked for, or that are ours to make.
+
+    What is staged before its pin is of no use.
+    """
+    waits = row.state == TableState.WAITING and row.snapshot_lsn is None
+    if waits and not row.masked_as_wished:
+        return False
+    return row.followed or _makes(row, config)
+
+
+def _makes(row: TableRow, config: SourceConfig) -> bool:
+    rules = {*row.masks.values(), *row.mask_numbers.values()}
+    return all(Mask.of_rule(rule, config.salt).rule == rule for rule in rules)
 
 
 def _masks(rules: Mapping[Name, str], config: SourceConfig) -> dict[Name, Mask]:

@@ -110,7 +110,7 @@ class _Worker:
         sent = spec
         if relation.replica_identity == "f":
             key, doubt = key_of(spec, relation, now, listed=listed)
-            sent = replace(sent, key_columns=key, doubt=doubt)
+            sent = replace(sent, key_columns=key, doubt=spec.doubt or doubt)
         if spec.excluded or spec.masks or spec.mask_numbers:
             found = self._hidden(spec, relation, now, listed=listed)
             sent = replace(sent, excluded=found.names, masks=found.masks)

@@ -243,6 +243,12 @@ def open_catalog(config: SourceConfig) -> Catalog:
         )
 
 
+def every_namespace(config: SourceConfig, catalog: Catalog) -> list[str]:
+    """Those of the configuration, then the others that the catalog has."""
+    there = {namespace[0] for namespace in catalog.list_namespaces() if len(namespace) == 1}
+    return [*sorted(config.namespaces), *sorted(there - config.namespaces)]
+
+
 def forgetting(config: SourceConfig, identifier: tuple[str, str]) -> str:
     """How a person has the catalog forget a table whose files are gone."""
     if config.lake.catalog.type != "sql":

@@ -36,7 +36,9 @@ def test_tables_that_were_copied_before_keys_had_other_texts_are_parked_and_no_o
         def upgraded() -> set[str]:
             made.execute("delete from _pg2iceberg.schema_version where version >= 23")
             made.execute(
-                "alter table _pg2iceberg.claims drop column problem, drop column problem_since"
+                "alter table _pg2iceberg.claims drop column problem, drop column problem_since;"
+                " alter table _pg2iceberg.tables"
+                " drop column masks, drop column mask_numbers, drop column mask_wish"
             )
             LogStore.open(made.dsn, made.name, "_pg2iceberg").close()
             return {name.removeprefix("public.") for name in made.parked()}

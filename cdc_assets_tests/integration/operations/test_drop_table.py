@@ -150,14 +150,14 @@ def test_a_table_whose_name_in_the_lake_is_changed_is_told(source: Lake) -> None
     called = source.config.table("b").model_copy(update={"as_": "renamed"})
     other = source.config.model_copy(update={"tables": (source.config.tables[0], called)})
     with Pipeline.open(other) as pipeline:
-        with pytest.raises(TableProblem, match="lake table is called b, and the") as it:
+        with pytest.raises(TableProblem, match=r"lake table is called src\.b, and the") as it:
             drain(pipeline, source.session, B)
         assert "calls it renamed now" in str(it.value)
         assert "Give it its name back" in str(it.value)
         assert drain(pipeline, source.session, A) is not None
         told = {f.code: f for f in review(other)}["lake_table_gone"]
         assert told.severity == "error"
-        assert "called b, and the configuration calls it renamed now" in told.message
+        assert "called src.b, and the configuration calls it renamed now" in told.message
     source.session.sql("create table lake.src.renamed using iceberg as select * from lake.src.b")
     source.session.sql(
         "alter table lake.src.renamed set tblproperties"
