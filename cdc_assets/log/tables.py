@@ -191,6 +191,13 @@ class TableRegistry(LogSession):
             (sorted(excluded), json.dumps(masked), self.source, str(table)),
         )
 
+    def set_masks(self, table: TableId, masks: Mapping[str, str]) -> None:
+        """Change the rules of columns that the table doesn't have; those that it has stay."""
+        self.connection.execute(
+            "update tables set masks = %s where source = %s and table_name = %s",
+            (json.dumps(masks), self.source, str(table)),
+        )
+
     def wish_masks(self, table: TableId, masks: Mapping[str, str]) -> None:
         """Have the next copy of a table made with these masks alone, whoever makes it."""
         self.connection.execute(

@@ -74,6 +74,11 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
                     )
                     for row in cursor
                 )
+            later = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+            if later != now:  # what was read may be of other columns
+                raise TableProblem(
+                    lake.row.table, "its columns were renamed while rows of it were read again"
+                )
             pipeline.store.not_whole_before(lake.row, current_lsn(source))
         return found
 

@@ -193,6 +193,9 @@ class TableCopy:
         location, io = self._landing.place()
         return CopyTask(
             table=self.table,
+            oid=row.oid,
+            names=tuple(c.source.name for c in self._landing.lake.columns),
+            numbers=tuple(c.source.number for c in self._landing.lake.columns),
             source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
             snapshot_name=snapshot_name,
             columns=listed.as_string(self._store.connection),

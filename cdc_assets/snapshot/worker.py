@@ -68,11 +68,15 @@ OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
 class CopyTask:
     """All that a task needs to know of one table.
 
-    ``columns`` is the SELECT list. ``chunks``: about how many are to be read. ``location``: the
-    folder of the lake table's data files. ``io``: the properties of its FileIO.
+    ``columns`` is the SELECT list, of the columns with these ``names`` and attribute ``numbers`` of
+    the table that has ``oid``. ``chunks``: about how many are to be read. ``location``: the folder
+    of the lake table's data files. ``io``: the properties of its FileIO.
     """
 
     table: TableId
+    oid: int
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
     source_uri: str
     snapshot_name: str
     columns: str
@@ -130,6 +134,7 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
                 heaps = _heaps(run, task.table, chunks)
                 for heap in heaps.values():
                     _check_types(run, task, heap)
+                _check_names(run, task)
                 written = [_copy(task, run, chunk, heaps[chunk.oid], file) for chunk in chunks]
                 _check(run, heaps, chunks)
             if not claims.wrote(written, file.path):
@@ -196,6 +201,22 @@ def _check_types(run: Read, task: CopyTask, heap: TableId) -> None:
         planned = {name + "[]" * several for name in SQL_TYPES[element]}
         if kind not in planned and _base_type(run, kind) not in planned:
             raise psycopg.errors.DatatypeMismatch(f"column {field.name} is of type {kind} now")
+
+
+def _check_names(run: Read, task: CopyTask) -> None:
+    """Raise UndefinedColumn unless the names are those of the planned columns: two may be swapped.
+
+    By a function that sees the present, as the SELECT does, and not the snapshot. Our lock is taken
+    by then: a renaming ALTER TABLE waits for it, of a partition's root, too.
+    """
+    query = sql.SQL(
+        "select coalesce((pg_catalog.pg_identify_object_as_address("
+        "'pg_catalog.pg_class'::pg_catalog.regclass, {oid}, n)).object_names[3], '')"
+        " from unnest({numbers}::int[]) with ordinality as t (n, place) order by place"
+    ).format(oid=sql.Literal(task.oid), numbers=sql.Literal(list(task.numbers)))
+    for (now,), planned in zip(_rows(run, query, [TEXT]), task.names, strict=True):
+        if now != planned:
+            raise psycopg.errors.UndefinedColumn(f"column {planned} has another name now")
 
 
 def _base_type(run: Read, kind: str) -> str:

@@ -15,13 +15,15 @@ from pydantic import SecretStr
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import ColumnsConfig, TableConfig
-from cdc_assets.errors import TableProblem
+from cdc_assets.errors import CopyRestarted, TableProblem
+from cdc_assets.flusher.flusher import run
 from cdc_assets.log.states import TableState
 from cdc_assets.materializer.drain import drain
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.verify.sample import sample
@@ -342,3 +344,57 @@ def test_a_flusher_of_another_salt_has_nothing_pinned(new_lake: NewLake) -> None
             pins.close()
         assert row is not None
         assert (row.state, row.followed) == (TableState.WAITING, False)
+
+
+SWAP = ";".join(
+    f"alter table t rename {old} to {new}"
+    for old, new in (("email", "x"), ("v", "email"), ("x", "v"))
+)
+
+
+def test_columns_that_swap_names_while_they_are_copied_are_not_taken_for_each_other(
+    new_lake: NewLake,
+) -> None:
+    """The statement of a copy names columns, and both are of one type."""
+    setup = f"{PLAIN}; alter table t add v text; update t set v = 'v'"
+    with new_lake(setup, WITH, snapshot={"mode": "snapshot_only"}) as source:
+        source.pin()
+        source.execute(SWAP)
+        with pytest.raises(CopyRestarted, match="email has another name now"):
+            source.copy()
+        source.pin()
+        assert "its column email, which is masked, is called v now" in str(source.row(T).reason)
+        assert not any(map(leaks, everything(source)))
+    with new_lake(setup, "t", snapshot={"mode": "snapshot_only"}) as source:  # without masks, too
+        source.pin()
+        source.execute(SWAP)
+        with pytest.raises(CopyRestarted):
+            source.copy()
+        source.pin()
+        source.copy()
+        assert source.equal(T)
+
+
+def test_a_mask_may_come_before_its_column_and_go_after_it(copied_lake: NewLake) -> None:
+    with copied_lake(
+        "create table t (id int primary key); insert into t values (1)", "t"
+    ) as source:
+        config = masking(source)
+        with flushing(config) as progress:
+            wait_for(lambda: progress.state == "streaming")
+            wait_for(lambda: source.row(T).masks == {"email": "redact"}, 30)
+            source.execute(f"alter table t add email int; insert into t values (2, {NUMBER})")
+            written = source.execute("select pg_current_wal_lsn()::text")[0][0]
+            wait_for(lambda: str(source.pipeline.store.flushed_lsn() or "") >= written, 30)
+        with Pipeline.open(config) as pipeline:
+            drain(pipeline, source.session, T)
+        assert source.rows(T) == [(1, None), (2, "***")]
+        source.execute("alter table t drop email; insert into t values (3)")
+        run(config, until=current_lsn(source.source))
+        with Pipeline.open(config) as pipeline:
+            drain(pipeline, source.session, T)
+        source.execute("insert into t values (4)")
+        source.catch_up()  # by a configuration without the mask
+        assert len(source.rows(T)) == 4
+        assert source.row(T).state == TableState.STREAMING
+        assert not any(map(leaks, everything(source)))

@@ -14,6 +14,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cdc_assets.errors import TableProblem
 from cdc_assets.lake.publish import published
 from cdc_assets.lake.spark.session import summary
 from cdc_assets.lake.spark.sql import ticked
@@ -140,6 +141,13 @@ def _read_again(
         )
         read = read.dropDuplicates(keys).persist()
         read.count()
+        with pipeline.connect_source("schema") as source:
+            later = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+        if later != now:  # what was read may be of other columns
+            read.unpersist()
+            raise TableProblem(
+                lake.row.table, "its columns were renamed while rows of it were read again"
+            )
         return read
     finally:
         slot.connection.close()

@@ -191,9 +191,13 @@ def refuse_masks(found: SourceTable, table: TableConfig) -> None:
 
 def masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
     """Why a table's log and lake can't be continued: its columns are masked otherwise now."""
-    wanted = config.masks(row.table)
+    wanted, there = config.masks(row.table), {column.name for column in row.columns}
     salts = all(Mask.of_rule(rule, config.salt).rule == rule for rule in row.masks.values())
-    if salts and (wanted is None or rules_of(wanted) == row.masks):
+    had, has = (
+        {name: rule for name, rule in rules.items() if name in there}
+        for rules in (row.masks, rules_of(wanted or {}))
+    )
+    if salts and (wanted is None or had == has):
         return None
     what = "mask_salt is another one than" if not salts else "columns.mask isn't what it was"
     return Finding(
@@ -206,8 +210,16 @@ def masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
 
 
 def refuse_masked_otherwise(store: LogStore, row: TableRow, config: SourceConfig) -> None:
-    """Park the table and raise TableProblem if what it has was masked otherwise than it is now."""
-    if row.state == TableState.PARKED or (found := masked_otherwise(row, config)) is None:
+    """Park the table and raise TableProblem if what it has was masked otherwise than it is now.
+
+    The log learns masks of columns that the table doesn't have yet, or has no more.
+    """
+    if row.state == TableState.PARKED:
+        return
+    if (found := masked_otherwise(row, config)) is None:
+        wanted = config.masks(row.table)
+        if wanted is not None and rules_of(wanted) != row.masks:
+            store.set_masks(row.table, rules_of(wanted))
         return
     what = found.message.removeprefix(f"{row.table}: ").removesuffix(".")
     problem = TableProblem(row.table, f"{found.code}: {what}", found.remedy)
@@ -218,16 +230,29 @@ def refuse_masked_otherwise(store: LogStore, row: TableRow, config: SourceConfig
 def refuse_unmasked_name(
     found: SourceTable, config: SourceConfig, known: Iterable[TableRow]
 ) -> None:
-    """Raise TableProblem if the very table was masked under another name, and isn't under this."""
-    for row in known:
-        renamed = row.oid == found.oid and row.table != found.id
-        if renamed and row.masks and not config.table(found.id).columns.mask:
+    """Raise TableProblem if the table, or a column of it, was masked under another name."""
+    masked = config.table(found.id).columns.mask
+    for row in (row for row in known if row.oid == found.oid and row.masks):
+        if row.table != found.id and not masked:
             raise TableProblem(
                 found.id,
                 f"it was called {row.table}, of which columns are masked, and under its new name"
                 " none is",
                 "Name it in tables: with columns.mask, or in exclude:.",
             )
+        names = {column.number: column.name for column in row.columns}
+        for column in found.columns:
+            before = names.get(column.number, column.name)
+            if before == column.name or column.number not in row.mask_numbers:
+                continue
+            if column.name not in {*masked, *config.table(found.id).columns.exclude}:
+                raise TableProblem(
+                    found.id,
+                    f"its column {before}, which is masked, is called {column.name} now, which"
+                    " columns.mask doesn't name",
+                    f"Name {column.name} there. To have it as it is: take the table out of tables:,"
+                    f" cdc-assets drop-table {found.id}, and put it in again.",
+                )
 
 
 def refuse_made_from_masked(facts: Facts, found: SourceTable, table: TableConfig) -> None:
