@@ -38,7 +38,7 @@ OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alon
 _STORED = SentColumns(("", "s"), {})
 
 
-# The dependency is the default's, or since Postgres 15 the column's own.
+# The dependency is the default's or the column's own: versions of Postgres differ.
 _MADE_FROM = """
 select a.attrelid::bigint, a.attname::text, b.attname::text
   from pg_catalog.pg_attribute a
