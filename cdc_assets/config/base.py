@@ -1,17 +1,22 @@
-"""Building blocks of the configuration's sections: base class, durations, sizes, places."""
+"""Building blocks of the configuration's sections: base class, durations, daily windows, places."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_WINDOW = re.compile(
+    r"\A\s*(\d\d:\d\d)\s*-\s*(\d\d:\d\d)(?:\s+([A-Za-z][\w+-]*(?:/[\w+-]+)*))?\s*\Z"
+)
 _QUANTITY = re.compile(r"\A\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*\Z")
 
 
@@ -57,6 +62,55 @@ def _namespace(value: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", value):
         raise ValueError("write one plain lower-case word")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class DailyWindow:
+    """A part of each day, in a time zone; one that ends before it begins goes over midnight."""
+
+    begin: time
+    end: time
+    zone: ZoneInfo
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``08:00-18:00``, ``22:00-06:00 Europe/Berlin``. Raises ValueError."""
+        if (match := _WINDOW.match(text)) is None:
+            raise ValueError(f"{text!r}: write 22:00-06:00, or 22:00-06:00 Europe/Berlin")
+        try:
+            begin, end = time.fromisoformat(match[1]), time.fromisoformat(match[2])
+            zone = ZoneInfo(match[3] or "UTC")
+        except (ValueError, ZoneInfoNotFoundError, OSError) as error:
+            raise ValueError(f"{text!r}: no such time of day, or no such time zone") from error
+        if begin == end:
+            raise ValueError(f"{text!r}: it begins when it ends")
+        return cls(begin, end, zone)
+
+    def _around(self, at: datetime) -> Iterator[tuple[datetime, datetime]]:
+        """Begin and end of the windows of that day and of the two before."""
+        today = at.astimezone(self.zone).date()
+        for back in range(3):
+            day = today - timedelta(days=back)
+            later = timedelta(days=self.end < self.begin)
+            begin = datetime.combine(day, self.begin, self.zone)
+            end = datetime.combine(day + later, self.end, self.zone)
+            yield begin.astimezone(UTC), end.astimezone(UTC)
+
+    def end_after(self, at: datetime) -> datetime | None:
+        """When the window that ``at`` is in ends; None: it is in none."""
+        return next((end for begin, end in self._around(at) if begin <= at < end), None)
+
+    def end_before(self, at: datetime) -> datetime:
+        """When the last window ended."""
+        return max(end for _, end in self._around(at) if end <= at)
+
+
+def seconds_left(windows: Sequence[DailyWindow], at: datetime) -> float:
+    """How long, from ``at`` on, one window or another lasts; at most a day."""
+    now, most = at, at + timedelta(days=1)
+    while now < most and (ends := [end for w in windows if (end := w.end_after(now)) is not None]):
+        now = max(ends)
+    return (min(now, most) - at).total_seconds()
 
 
 Duration = Annotated[

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from psycopg import sql
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from cdc_assets.config.base import Duration, Namespace, Section
+from cdc_assets.config.base import DailyWindow, Duration, Namespace, Section, seconds_left
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId
 
 # The owner of an asset as Dagster takes it: a team, or an address of mail.
+# For the length of a window: a day on which no clock is changed.
+_SOME_DAY = date(2026, 1, 14)
 _TAG = re.compile(r"\A([A-Za-z0-9][\w.-]{0,62}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
 _TAG_VALUE = re.compile(r"\A([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
 _OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
@@ -114,6 +116,31 @@ class FreshnessConfig(Section):
     """The age at which the UI warns, and an alert is sent."""
     fail: Duration = timedelta(minutes=15)
     """The age at which the table counts as failed."""
+    quiet: tuple[str, ...] = ()
+    """Times of a day in which nothing is merged by itself: 08:00-18:00, or 22:00-06:00
+    Europe/Berlin (UTC by default). Changes are staged meanwhile."""
+
+    @field_validator("quiet")
+    @classmethod
+    def _are_windows(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            DailyWindow.parse(text)
+        return value
+
+    @cached_property
+    def _windows(self) -> tuple[DailyWindow, ...]:
+        return tuple(map(DailyWindow.parse, self.quiet))
+
+    def quiet_seconds(self, at: datetime) -> float:
+        """How long nothing is merged, from ``at`` on; 0: it is no quiet time."""
+        return seconds_left(self._windows, at) if self.quiet else 0.0
+
+    def overdue_seconds(self, lag_seconds: float, at: datetime) -> float:
+        """How long, at ``at``, a change of that age could have been merged and wasn't."""
+        if self.quiet_seconds(at):
+            return 0.0
+        since = [(at - window.end_before(at)).total_seconds() for window in self._windows]
+        return max(0.0, min([lag_seconds - self.target.total_seconds(), *since]))
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -121,6 +148,13 @@ class FreshnessConfig(Section):
             raise ValueError("warn has to be shorter than fail")
         if self.warn < timedelta(minutes=1):
             raise ValueError("at least 1m: Dagster's freshness policies know nothing shorter")
+        begins = (datetime.combine(_SOME_DAY, w.begin, w.zone) for w in self._windows)
+        longest = max((self.quiet_seconds(begin) for begin in begins), default=0.0)
+        if longest >= self.warn.total_seconds():
+            raise ValueError(
+                f"quiet: a change may wait for {longest / 3600:.1f} h, and warn has to be longer"
+                " than that (and fail longer than warn)"
+            )
         if self.target >= self.warn:
             raise ValueError("target has to be shorter than warn")
         return self

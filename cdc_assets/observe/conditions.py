@@ -126,7 +126,10 @@ def _materializer(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
     waiting = [table for table in waiting if table.paused_since is None]
     if not waiting:
         return
-    waited = max(table.lag_seconds or 0.0 for table in waiting)
+    waited = max(
+        config.table(table.name).freshness.overdue_seconds(table.lag_seconds or 0.0, facts.now)
+        for table in waiting
+    )
     stuck = waited if facts.merged_seconds is None else min(waited, facts.merged_seconds)
     yield Condition(
         "materializer",

@@ -16,7 +16,7 @@ variable "lake_bucket" {
 
 variable "namespaces" {
   type        = set(string)
-  description = "The Glue databases: lake.namespace of every source."
+  description = "The Glue databases: lake.namespace of every source, and namespace of tables that have their own."
 
   validation {
     condition     = alltrue([for name in var.namespaces : can(regex("^[a-z_][a-z0-9_]*$", name))])

@@ -2,7 +2,7 @@
 
 A merge costs nearly the same for one change as for a thousand, so it waits: until the oldest change
 would else be older than ``freshness.target`` once it is visible, or a batch is full. Where tables
-would have to wait for each other, some begin earlier.
+would have to wait for each other, some begin earlier. In a table's quiet times none begins.
 """
 
 from __future__ import annotations
@@ -72,10 +72,12 @@ class Cadence:
             # That of a file is its last one's: the first may have waited for the flush.
             flushed_every = self._config.staging.flush_interval_seconds
             age = max(age, (now - backlog.oldest_commit).total_seconds() + flushed_every)
+        freshness = self._config.table(table).freshness
+        quiet = freshness.quiet_seconds(now)
         if backlog.bytes >= self._config.lake.merge_bytes or backlog.rows >= BATCH_ROWS:
-            return 0.0
-        target = self._config.table(table).freshness.target.total_seconds()
-        return target - age - self._expected(table)
+            return quiet
+        soon = freshness.target.total_seconds() - age - self._expected(table)
+        return max(soon, quiet) if quiet else soon
 
     def _expected(self, table: TableId) -> float:
         """How long the table's next merge takes at most."""

@@ -102,3 +102,15 @@ def test_a_clock_that_is_ahead_delays_no_merge(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(time, "monotonic", lambda: began + 9.5)
     assert cadence.due_seconds(ahead, NOW) < 0
     assert cadence.due_seconds(backlog(-3600.0, offset=7), NOW) > 0  # applied: another one waits
+
+
+def test_in_quiet_times_no_merge_is_due_and_then_all_are() -> None:
+    freshness = {"quiet": ["22:00-06:00"], "warn": "9h", "fail": "10h"}
+    table = {"name": "public.t", "freshness": freshness}
+    data = {"name": "s", "postgres": {"dsn": "postgresql://u@h/d"}, "tables": [table]}
+    cadence = Cadence(parse_config(data, "test"))
+    full = backlog(60.0, rows=BATCH_ROWS)  # NOW is midnight
+    assert cadence.due_seconds(full, NOW) == cadence.due_seconds(backlog(60.0), NOW) == 6 * 3600
+    later = NOW + timedelta(hours=6)
+    assert cadence.due_seconds(full, later) == 0
+    assert cadence.due_seconds(backlog(60.0), later) < 0
