@@ -157,6 +157,7 @@ class Turns:
             and (backlog.rows or backlog.table in also)
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
+        also = {t for t in also if not config.table(t).freshness.quiet_seconds(at)}
         due, self.waits, self._next_due = list[Backlog](), False, math.inf
         timed = [backlog for backlog in waiting if backlog.table not in also]
         begins = self._cadence.begin_seconds(timed, at, self._side_by_side)
