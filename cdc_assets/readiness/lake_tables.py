@@ -10,7 +10,10 @@ from pyiceberg.exceptions import NoSuchNamespaceError
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.lake.catalog.catalog import every_namespace, open_catalog
 from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable
+from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.readiness.flushing import known_log
 from cdc_assets.readiness.source.enrolment import masked_otherwise
@@ -24,6 +27,7 @@ def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
     configured = {table.id: table for table in config.tables}
     with known_log(config) as (store, _):
         rows = [] if store is None else store.tables(None, TableState.STREAMING, TableState.COPIED)
+        rows = [row for row in rows if store is not None and _is_begun(store, row)]
     copied = [LakeTable(config, configured[r.table], r) for r in rows if r.table in configured]
     if not copied:
         return
@@ -41,6 +45,14 @@ def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
             problem = lake.gone(former.get(str(lake.row.table)))
             what = f"{lake.row.table}: {problem.what.removeprefix(f'{lake.row.table}: ')}"
             yield Finding("lake_table_gone", "error", what, problem.remedy)
+
+
+def _is_begun(store: LogStore, row: TableRow) -> bool:
+    """Whether a lake table was made: by a copy, or in mode never by the first merge."""
+    cursor, since = store.cursor(row.table), row.snapshot_lsn
+    if cursor is not None and since is not None and cursor.applied_lsn >= since:
+        return True
+    return any(chunk.state == "landed" for chunk in chunks(store, row.table, row.epoch))
 
 
 def _former_names(config: SourceConfig) -> dict[str, str]:

@@ -211,7 +211,8 @@ def test_a_copy_of_before_the_mask_is_parked_by_whoever_comes_first(new_lake: Ne
         ):
             copy_table(pipeline, source.session, T)
         assert "resync public.t" in str(source.row(T).reason)
-        mark_for_copy(source.pipeline, [T])
+        with Pipeline.open(masking(source)) as pipeline:
+            mark_for_copy(pipeline, [T])
         other = Pins(Pipeline.open(masking(source)))
         other.prepare()
         other.tick()
