@@ -101,11 +101,12 @@ def test_one_that_is_disposed_keeps_no_file_open(folder: Path) -> None:
     ref = InstanceRef.from_dir(str(folder))
     held = list[int]()
     gc.collect()  # what earlier tests left open
-    for _ in range(4):
+    for _ in range(12):
         with dg.DagsterInstance.from_ref(ref) as found:
             _work(found, 0)
         held.append(psutil.Process().num_fds())
-    assert held[-1] <= held[0]
+    # Threads of earlier tests open and close files of their own.
+    assert held[-1] - held[0] < (len(held) - 1) // 2, held
 
 
 def test_threads_share_it(instance: dg.DagsterInstance) -> None:
