@@ -73,8 +73,8 @@ def hashed(text: str) -> str:
 
 def everything(source: Lake) -> Iterator[str]:
     """All that was written of the source's rows: files, what the log says, and the lake."""
-    for folder in map(_path, (source.config.staging_uri, source.config.warehouse)):
-        for file in folder.rglob("*"):
+    for uri in (source.config.staging_uri, source.config.warehouse):
+        for file in Path(urlparse(uri).path).rglob("*"):
             if file.suffix == ".parquet":
                 yield str(pq.read_table(file).to_pylist())
             elif file.is_file():
@@ -84,10 +84,6 @@ def everything(source: Lake) -> Iterator[str]:
         " and relkind = 'r'"
     ):
         yield str(source.execute(f'select t::text from _pg2iceberg."{name}" t'))
-
-
-def _path(uri: str) -> Path:
-    return Path(urlparse(uri).path)
 
 
 def assert_masked(source: Lake) -> None:
