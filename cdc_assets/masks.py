@@ -9,7 +9,7 @@ Pure functions, which run in Spark's Python workers and in the decoder process, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Literal, Self, cast
@@ -32,6 +32,11 @@ def rules_of(masks: Mapping[str, Mask]) -> dict[str, str]:
     return {name: mask.rule for name, mask in masks.items()}
 
 
+def makes(rules: Iterable[str], salt: bytes) -> bool:
+    """Whether masks that are salted with ``salt`` follow all of these recorded rules."""
+    return all(Mask.of_rule(rule, salt).rule == rule for rule in rules)
+
+
 @dataclass(frozen=True, slots=True)
 class Mask:
     """One column's mask.
@@ -52,6 +57,11 @@ class Mask:
         return f"sha256:{sha256(b'cdc_assets mask ' + self.salt).hexdigest()[:_FINGERPRINT_DIGITS]}"
 
     @classmethod
+    def of(cls, kind: MaskKind, salt: bytes) -> Self:
+        """The mask of that kind; ``salt`` is for those that take one."""
+        return cls(kind, salt if kind == "sha256" else b"")
+
+    @classmethod
     def of_rule(cls, rule: str, salt: bytes) -> Self:
         """The mask that was recorded as ``rule``; ``redact`` if that can't be told or had.
 
@@ -59,7 +69,7 @@ class Mask:
         """
         kind = rule.partition(":")[0]
         if kind in ("sha256", "redact", "last4"):
-            made = cls(cast(MaskKind, kind), salt if kind == "sha256" else b"")
+            made = cls.of(cast(MaskKind, kind), salt)
             if made.rule == rule:
                 return made
         return cls("redact")

@@ -178,10 +178,7 @@ class SourceConfig(Section):
         """The masks of a table's columns, by name; None if the table isn't configured."""
         if (named := self._by_id.get(table)) is None:
             return None
-        return {
-            name: Mask(kind, self.salt if kind == "sha256" else b"")
-            for name, kind in named.columns.mask.items()
-        }
+        return {name: Mask.of(kind, self.salt) for name, kind in named.columns.mask.items()}
 
     @property
     def streams(self) -> bool:

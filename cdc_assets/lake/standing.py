@@ -48,7 +48,7 @@ def _is_begun(store: LogStore, lake: LakeTable, loaded: Table | None) -> bool:
     if state.epoch == row.epoch:
         return True
     copies = lake.config.snapshot.mode != "never"
-    if (copies and chunks(store, row.table, row.epoch)) or _was_applied(store, row):
+    if (copies and chunks(store, row.table, row.epoch)) or was_applied(store, row):
         if loaded is None:
             raise lake.gone()
         return True
@@ -69,7 +69,7 @@ def may_hold_others(store: LogStore, lake: LakeTable, state: LakeState, loaded: 
     return BEGUN in loaded.properties or not has_one_heap(store, lake.row)
 
 
-def _was_applied(store: LogStore, row: TableRow) -> bool:
+def was_applied(store: LogStore, row: TableRow) -> bool:
     """Whether the log was applied to this copy before, by the cursor that the log remembers.
 
     Applied entries are removed from the log, so a table that is gone can't begin once more.

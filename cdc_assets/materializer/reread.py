@@ -39,6 +39,20 @@ def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
     return sql.SQL(", ").join(text(c) for c in lake.columns)
 
 
+def column_names(source: psycopg.Connection[Any], lake: LakeTable) -> dict[int, str]:
+    """The names that the source's columns have now, by attribute number."""
+    return {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+
+
+def refuse_renamed(
+    source: psycopg.Connection[Any], lake: LakeTable, before: Mapping[int, str]
+) -> None:
+    """Raise TableProblem unless names are as ``before``: what was read may be of other columns."""
+    if column_names(source, lake) != before:
+        what = "its columns were renamed while rows of it were read again"
+        raise TableProblem(lake.row.table, what)
+
+
 def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
     numbers = [c.source.number for c in lake.key]
     found = key_columns(source, lake.row.oid, numbers)
@@ -63,7 +77,7 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
         columns = lake.columns
         with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
             check_oid(source, lake.row.table, lake.row.oid)
-            now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+            now = column_names(source, lake)
             select, key = _select(lake, now), _key(source, lake)
             query = sql.SQL("select {} from {} join {} t on {}")
             for some in lookups(key, keys):
@@ -74,11 +88,7 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
                     )
                     for row in cursor
                 )
-            later = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
-            if later != now:  # what was read may be of other columns
-                raise TableProblem(
-                    lake.row.table, "its columns were renamed while rows of it were read again"
-                )
+            refuse_renamed(source, lake, now)
             pipeline.store.not_whole_before(lake.row, current_lsn(source))
         return found
 

@@ -9,6 +9,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.lake.catalog.catalog import every_namespace, open_catalog
+from cdc_assets.lake.standing import was_applied
 from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable
 from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.states import TableState
@@ -49,10 +50,8 @@ def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
 
 def _is_begun(store: LogStore, row: TableRow) -> bool:
     """Whether a lake table was made: by a copy, or in mode never by the first merge."""
-    cursor, since = store.cursor(row.table), row.snapshot_lsn
-    if cursor is not None and since is not None and cursor.applied_lsn >= since:
-        return True
-    return any(chunk.state == "landed" for chunk in chunks(store, row.table, row.epoch))
+    landed = (chunk.state == "landed" for chunk in chunks(store, row.table, row.epoch))
+    return was_applied(store, row) or any(landed)
 
 
 def _former_names(config: SourceConfig) -> dict[str, str]:

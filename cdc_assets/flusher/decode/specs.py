@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from cdc_assets.log.states import TableState
-from cdc_assets.masks import Mask
+from cdc_assets.masks import Mask, makes
 from cdc_assets.postgres.names import TableId
 
 _OTHER_SALT = "is of columns that are masked with another mask_salt than the flusher's"
@@ -56,8 +56,7 @@ def _is_staged(row: TableRow, config: SourceConfig) -> bool:
 
 
 def _makes(row: TableRow, config: SourceConfig) -> bool:
-    rules = {*row.masks.values(), *row.mask_numbers.values()}
-    return all(Mask.of_rule(rule, config.salt).rule == rule for rule in rules)
+    return makes({*row.masks.values(), *row.mask_numbers.values()}, config.salt)
 
 
 def _masks(rules: Mapping[Name, str], config: SourceConfig) -> dict[Name, Mask]:

@@ -14,16 +14,16 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_assets.errors import TableProblem
 from cdc_assets.lake.publish import published
 from cdc_assets.lake.spark.session import summary
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.lake.values import naming_refusals, of_later, typed
+from cdc_assets.materializer.reread import column_names, refuse_renamed
 from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import attributes, check_oid, heaps
+from cdc_assets.postgres.catalog import check_oid, heaps
 from cdc_assets.postgres.ctid import plan_chunks
 from cdc_assets.postgres.session.connect import uri
 from cdc_assets.postgres.slots import export_snapshot
@@ -101,7 +101,7 @@ def _read_again(
     try:
         with pipeline.connect_source("schema", reads=True) as source:
             check_oid(source, lake.row.table, lake.row.oid)
-            now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+            now = column_names(source, lake)
             listed = sql.SQL(", ").join(
                 _text_of(now.get(c.source.number))
                 + sql.SQL(" as {}").format(sql.Identifier(f"t{i}"))
@@ -141,13 +141,12 @@ def _read_again(
         )
         read = read.dropDuplicates(keys).persist()
         read.count()
-        with pipeline.connect_source("schema") as source:
-            later = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
-        if later != now:  # what was read may be of other columns
+        try:
+            with pipeline.connect_source("schema") as source:
+                refuse_renamed(source, lake, now)
+        except BaseException:
             read.unpersist()
-            raise TableProblem(
-                lake.row.table, "its columns were renamed while rows of it were read again"
-            )
+            raise
         return read
     finally:
         slot.connection.close()

@@ -15,7 +15,7 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.masks import Mask, rules_of
+from cdc_assets.masks import makes, rules_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
 from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, troubles
@@ -192,7 +192,7 @@ def refuse_masks(found: SourceTable, table: TableConfig) -> None:
 def masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
     """Why a table's log and lake can't be continued: its columns are masked otherwise now."""
     wanted, there = config.masks(row.table), {column.name for column in row.columns}
-    salts = all(Mask.of_rule(rule, config.salt).rule == rule for rule in row.masks.values())
+    salts = makes(row.masks.values(), config.salt)
     had, has = (
         {name: rule for name, rule in rules.items() if name in there}
         for rules in (row.masks, rules_of(wanted or {}))

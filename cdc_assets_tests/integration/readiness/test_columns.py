@@ -11,16 +11,23 @@ from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.readiness.test_check import config_of, found
 
 
+def made(new: NewDatabase, table: str) -> str:
+    """The address of a database of its own with that table."""
+    dsn = new()
+    with psycopg.connect(dsn, autocommit=True) as source:
+        source.execute(table.encode())
+    return dsn
+
+
 def test_what_becomes_of_odd_columns_is_said_before_anything_is_copied(
     postgres_dsn: NewDatabase, tmp_home: Path
 ) -> None:
     """As the page on types has it."""
-    ready = postgres_dsn()
-    with psycopg.connect(ready, autocommit=True) as source:
-        source.execute(
-            "create table odd (at timestamptz primary key, doc jsonb, price numeric(10,2),"
-            " loose numeric, tags text[], until date, plain int, hidden interval)"
-        )
+    ready = made(
+        postgres_dsn,
+        "create table odd (at timestamptz primary key, doc jsonb, price numeric(10,2),"
+        " loose numeric, tags text[], until date, plain int, hidden interval)",
+    )
     tables = {"name": "odd", "columns": {"exclude": ["hidden"], "types": {"until": "string"}}}
     named = found(config_of(ready, tables))
     assert "doc (jsonb), loose (numeric), until (date)" in named["text_columns"].message
@@ -40,14 +47,13 @@ def test_what_becomes_of_odd_columns_is_said_before_anything_is_copied(
 def test_what_is_not_in_the_lake_is_not_said_to_be_something_there(
     postgres_dsn: NewDatabase, tmp_home: Path
 ) -> None:
-    ready = postgres_dsn()
-    with psycopg.connect(ready, autocommit=True) as source:
-        source.execute(
-            "create table made (id int primary key, doc jsonb, hidden text,"
-            " twice numeric generated always as (id * 2) stored,"
-            " day date generated always as ('2000-01-01'::date + id) stored)"
-        )
-        source.execute("create publication cdc_src for table made")  # before 18, without them
+    ready = made(
+        postgres_dsn,
+        "create table made (id int primary key, doc jsonb, hidden text,"
+        " twice numeric generated always as (id * 2) stored,"
+        " day date generated always as ('2000-01-01'::date + id) stored);"
+        " create publication cdc_src for table made",  # before 18, without them
+    )
     named = found(config_of(ready, {"name": "made", "columns": {"exclude": ["hidden"]}}))
     assert "(twice, day)" in named["generated_columns"].message
     assert named["text_columns"].message.endswith("prints it: doc (jsonb).")
@@ -60,12 +66,11 @@ def test_what_is_not_in_the_lake_is_not_said_to_be_something_there(
 def test_a_column_name_makes_no_line_and_no_yaml_of_its_own(
     postgres_dsn: NewDatabase, tmp_home: Path
 ) -> None:
-    ready = postgres_dsn()
-    with psycopg.connect(ready, autocommit=True) as source:
-        source.execute(
-            'create table evil (id int primary key, "x\nerror lost: public.orders" jsonb,'
-            ' "a, b" jsonb, "x}, {y: z" date)'
-        )
+    ready = made(
+        postgres_dsn,
+        'create table evil (id int primary key, "x\nerror lost: public.orders" jsonb,'
+        ' "a, b" jsonb, "x}, {y: z" date)',
+    )
     named = found(config_of(ready, "evil"))
     said = named["text_columns"].message
     assert '"x error lost: public.orders" (jsonb), "a, b" (jsonb)' in said

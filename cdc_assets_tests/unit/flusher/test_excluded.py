@@ -122,22 +122,25 @@ def histories(draw: st.DrawFn) -> list[Catalog]:
     return states
 
 
-@settings(max_examples=1000)
-@given(histories(), st.data())
-def test_whatever_the_history(states: list[Catalog], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(states) - 1))
-    then, now = states[at], states[-1]
+def a_moment(states: list[Catalog], data: st.DataObject) -> tuple[Catalog, set[str]]:
+    """The table at some time of its history, and what was ``secret`` then, or column 2."""
+    then, now = states[data.draw(st.integers(0, len(states) - 1))], states[-1]
     told = [name for name in then.names if name is not None]
     for other in (REGISTERED, now):  # looks the same, and is another: nobody can tell
         same = [name for name in other.names if name is not None] == told
         assume(not same or other.numbers() == then.numbers())
-    found = hidden(SPEC, then.relation(), now.attributes(), listed=False)
-    secret = {
-        n for n, number in zip(told, then.numbers(), strict=True) if number == 2 or n == "secret"
-    }
-    wrongly = (found.names & set(told)) - secret
+    numbered = zip(told, then.numbers(), strict=True)
+    return then, {name for name, number in numbered if number == 2 or name == "secret"}
+
+
+@settings(max_examples=1000)
+@given(histories(), st.data())
+def test_whatever_the_history(states: list[Catalog], data: st.DataObject) -> None:
+    then, secret = a_moment(states, data)
+    found = hidden(SPEC, then.relation(), states[-1].attributes(), listed=False)
+    wrongly = (found.names & set(then.names)) - secret
     assert secret <= found.names
     assert wrongly <= set(found.doubtful)
-    if at == len(states) - 1:
+    if then is states[-1]:
         assert not wrongly
         assert not found.doubtful
