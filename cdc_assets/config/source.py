@@ -181,6 +181,11 @@ class SourceConfig(Section):
         return {name: Mask.of(kind, self.salt) for name, kind in named.columns.mask.items()}
 
     @property
+    def row_filters(self) -> dict[TableId, str]:
+        """What ``where`` has, of the tables that have it."""
+        return {table.id: table.where for table in self.tables if table.where is not None}
+
+    @property
     def streams(self) -> bool:
         """Whether a table's changes are followed; else it is copied, once."""
         return self.snapshot.mode != "snapshot_only"

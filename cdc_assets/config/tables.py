@@ -16,6 +16,7 @@ from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publication.row_filters import refuse_text
 
 # The owner of an asset as Dagster takes it: a team, or an address of mail.
 # For the length of a window: a day on which no clock is changed.
@@ -185,6 +186,10 @@ class TableConfig(Section):
     only: bool = False
     """Of a table that others inherit from: its own rows, and not theirs."""
     columns: ColumnsConfig = ColumnsConfig()
+    where: str | None = None
+    """Which of its rows are replicated, as after WHERE: region = 'eu' and not test. Needs Postgres
+    15, unless it is only copied. A replica identity that isn't full needs to have its columns;
+    Postgres then refuses to drop them, or to change their type."""
     partition_by: tuple[str, ...] = ()
     """Columns and Iceberg transforms of them: day(created_at), bucket(16, id)."""
     sort_by: tuple[str, ...] = ()
@@ -220,6 +225,15 @@ class TableConfig(Section):
             parse_order(text)
         return value
 
+    @field_validator("where")
+    @classmethod
+    def _is_one_condition(cls, value: str | None) -> str | None:
+        if value is not None:
+            if not (value := value.strip()):
+                raise ValueError("write a condition, or leave it out")
+            refuse_text(value)
+        return value
+
     @field_validator("name")
     @classmethod
     def _as_in_sql(cls, value: str) -> str:
@@ -233,7 +247,7 @@ class TableConfig(Section):
     def _of_one_table(self) -> Self:
         if self.pattern is not None:
             plain = type(self).model_fields
-            for key in ("as_", "only", "columns", "partition_by", "sort_by"):
+            for key in ("as_", "only", "columns", "where", "partition_by", "sort_by"):
                 if getattr(self, key) != plain[key].default:
                     what = plain[key].alias or key
                     raise ValueError(f"{what} is for a table that is named, not for {self.name}")

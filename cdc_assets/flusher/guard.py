@@ -25,10 +25,11 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.identity import children, remedy, sentence
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import addition, column_lists, published_tables, unidentified
-from cdc_assets.postgres.publishing import withdraw
+from cdc_assets.postgres.publication.changing import withdraw
+from cdc_assets.postgres.publication.contents import column_lists, published_tables, row_filters
+from cdc_assets.postgres.publication.identity import children, remedy, sentence, unidentified
+from cdc_assets.postgres.publication.statements import addition
 from cdc_assets.readiness.source.enrolment import OR_INSERTS, inherited
 
 logger = logging.getLogger(__name__)
@@ -125,14 +126,17 @@ def _judge(
     inherit = children(source, published.values())
     only = {table.id for table in config.tables if table.only}
     refused = [t for t, oid in published.items() if any(w.refused for w in wrong.get(oid, ()))]
-    lists = column_lists(source, config.publication, {t: published[t] for t in refused})
+    oids = {t: published[t] for t in refused}
+    lists = column_lists(source, config.publication, oids)
+    found = row_filters(source, config.publication, [*oids.values()])
+    filters = {t: found[oid] for t, oid in oids.items() if oid in found}
     reasons = {}
     for table, oid in published.items():
         if oid in wrong:
             way_out = f"{remedy(wrong[oid])} {OR_INSERTS};"
             if table in lists:
                 lists[table] += sorted({c for w in wrong[oid] for c in w.unlisted})
-                again = addition(source, config.publication, [table], lists)
+                again = addition(source, config.publication, [table], lists, filters)
                 way_out += f" then, or every column is sent: {again};"
             reasons[table] = (
                 f"{sentence(table, wrong[oid])}. {way_out}"

@@ -18,7 +18,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.catalog import another, attributes, describe
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.pgoutput import RelationColumn
-from cdc_assets.postgres.publications import sent_columns
+from cdc_assets.postgres.publication.contents import sent_columns
 from cdc_assets.postgres.session.connect import Connection
 
 

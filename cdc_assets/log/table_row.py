@@ -11,6 +11,7 @@ from cdc_assets.log.states import LOGGED, TableState
 from cdc_assets.postgres.catalog import Column, parse_columns
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publication.row_filters import same_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,19 @@ class TableRow:
     """The same by attribute number, which survives a rename, as far as known."""
     mask_wish: Mapping[str, str] | None = None
     """The rules of whoever asked for the next copy, if anybody did."""
+    filter_wanted: str | None = None
+    """Which of its rows are replicated, as configured when it was described; None: all."""
+    row_filter: str | None = None
+    """The same as Postgres writes it (``postgres.publication.row_filters``), since its pin."""
+    filter_wish: str | None = None
+    """The filter of whoever asked for the next copy, if ``mask_wish`` is there."""
 
     @property
-    def masked_as_wished(self) -> bool:
-        """Whether it is described with the masks that its next copy was asked for with."""
-        return self.mask_wish is None or self.mask_wish == self.masks
+    def as_wished(self) -> bool:
+        """Whether it is described with the masks and filter that its copy was asked for with."""
+        return self.mask_wish is None or (
+            self.mask_wish == self.masks and same_text(self.filter_wish, self.filter_wanted)
+        )
 
     def mask_rule(self, column: Column) -> str | None:
         """The rule of a column's mask, None if it isn't masked."""

@@ -60,7 +60,7 @@ class TableRegistry(LogSession):
                 'select table_name as "table", oid, epoch, state, key_columns, columns::text,'
                 " snapshot_lsn, complete_lsn, pin::text, reason, excluded, followed, published_as,"
                 " mode, excluded_numbers, inserts_only, left_out, text_numbers, masks,"
-                " mask_numbers, mask_wish from tables"
+                " mask_numbers, mask_wish, filter_wanted, row_filter, filter_wish from tables"
                 " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
                 " and (state = any(%(states)s) or %(states)s = '{}') order by table_name",
                 {"source": self.source, "only": only and str(only), "states": [*states]},
@@ -89,6 +89,7 @@ class TableRegistry(LogSession):
         mode: str = "mirror",
         *,
         masks: Mapping[str, str] | None = None,
+        where: str | None = None,
         inserts_only: bool = False,
         left_out: Iterable[str] = (),
         withheld: Iterable[int] = (),
@@ -97,8 +98,8 @@ class TableRegistry(LogSession):
 
         A waiting table of which no chunk was read yet is described anew. ``excluded`` columns never
         leave the source; ``withheld``: the numbers of excluded columns that aren't among the
-        table's columns. ``masks``: the rules of masked columns. Another name that the table had
-        before is parked.
+        table's columns. ``masks``: the rules of masked columns. ``where``: the filter of its rows.
+        Another name that the table had before is parked.
         """
         self._let_go_of_former_names(table)
         names, masks = sorted(excluded), masks or {}
@@ -106,15 +107,18 @@ class TableRegistry(LogSession):
         self.connection.execute(
             "insert into tables as t"
             " (source, table_name, oid, state, key_columns, columns, excluded, mode,"
-            "  excluded_numbers, inserts_only, left_out, masks, mask_numbers)"
-            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            "  excluded_numbers, inserts_only, left_out, masks, mask_numbers, filter_wanted)"
+            " values (%s, %s, %s, 'waiting', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
             " on conflict (source, table_name) do update set oid = excluded.oid,"
             " state = 'waiting', key_columns = excluded.key_columns, columns = excluded.columns,"
             " excluded = excluded.excluded, excluded_numbers = excluded.excluded_numbers,"
             " text_numbers = case when t.oid = excluded.oid then t.text_numbers else '{}' end,"
             " mode = excluded.mode, inserts_only = excluded.inserts_only,"
             " left_out = excluded.left_out, masks = excluded.masks,"
-            " mask_numbers = excluded.mask_numbers, updated_at = now(),"
+            " mask_numbers = excluded.mask_numbers, filter_wanted = excluded.filter_wanted,"
+            " row_filter = case when excluded.filter_wanted is null"
+            " or excluded.filter_wanted = t.filter_wanted then t.row_filter end,"
+            " updated_at = now(),"
             " reason = case when t.oid <> 0 then t.reason end,"
             " followed = t.followed"
             "  and (t.oid, t.key_columns, t.excluded, t.inserts_only, t.masks)"
@@ -134,6 +138,7 @@ class TableRegistry(LogSession):
                 list(left_out),
                 json.dumps(masks),
                 json.dumps(by_number),
+                where,
             ),
         )
 
@@ -198,13 +203,18 @@ class TableRegistry(LogSession):
             (json.dumps(masks), self.source, str(table)),
         )
 
-    def wish_masks(self, table: TableId, masks: Mapping[str, str]) -> None:
-        """Have the next copy of a table made with these masks alone, whoever makes it."""
+    def wish(self, table: TableId, masks: Mapping[str, str], where: str | None) -> None:
+        """Have the next copy of a table made with these masks and filter, whoever makes it."""
         self.connection.execute(
-            "update tables set mask_wish = %(masks)s::jsonb,"
+            "update tables set mask_wish = %(masks)s::jsonb, filter_wish = %(where)s,"
             " followed = followed and masks = %(masks)s::jsonb"
             " where source = %(source)s and table_name = %(table)s",
-            {"masks": json.dumps(masks), "source": self.source, "table": str(table)},
+            {
+                "masks": json.dumps(masks),
+                "where": where,
+                "source": self.source,
+                "table": str(table),
+            },
         )
 
     def keep_as_text(self, table: TableId, numbers: Iterable[int]) -> None:
@@ -277,6 +287,14 @@ class TableRegistry(LogSession):
             "update tables set published_as = %s"
             " where source = %s and table_name = %s and epoch = %s",
             (published_as, self.source, str(table), epoch),
+        )
+
+    def set_row_filter(self, table: TableId, row_filter: str | None, epoch: int) -> None:
+        """Remember the filter of an epoch's rows as the server writes it."""
+        self.connection.execute(
+            "update tables set row_filter = %s"
+            " where source = %s and table_name = %s and epoch = %s",
+            (row_filter, self.source, str(table), epoch),
         )
 
     def set_columns(self, row: TableRow) -> None:

@@ -246,7 +246,7 @@ def fold_relinked(events: Iterable[Event], key: Sequence[str]) -> list[Folded]:
                 if before is not None and before.op != "D"
                 else Folded("D", at, {}, at if before is None else None, event.ts)
             )
-        elif event.op == "I" or event.unchanged is None:
+        elif event.unchanged is None:
             state[at] = Folded("U", at, values, None)
         else:
             came_from = at

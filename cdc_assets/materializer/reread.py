@@ -19,9 +19,11 @@ from psycopg import sql
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeColumn, LakeTable
+from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
 from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups
+from cdc_assets.postgres.publication.row_filters import filtered
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import text_form
 
@@ -80,8 +82,9 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
             now = column_names(source, lake)
             select, key = _select(lake, now), _key(source, lake)
             query = sql.SQL("select {} from {} join {} t on {}")
+            rows = filtered(lake.table.rows, row_filter(source, pipeline.config, lake.row))
             for some in lookups(key, keys):
-                cursor.execute(query.format(select, some.listed, lake.table.rows, some.equal))
+                cursor.execute(query.format(select, some.listed, rows, some.equal))
                 found.extend(
                     json.dumps(
                         {c.source.name: c.masked(v) for c, v in zip(columns, row, strict=True)}

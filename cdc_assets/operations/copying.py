@@ -123,7 +123,9 @@ def mark_for_copy(pipeline: Pipeline, tables: Sequence[TableId]) -> None:
         row = pipeline.store.table(table)
         if row is not None:  # else the first start describes it
             # First: a flusher of another configuration would describe it, and have it copied.
-            pipeline.store.wish_masks(table, rules_of(pipeline.config.masks(table) or {}))
+            config = pipeline.config
+            masks, where = rules_of(config.masks(table) or {}), config.row_filters.get(table)
+            pipeline.store.wish(table, masks, where)
             restart_copy(pipeline.store, row)
 
 

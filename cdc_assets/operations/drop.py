@@ -20,7 +20,7 @@ from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.wishes import DROPPED
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.publications import inserts_publication, publication_oid
+from cdc_assets.postgres.publication.contents import inserts_publication, publication_oid
 from cdc_assets.postgres.slots import drop_slot, slot_status
 
 # A flusher looks every few seconds; the server ends a session that hangs or isn't ours.

@@ -24,12 +24,12 @@ from cdc_assets.log.locks import PINS_LOCK, write_lock
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
+from cdc_assets.postgres.publication.changing import withdraw
+from cdc_assets.postgres.publication.contents import (
     inserts_publication,
     published_in_bulk,
     published_tables,
 )
-from cdc_assets.postgres.publishing import withdraw
 from cdc_assets.postgres.session.connect import Connection
 
 _PATIENCE_SECONDS = 30.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import psycopg
@@ -26,13 +26,14 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
+from cdc_assets.postgres.publication.changing import Publishing, publish, withdraw
+from cdc_assets.postgres.publication.contents import (
     inserts_publication,
     publication_oid,
     published_tables,
-    refuse_partial_publication,
 )
-from cdc_assets.postgres.publishing import Publishing, publish, withdraw
+from cdc_assets.postgres.publication.row_filters import RowFilter
+from cdc_assets.postgres.publication.shape import refuse_partial_publication
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.readiness.source.enrolment import (
@@ -41,13 +42,13 @@ from cdc_assets.readiness.source.enrolment import (
     refuse_excluded_key,
     refuse_inherited,
     refuse_made_from_masked,
-    refuse_masked_otherwise,
+    refuse_made_otherwise,
     refuse_masks,
     refuse_mode,
     refuse_unmasked_name,
     without_identity,
 )
-from cdc_assets.readiness.source.planning import plannable, refuse_unplannable
+from cdc_assets.readiness.source.planning import plannable, refuse_row_filter, refuse_unplannable
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,9 @@ T = TypeVar("T")
 
 # In pipeline_meta: the oid of the publication of inserts, and the LSN from which it may be used.
 INSERTS_FROM = "inserts_from"
-_OTHERS_MASKS = (
-    "its copy was asked for with another columns.mask or mask_salt than this process has: restart"
+_OTHERS_WISH = (
+    "its copy was asked for with another columns.mask, mask_salt or where than this process has:"
+    " restart"
     " the flusher with that configuration, or ask for the copy again (resync) with this one"
 )
 
@@ -75,18 +77,23 @@ class Enrolled:
 
 
 def described(
-    source: Connection, config: SourceConfig, tables: Sequence[TableId]
+    source: Connection,
+    config: SourceConfig,
+    tables: Sequence[TableId],
+    filtered: Collection[TableId] = (),
 ) -> dict[TableId, Enrolled | TableProblem | psycopg.errors.LockNotAvailable]:
     """Each table as the source has it now, without the columns that the stream doesn't carry.
 
     A TableProblem is anything that would make the copy or the stream wrong, or break others.
+    ``filtered``: the tables whose row filter in the publication is known to be ours.
     """
     facts = facts_of(source, config, tables)
     planned = plannable(source, _readable(facts))
     found = dict[TableId, Enrolled | TableProblem | psycopg.errors.LockNotAvailable]()
     for table in tables:
         try:
-            found[table] = _judged(source, config, table, facts, planned)
+            ours = table in filtered
+            found[table] = _judged(source, config, table, facts, planned, filtered=ours)
         except (TableProblem, psycopg.errors.LockNotAvailable) as problem:
             found[table] = problem
     return found
@@ -110,6 +117,8 @@ def _judged(
     table: TableId,
     facts: Facts,
     planned: Collection[TableId],
+    *,
+    filtered: bool,
 ) -> Enrolled:
     """Raises TableProblem or LockNotAvailable. ``planned``: the heaps that can be planned."""
     found, wanted = _there(facts.tables[table]), config.table(table)
@@ -124,13 +133,19 @@ def _judged(
     refuse_inherited(facts, found, wanted)
     refuse_made_from_masked(facts, found, wanted)
     inserts_only = config.streams and bool(without_identity(source, config, facts, found))
+    refuse_row_filter(source, config, found, parts, inserts_only=inserts_only)
     for problems in (facts.under_root, facts.unlogged):
         if (problem := problems.get(table)) is not None:
             raise problem
     if config.streams:
         excluded = wanted.columns.exclude
         refuse_partial_publication(
-            source, config.publication, found, excluded, inserts_only=inserts_only
+            source,
+            config.publication,
+            found,
+            excluded,
+            inserts_only=inserts_only,
+            filtered=None if filtered or wanted.where is not None else False,
         )
     return Enrolled(
         found.without([c.name for c in unsent]),
@@ -161,12 +176,14 @@ def register_tables(source: Connection, config: SourceConfig, store: LogStore) -
     for row in known.values():
         if row.state in (TableState.COPYING, *SETTLED):
             with suppress(TableProblem):
-                refuse_masked_otherwise(store, row, config)
+                refuse_made_otherwise(store, row, config)
     wanted = [table for table in config.tables if _to_be_described(known.get(table.id))]
     if not wanted:
         return
     busy = locked(source, [table.id for table in wanted])
-    free = described(source, config, [table.id for table in wanted if table.id not in busy])
+    filtered = {row.table for row in known.values() if row.row_filter is not None}
+    asked = [table.id for table in wanted if table.id not in busy]
+    free = described(source, config, asked, filtered)
     for enrolled in [found for found in free.values() if isinstance(found, Enrolled)]:
         try:
             refuse_unmasked_name(enrolled.table, config, known.values())
@@ -195,9 +212,9 @@ def _register(
             store.park_unknown(table, str(found))
         else:
             store.park(table, str(found))
-    elif row is not None and row.mask_wish not in (None, rules_of(config.masks(table) or {})):
-        store.note_waiting(table, _OTHERS_MASKS)
-        logger.warning("%s: %s", table, _OTHERS_MASKS)
+    elif row is not None and not _as_wished(config, row):
+        store.note_waiting(table, _OTHERS_WISH)
+        logger.warning("%s: %s", table, _OTHERS_WISH)
     else:
         if found.left_out:
             logger.warning(
@@ -210,10 +227,17 @@ def _register(
             config.table(table).columns.exclude,
             found.mode,
             masks=rules_of(config.masks(table) or {}),
+            where=config.row_filters.get(table),
             inserts_only=found.inserts_only,
             left_out=found.left_out,
             withheld=found.withheld,
         )
+
+
+def _as_wished(config: SourceConfig, row: TableRow) -> bool:
+    """Whether a copy by this configuration is as whoever asked for it wanted it."""
+    masks, where = rules_of(config.masks(row.table) or {}), config.row_filters.get(row.table)
+    return replace(row, masks=masks, filter_wanted=where).as_wished
 
 
 def publish_tables(source: Connection, config: SourceConfig, store: LogStore) -> list[TableRow]:
@@ -234,12 +258,25 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     first = publication_oid(source, config.publication) is None
     whole = [row.table for row in rows if not row.inserts_only]
     alone = [row.table for row in rows if row.inserts_only]
-    main = publish(source, config.publication, whole)
+    filters = {
+        row.table: RowFilter(row.filter_wanted, row.row_filter)
+        for row in rows
+        if row.filter_wanted is not None
+    }
+    settled = {row.table for row in rows if row.snapshot_lsn is not None}
+    main = publish(source, config.publication, whole, filters=filters, settled=settled)
     refused, busy = dict(main.refused), set(main.busy)
     # If both are made before the slot, the stream can ask for both from its beginning on.
     if first or alone:
         try:
-            beside = publish(source, inserts, alone, beside=config.publication)
+            beside = publish(
+                source,
+                inserts,
+                alone,
+                beside=config.publication,
+                filters=filters,
+                settled=settled,
+            )
         except PreflightError as error:
             beside = Publishing(dict.fromkeys(alone, str(error)))
         refused |= beside.refused
@@ -258,14 +295,14 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     for table, who in away.items():
         store.note_waiting(table, _waits_for(who))
     for row in rows:
-        waits = row.state == TableState.WAITING and row.masked_as_wished
+        waits = row.state == TableState.WAITING and row.as_wished
         if waits and row.reason and row.table not in busy:
             store.note_waiting(row.table, None)
     return [
         row
         for row in rows
         if row.state == TableState.WAITING
-        and row.masked_as_wished
+        and row.as_wished
         and row.table not in refused
         and row.table not in busy
     ]

@@ -38,7 +38,7 @@ from cdc_assets.pins.taking import take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.publications import publication_oid
+from cdc_assets.postgres.publication.contents import publication_oid
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import NewSlot, create_slot, export_snapshot, slot_status
 from cdc_assets.readiness.admission import (

@@ -66,8 +66,13 @@ def take(
             free = [row for row in tables if row.table not in busy]
             kinds = _as_registered(source, config, free)
             known = [row for row in free if row.table in kinds]
+            if config.streams:
+                known = _filtered_as_wanted(source, config, known)
             plans = [*_plans(source, config, known, kinds)]
             pinned = [row for row, _ in plans]
+            for row in pinned:
+                if not config.streams and row.snapshot_lsn is None:
+                    store.set_row_filter(row.table, row.filter_wanted, row.epoch)
             if config.streams:
                 _remember_entries(source, config, store, pinned)
                 _remember_heaps(source, store, pinned, slot.consistent_point)
@@ -84,6 +89,19 @@ def take(
     return pin, pinned
 
 
+def _filtered_as_wanted(
+    source: Connection, config: SourceConfig, rows: list[TableRow]
+) -> list[TableRow]:
+    """Without those whose entry lost or got a filter since they were published: they wait on."""
+    now = look_at_tables(source, config.publication, rows)
+    return [
+        row
+        for row in rows
+        if row.snapshot_lsn is not None
+        or (row.filter_wanted is None) == (now[row.table].row_filter is None)
+    ]
+
+
 def _remember_entries(
     source: Connection, config: SourceConfig, store: LogStore, pinned: list[TableRow]
 ) -> None:
@@ -92,6 +110,7 @@ def _remember_entries(
         if row.snapshot_lsn is None:  # else its log goes on with its known entry
             entry = now[row.table].published_as
             store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
+            store.set_row_filter(row.table, now[row.table].row_filter, row.epoch)
 
 
 def _remember_heaps(

@@ -128,6 +128,8 @@ def _park(store: LogStore, found: Review) -> None:
         store.park(row.table, f"{finding.code}: {said} {finding.remedy}", row.epoch)
     for row, entry in found.published_as:
         store.set_published_as(row.table, str(entry), epoch=row.epoch)
+    for row, row_filter in found.row_filters:
+        store.set_row_filter(row.table, row_filter, row.epoch)
     for finding in found.source:
         if finding.severity == "warning":
             logger.warning("%s: %s %s", finding.code, finding.message, finding.remedy)

@@ -17,7 +17,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.readiness.flushing import known_log
-from cdc_assets.readiness.source.enrolment import masked_otherwise
+from cdc_assets.readiness.source.enrolment import made_otherwise
 
 # Tables of a catalog that are looked at for one that has another name by now.
 _LOOKS = 1_000
@@ -41,7 +41,7 @@ def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
         former = _former_names(config)
     for lake in copied:
         if lake.row.state == TableState.COPIED:  # of one that streams, the review tells
-            yield from filter(None, [masked_otherwise(lake.row, config)])
+            yield from filter(None, [made_otherwise(lake.row, config)])
         if lake.identifier not in there:
             problem = lake.gone(former.get(str(lake.row.table)))
             what = f"{lake.row.table}: {problem.what.removeprefix(f'{lake.row.table}: ')}"

@@ -12,7 +12,8 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import one_line
 from cdc_assets.postgres.names import TableId, quoted
-from cdc_assets.postgres.publications import addition, creation, published_tables
+from cdc_assets.postgres.publication.contents import published_tables
+from cdc_assets.postgres.publication.statements import addition, creation
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.enrolment import Facts, facts_of
 from cdc_assets.setup.roles import Roles, existing, owner_of
@@ -129,7 +130,7 @@ def _publication(connection: Connection, config: SourceConfig, facts: Facts) -> 
     lines = [] if published is not None else [f"{creation(connection, name)};"]
     # One statement locks all of its tables until it ends, so each has one of its own.
     lines += [
-        f"{addition(connection, name, [table])};"
+        f"{addition(connection, name, [table], filters=config.row_filters)};"
         for table in facts.heaps
         if table not in (published or {})
     ]

@@ -34,13 +34,15 @@ from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import TableState
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.holders import pin_point
+from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publication.contents import publication_of
 from cdc_assets.postgres.session.connect import conninfo, uri
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import select_expression
-from cdc_assets.readiness.source.enrolment import refuse_masked_otherwise
+from cdc_assets.readiness.source.enrolment import refuse_made_otherwise
 from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.snapshot.landing import Landing
 from cdc_assets.snapshot.worker import CopyTask
@@ -110,7 +112,7 @@ class TableCopy:
 
     def open(self) -> None:
         """Make the target of the copy. Raises TableProblem."""
-        refuse_masked_otherwise(self._store, self._row, self._pipeline.config)
+        refuse_made_otherwise(self._store, self._row, self._pipeline.config)
         with self._store.locked(self._lock):
             self._landing.open()
         self._reported = {c.key for c in self._chunks() if c.state == "landed"}
@@ -178,6 +180,13 @@ class TableCopy:
             raise TableProblem(self.table, f"a chunk can't be copied: {outcomes['failed']}")
         return False
 
+    def _row_filter(self) -> str | None:
+        config, row = self._pipeline.config, self._row
+        if row.row_filter is None and self.table not in config.row_filters:
+            return None
+        with self._pipeline.connect_source("copy") as source:
+            return row_filter(source, config, row)
+
     def task(self, snapshot_name: str, worker: str) -> CopyTask:
         """This table's task of a job."""
         config, row = self._pipeline.config, self._row
@@ -199,6 +208,12 @@ class TableCopy:
             source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
             snapshot_name=snapshot_name,
             columns=listed.as_string(self._store.connection),
+            row_filter=self._row_filter(),
+            publication=(
+                publication_of(config.publication, inserts_only=row.inserts_only)
+                if config.streams
+                else None
+            ),
             fields=self._landing.fields(),
             scope=ClaimScope(
                 conninfo(coordination_dsn(config), f"cdc_assets {config.name} claims"),

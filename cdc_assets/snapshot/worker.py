@@ -70,7 +70,8 @@ class CopyTask:
 
     ``columns`` is the SELECT list, of the columns with these ``names`` and attribute ``numbers`` of
     the table that has ``oid``. ``chunks``: about how many are to be read. ``location``: the folder
-    of the lake table's data files. ``io``: the properties of its FileIO.
+    of the lake table's data files. ``io``: the properties of its FileIO. ``row_filter``: in SQL,
+    which rows; a ``publication`` that sends the table's changes has the same.
     """
 
     table: TableId
@@ -80,6 +81,8 @@ class CopyTask:
     source_uri: str
     snapshot_name: str
     columns: str
+    row_filter: str | None
+    publication: str | None
     fields: tuple[LakeField, ...]
     scope: ClaimScope
     worker: str
@@ -135,6 +138,7 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
                 for heap in heaps.values():
                     _check_types(run, task, heap)
                 _check_names(run, task)
+                _check_filter(run, task)
                 written = [_copy(task, run, chunk, heaps[chunk.oid], file) for chunk in chunks]
                 _check(run, heaps, chunks)
             if not claims.wrote(written, file.path):
@@ -219,6 +223,23 @@ def _check_names(run: Read, task: CopyTask) -> None:
             raise psycopg.errors.UndefinedColumn(f"column {planned} has another name now")
 
 
+def _check_filter(run: Read, task: CopyTask) -> None:
+    """Raise UndefinedColumn if Postgres writes the filter otherwise now: its columns were renamed.
+
+    The entry is the snapshot's, but the names are those that the SELECT finds.
+    """
+    if task.row_filter is None or task.publication is None:
+        return
+    query = sql.SQL(
+        "select coalesce(pg_catalog.max(pg_catalog.pg_get_expr(r.prqual, r.prrelid)), '')"
+        " from pg_catalog.pg_publication_rel r"
+        " join pg_catalog.pg_publication p on p.oid = r.prpubid"
+        " where p.pubname = {} and r.prrelid = {}"
+    ).format(sql.Literal(task.publication), sql.Literal(task.oid))
+    if _rows(run, query, [TEXT]) != [(task.row_filter,)]:
+        raise psycopg.errors.UndefinedColumn("columns of its row filter have other names now")
+
+
 def _base_type(run: Read, kind: str) -> str:
     """What a domain is in the end; any other type is itself."""
     return str(_rows(run, _BASE_TYPE.format(sql.Literal(kind)), [TEXT])[0][0])
@@ -234,6 +255,8 @@ def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: LakeFi
     pages = CtidRange(chunk.first_block, chunk.end_block)
     relation = heap.identifier.as_string(None)
     query = f"select {task.columns} from only {relation} where {pages.predicate}"
+    if task.row_filter is not None:
+        query += f" and ({task.row_filter})"
     for batch in run(query, [field.kind for field in task.fields]):
         rows, size = rows + batch.num_rows, size + batch.nbytes
         file.write(batch)

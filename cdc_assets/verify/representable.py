@@ -28,7 +28,9 @@ from cdc_assets.log.store import LogEntry, LogStore
 from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.materializer.events import events
 from cdc_assets.materializer.fold import JSON, text_struct
+from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.publication.row_filters import and_filter
 from cdc_assets.verify.source import parts, whole
 
 # The log of one look: a backlog of days is looked at in several.
@@ -63,7 +65,7 @@ def unrepresentable(
     offset, lost = _known(store, lake)
     if offset is None:
         with pipeline.connect_source("values", reads=True) as source:
-            lost = _at_source(source, lake, columns)
+            lost = _at_source(source, lake, columns, row_filter(source, pipeline.config, row))
         offset = 0
     names = {column.name for column in columns}
     new = store.entries(row.table, offset)
@@ -98,7 +100,10 @@ def _remember(store: LogStore, lake: LakeTable, offset: int, lost: Mapping[str, 
 
 
 def _at_source(
-    source: psycopg.Connection[Any], lake: LakeTable, columns: Sequence[LakeColumn]
+    source: psycopg.Connection[Any],
+    lake: LakeTable,
+    columns: Sequence[LakeColumn],
+    where: str | None,
 ) -> Counter[str]:
     """Counted by range: one count of all would hold the table's lock, and vacuum, throughout."""
     counts = sql.SQL(", ").join(
@@ -107,8 +112,8 @@ def _at_source(
     lost = Counter[str]()
     found = parts(source, lake.row.oid, only=lake.table.only)
     for pages in whole(found, lake.table.chunk_pages):
-        query = sql.SQL("select {} from {} where {}").format(
-            counts, lake.table.rows, sql.SQL(pages.predicate)
+        query = sql.SQL("select {} from {} where {}{}").format(
+            counts, lake.table.rows, sql.SQL(pages.predicate), and_filter(where)
         )
         counted = source.execute(query).fetchone()
         assert counted is not None  # an aggregate without grouping has one row

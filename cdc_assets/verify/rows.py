@@ -23,7 +23,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Heap, describe, heaps
 from cdc_assets.postgres.names import TableId
-from cdc_assets.readiness.source.enrolment import masked_otherwise
+from cdc_assets.readiness.source.enrolment import made_otherwise
 from cdc_assets.verify.canonical import comparable_text, lake_text, source_text
 
 
@@ -56,7 +56,7 @@ def comparable(pipeline: Pipeline, table: TableId) -> LakeTable:
         raise TableProblem(table, "its copy isn't complete", "Run cdc-assets snapshot first.")
     if row.state == TableState.PARKED:
         raise TableProblem(table, row.reason or "it is parked")
-    if (found := masked_otherwise(row, pipeline.config)) is not None:  # nobody parks to look
+    if (found := made_otherwise(row, pipeline.config)) is not None:  # nobody parks to look
         raise TableProblem(table, f"{found.code}: it was copied with other masks", found.remedy)
     return LakeTable(pipeline.config, pipeline.config.table(table), row)
 

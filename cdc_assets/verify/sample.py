@@ -42,12 +42,14 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.verified import compared, remember_compared, remember_missed
 from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.pins.holders import under
+from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.key_lookup import key_columns, lookups
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publication.row_filters import filtered
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.verify.difference import SHOWN_KEYS, balance
 from cdc_assets.verify.key_names import key_names
@@ -271,7 +273,8 @@ def _surplus(
             raise TableProblem(lake.row.table, REWRITTEN)
         key = [columns[column.source.number] for column in lake.key]
         query = sql.SQL("select k.n from {} where not exists (select from {} t where {})")
+        rows = filtered(lake.table.rows, row_filter(source, pipeline.config, lake.row))
         for some in lookups(key, [keys[each] for each in listed]):
-            found = source.execute(query.format(some.listed, lake.table.rows, some.equal))
+            found = source.execute(query.format(some.listed, rows, some.equal))
             missing += [listed[some.first + int(n) - 1] for (n,) in found]
     return missing

@@ -23,10 +23,12 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.masks import Mask
 from cdc_assets.pins.holders import under
 from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
+from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
 from cdc_assets.postgres.ctid import CtidRange, plan_chunks
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publication.row_filters import and_filter
 from cdc_assets.postgres.session.connect import uri
 from cdc_assets.verify.canonical import source_text
 from cdc_assets.verify.rows import Beside
@@ -80,7 +82,8 @@ def read_source(
     with closing(pipeline.connect_source("verify")) as source:
         columns, lost = _listed(source, beside)
         listed = sql.SQL(", ").join([*columns.values(), lost])
-        queries = _queries(source, beside, listed, cut, masks=_masks(beside, columns))
+        where = row_filter(source, pipeline.config, beside.lake.row)
+        queries = _queries(source, beside, listed, where, cut, masks=_masks(beside, columns))
     return _read(pipeline, session, snapshot_name, queries, (*columns, LOST))
 
 
@@ -125,16 +128,19 @@ def read_together(
     """The rows of several tables under a snapshot; without tables that were altered."""
     queries, found = list[TextQuery](), dict[TableId, Sequence[str]]()
     with closing(pipeline.connect_source("verify")) as source:
-        lists = {}
+        lists, filters = {}, dict[TableId, str | None]()
         for beside in besides:
             with suppress(TableProblem):
-                lists[beside.lake.row.table] = beside, *_listed(source, beside)
+                row = beside.lake.row
+                filters[row.table] = row_filter(source, pipeline.config, row)
+                lists[row.table] = beside, *_listed(source, beside)
         most = max((len(columns) for _, columns, _ in lists.values()), default=0)
         for number, (table, (beside, columns, lost)) in enumerate(lists.items()):
             nothing = [sql.SQL("null::text")] * (most - len(columns))
             listed = [sql.Literal(str(number)), *columns.values(), *nothing, lost]
             masks = _masks(beside, columns, first=1)
-            queries += _queries(source, beside, sql.SQL(", ").join(listed), None, masks=masks)
+            comma = sql.SQL(", ")
+            queries += _queries(source, beside, comma.join(listed), filters[table], masks=masks)
             found[table] = list(columns)
     names = (NUMBER, *(f"p{i}" for i in range(most)), LOST)
     return Together(_read(pipeline, session, snapshot_name, queries, names), found)
@@ -151,11 +157,12 @@ def _queries(
     source: psycopg.Connection[Any],
     beside: Beside,
     listed: sql.Composable,
-    cut: Cut | None,
+    where: str | None,
+    cut: Cut | None = None,
     *,
     masks: tuple[tuple[int, Mask], ...],
 ) -> list[TextQuery]:
-    """A query a range of pages."""
+    """A query a range of pages, of the rows that the filter ``where`` has."""
     lake = beside.lake
     found = parts(source, lake.row.oid, only=lake.table.only)
     ranges: Iterable[tuple[sql.Composable, CtidRange]]
@@ -167,8 +174,8 @@ def _queries(
         ranges = ((lake.table.rows, pages) for pages in whole(found, lake.table.chunk_pages))
     return [
         TextQuery(
-            sql.SQL("select {} from {} where {}")
-            .format(listed, relation, sql.SQL(pages.predicate))
+            sql.SQL("select {} from {} where {}{}")
+            .format(listed, relation, sql.SQL(pages.predicate), and_filter(where))
             .as_string(source),
             masks,
         )
@@ -208,16 +215,23 @@ def count_sources(
 ) -> dict[TableId, int]:
     """How many rows each table has under a snapshot, by Postgres's own count of it."""
     with closing(pipeline.connect_source("verify", reads=True)) as source:
-        return {b.lake.row.table: _count_source(source, b.lake, snapshot_name) for b in besides}
+        return {
+            b.lake.row.table: _count_source(
+                source, b.lake, snapshot_name, row_filter(source, pipeline.config, b.lake.row)
+            )
+            for b in besides
+        }
 
 
-def _count_source(source: psycopg.Connection[Any], lake: LakeTable, snapshot_name: str) -> int:
+def _count_source(
+    source: psycopg.Connection[Any], lake: LakeTable, snapshot_name: str, where: str | None
+) -> int:
     total, chunk_pages = 0, lake.table.chunk_pages
     found = parts(source, lake.row.oid, only=lake.table.only)
     for pages in whole(found, chunk_pages + chunk_pages // 2 + 1):
         with under(source, snapshot_name):
-            query = sql.SQL("select count(*) from {} where {}").format(
-                lake.table.rows, sql.SQL(pages.predicate)
+            query = sql.SQL("select count(*) from {} where {}{}").format(
+                lake.table.rows, sql.SQL(pages.predicate), and_filter(where)
             )
             answer = source.execute(query).fetchone()
             assert answer is not None  # an aggregate without grouping has one row

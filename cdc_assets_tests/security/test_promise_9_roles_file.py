@@ -12,7 +12,7 @@ import pytest
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.pins.enrol import Enrolled, described
-from cdc_assets.postgres.publications import GENERATED_COLUMNS
+from cdc_assets.postgres.publication.contents import GENERATED_COLUMNS
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase

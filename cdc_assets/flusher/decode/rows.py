@@ -7,6 +7,8 @@ _unchanged_cols _data``. Decisions made here, so that nothing is invented (invar
   row: applying them one after the other by key is right. If that ``U`` still has unchanged
   columns, their values are under the *old* key, so its object carries the old key in a member with
   an empty name (no Postgres identifier is empty): a JSON string of the object of its columns.
+- A key change that brings a row into the publication's row filter comes as an ``I`` with unchanged
+  columns. No row that was sent has their values: its old key is one of NULLs, which no row has.
 - REPLICA IDENTITY FULL doesn't remove unchanged markers: their values are filled here from the OLD
   tuple.
 - An update of a table without a key becomes ``D`` with all old columns, ``I`` with all new ones.
@@ -149,7 +151,7 @@ class Plan:
         values = escape(raw)
         del raw
         members, unchanged = self._members(tuples, filled, tuple_of, deleted)
-        if unchanged is not None and split.any():
+        if unchanged is not None and self.key:
             values, member = self._old_key(values, width, old, row, code, unchanged, split)
             members += member
         data = objects(len(row), values, members)
@@ -177,9 +179,11 @@ class Plan:
             odd = (batch.op != INSERT) & (marker != OLD_ROW)
             why = "doesn't say all of the old row, and the table has no key"
         if not bool(odd.any()):
-            # Only an update's new row may leave out values: they exist elsewhere.
+            # Only a new row that is found by its key may leave out values: they exist elsewhere.
             left_out = (tuples.kind == pgoutput.UNCHANGED).any(axis=0)
-            odd = ((batch.op == INSERT) & left_out[new]) | ((old >= 0) & left_out[old])
+            odd = (old >= 0) & left_out[old]
+            if not self.key:
+                odd |= (batch.op == INSERT) & left_out[new]
             why = "leaves a value out that is nowhere else"
         if self.doubt:
             odd, why = np.ones_like(odd), self.doubt
@@ -253,13 +257,17 @@ class Plan:
         unchanged: Mask,
         split: Mask,
     ) -> tuple[pa.LargeBinaryArray, list[Member]]:
-        """The empty-named member of updates that changed the key and left columns unchanged."""
-        carry = np.flatnonzero(split[row] & (code == _CODE[UPDATE]) & unchanged.any(axis=1))
+        """The empty-named member of inserts and key changes that left columns unchanged."""
+        came = code == _CODE[INSERT]
+        carry = np.flatnonzero(
+            ((split[row] & (code == _CODE[UPDATE])) | came) & unchanged.any(axis=1)
+        )
         if len(carry) == 0:
             return values, []
-        before = old[row[carry]] * width
+        known = np.where(came[carry], NULL, TEXT)
+        before = np.maximum(old[row[carry]], 0) * width
         keys = objects(
-            len(carry), values, [Member(self.names[c], TEXT, before + c) for c in self.key]
+            len(carry), values, [Member(self.names[c], known, before + c) for c in self.key]
         )
         state = np.zeros(len(row), np.int64)
         value = np.zeros(len(row), np.int64)

@@ -50,7 +50,7 @@ def _is_staged(row: TableRow, config: SourceConfig) -> bool:
     What is staged before its pin is of no use.
     """
     waits = row.state == TableState.WAITING and row.snapshot_lsn is None
-    if waits and not row.masked_as_wished:
+    if waits and not row.as_wished:
         return False
     return row.followed or _makes(row, config)
 

@@ -248,7 +248,7 @@ def _attributes(settings: Settings, oid: int) -> tuple[tuple[Attribute, ...], bo
     import psycopg
 
     from cdc_assets.postgres.catalog import attributes
-    from cdc_assets.postgres.publications import listed_columns
+    from cdc_assets.postgres.publication.contents import listed_columns
     from cdc_assets.postgres.session.connect import connect
 
     for attempt in tenacity.Retrying(

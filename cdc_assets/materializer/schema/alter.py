@@ -32,7 +32,7 @@ from cdc_assets.materializer.schema.fill import fill
 from cdc_assets.materializer.schema.statements import alterations
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.types import mapping
-from cdc_assets.readiness.source.enrolment import refuse_masked_otherwise
+from cdc_assets.readiness.source.enrolment import refuse_made_otherwise
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def current(
     """
     store, altered = pipeline.store, False
     described = lake.recorded(loaded)
-    refuse_masked_otherwise(store, lake.row, lake.config)
+    refuse_made_otherwise(store, lake.row, lake.config)
     if (why := reconfigured(described, lake.table.columns)) is not None:
         park(store, lake, why)
     if state.sequence < described.since:

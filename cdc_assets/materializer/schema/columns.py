@@ -12,9 +12,11 @@ from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.copies.chunks import planned_files
 from cdc_assets.log.relation import Told
 from cdc_assets.materializer.schema.match import Ambiguous, numbered, same_values
+from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Attribute, Column, attributes, heaps, type_names
-from cdc_assets.postgres.publications import listed_columns
+from cdc_assets.postgres.publication.contents import listed_columns
+from cdc_assets.postgres.publication.row_filters import and_filter
 
 
 class Refused(Exception):
@@ -171,9 +173,10 @@ def _missing(
         same_files = files == planned_files(store, row) and not any(p.is_leaf for p in parts)
         if not now.has_default and same_files:
             return {}
+        rows = and_filter(row_filter(source, pipeline.config, row))
         found = source.execute(
-            sql.SQL("select exists (select from {} where {} is distinct from null)").format(
-                lake.table.rows, sql.Identifier(now.name)
+            sql.SQL("select exists (select from {} where {} is distinct from null{})").format(
+                lake.table.rows, sql.Identifier(now.name), rows
             )
         ).fetchone()
     if not found or not found[0]:

@@ -22,9 +22,11 @@ from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.lake.values import naming_refusals, of_later, typed
 from cdc_assets.materializer.reread import column_names, refuse_renamed
 from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
+from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid, heaps
 from cdc_assets.postgres.ctid import plan_chunks
+from cdc_assets.postgres.publication.row_filters import and_filter
 from cdc_assets.postgres.session.connect import uri
 from cdc_assets.postgres.slots import export_snapshot
 from cdc_assets.postgres.types import text_form
@@ -108,10 +110,16 @@ def _read_again(
                 for i, c in enumerate(wanted)
             )
             masks = tuple((i, c.mask) for i, c in enumerate(wanted) if c.mask is not None)
+            rows = and_filter(row_filter(source, config, lake.row))
             queries = [
                 TextQuery(
-                    sql.SQL("select {} from only {} where {}")
-                    .format(listed, heap.id.identifier, sql.SQL(chunk.predicate))
+                    sql.SQL("select {} from only {} where {}{}")
+                    .format(
+                        listed,
+                        heap.id.identifier,
+                        sql.SQL(chunk.predicate),
+                        rows,
+                    )
                     .as_string(source),
                     masks,
                 )

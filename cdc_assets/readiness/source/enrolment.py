@@ -18,15 +18,17 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import makes, rules_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
-from cdc_assets.postgres.identity import Trouble, children, remedy, sentence, troubles
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
+from cdc_assets.postgres.publication.contents import (
     SentColumns,
+    filter_columns,
     inserts_publication,
     published_in_bulk,
     published_tables,
     sent_columns,
 )
+from cdc_assets.postgres.publication.identity import Trouble, children, remedy, sentence, troubles
+from cdc_assets.postgres.publication.row_filters import same_text
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.partitions import under_roots, unlogged
 from cdc_assets.readiness.source.rights import missing_rights
@@ -93,7 +95,7 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
         sent,
         {},
         children(source, oids),
-        troubles(source, oids, sent.generated, sent.listed) if config.streams else {},
+        _troubles(source, config, oids, sent) if config.streams else {},
         under_roots(source, config, there) if config.streams else {},
         unlogged(source, there) if config.streams else {},
         {name: published_tables(source, name) for name in both} if config.streams else {},
@@ -101,6 +103,13 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
     )
     wanted = {t.oid: unread(config.table(t.id), facts.unsent(t)) for t in there}
     return replace(facts, missing=missing_rights(source, wanted))
+
+
+def _troubles(
+    source: Connection, config: SourceConfig, oids: Sequence[int], sent: SentColumns
+) -> Mapping[int, Sequence[Trouble]]:
+    filtered = filter_columns(source, config.publication, oids)
+    return troubles(source, oids, sent.generated, sent.listed, filtered)
 
 
 def _made_from(connection: Connection, oids: Sequence[int]) -> dict[int, dict[str, set[str]]]:
@@ -189,8 +198,28 @@ def refuse_masks(found: SourceTable, table: TableConfig) -> None:
         )
 
 
-def masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
-    """Why a table's log and lake can't be continued: its columns are masked otherwise now."""
+def made_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
+    """Why a table's log and lake can't be continued: it is masked or filtered otherwise now."""
+    return _masked_otherwise(row, config) or _filtered_otherwise(row, config)
+
+
+def _filtered_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
+    if config.masks(row.table) is None:
+        return None  # it isn't configured
+    where = config.table(row.table).where
+    if same_text(where, row.filter_wanted) or (where and same_text(where, row.row_filter)):
+        return None
+    return Finding(
+        "filtered_otherwise",
+        "error",
+        f"{row.table}: where isn't what it was when it was copied, which was"
+        f" {row.filter_wanted or 'nothing'}: the lake would have rows of both.",
+        f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
+        " stays in its older snapshots until these expire.",
+    )
+
+
+def _masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
     wanted, there = config.masks(row.table), {column.name for column in row.columns}
     salts = makes(row.masks.values(), config.salt)
     had, has = (
@@ -209,14 +238,14 @@ def masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
     )
 
 
-def refuse_masked_otherwise(store: LogStore, row: TableRow, config: SourceConfig) -> None:
-    """Park the table and raise TableProblem if what it has was masked otherwise than it is now.
+def refuse_made_otherwise(store: LogStore, row: TableRow, config: SourceConfig) -> None:
+    """Park the table and raise TableProblem if it was masked or filtered otherwise than now.
 
     The log learns masks of columns that the table doesn't have yet, or has no more.
     """
     if row.state == TableState.PARKED:
         return
-    if (found := masked_otherwise(row, config)) is None:
+    if (found := made_otherwise(row, config)) is None:
         wanted = config.masks(row.table)
         if wanted is not None and rules_of(wanted) != row.masks:
             store.set_masks(row.table, rules_of(wanted))

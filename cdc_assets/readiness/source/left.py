@@ -17,12 +17,12 @@ from cdc_assets.config.tables import TableConfig
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
+from cdc_assets.postgres.publication.contents import (
     inserts_publication,
     published_in_bulk,
     published_tables,
-    removal,
 )
+from cdc_assets.postgres.publication.statements import removal
 from cdc_assets.postgres.session.connect import Connection
 
 # A slot's reader may be between two sessions; its slot keeps less than this meanwhile.

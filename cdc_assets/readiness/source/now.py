@@ -19,15 +19,15 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
+from cdc_assets.postgres.publication.contents import (
     COLUMN_LISTS,
-    PublishedShape,
     inserts_publication,
     publication_of,
 )
+from cdc_assets.postgres.publication.shape import PublishedShape
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import SlotStatus, slot_status, switch_point, system_identifier
-from cdc_assets.readiness.source.enrolment import masked_otherwise
+from cdc_assets.readiness.source.enrolment import made_otherwise
 from cdc_assets.readiness.source.partitions import UNLOGGED
 from cdc_assets.readiness.source.record import (
     PublishedAs,
@@ -117,7 +117,7 @@ select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
        coalesce(p.pubinsert and p.pubtruncate
                 and (p.pubupdate and p.pubdelete or w.inserts_only), true),
        coalesce(p.pubviaroot, true),
-       coalesce(former.filtered, false), coalesce(former.lacking, false)
+       former.filter is not null, coalesce(former.lacking, false), former.filter
   from wanted w
   left join publication p on p.pubname = w.publication
   left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
@@ -137,17 +137,17 @@ select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
 # A partition that isn't named itself is sent as its root, if anything is.
 _ENTRY: LiteralString = """
 select * from (
-    select 'entry ' || r.oid as entry, {filtered} as filtered, {lacking} as lacking, 1 as place
+    select 'entry ' || r.oid as entry, {filter} as filter, {lacking} as lacking, 1 as place
       from pg_catalog.pg_publication_rel r where r.prpubid = p.oid and r.prrelid = {relation}
     {by_schema}
     union all
-    select 'all', false, false, 3 from pg_catalog.pg_class k
+    select 'all', null, false, 3 from pg_catalog.pg_class k
      where p.puballtables and k.oid = {relation} and not (k.relispartition and p.pubviaroot)
 ) e order by place limit 1
 """
 _BY_SCHEMA: LiteralString = """
     union all
-    select 'schema ' || s.oid, false, false, 2
+    select 'schema ' || s.oid, null, false, 2
       from pg_catalog.pg_publication_namespace s
       join pg_catalog.pg_class k on k.relnamespace = s.pnnspid
      where s.pnpubid = p.oid and k.oid = {relation} and not (k.relispartition and p.pubviaroot)
@@ -170,7 +170,7 @@ def _entry(relation: LiteralString, *, lists: bool) -> sql.Composed:
     return sql.SQL(_ENTRY).format(
         relation=sql.SQL(relation),
         by_schema=by_schema,
-        filtered=sql.SQL("r.prqual is not null" if lists else "false"),
+        filter=sql.SQL("pg_catalog.pg_get_expr(r.prqual, r.prrelid)" if lists else "null::text"),
         lacking=sql.SQL(_LACKING if lists else "false").format(relation=sql.SQL(relation)),
     )
 
@@ -206,7 +206,7 @@ def look_at_tables(
     ).fetchall()
     tables = {}
     for schema, name, oid, kind, unlogged, root, renamed, published, entry, *rest in found:
-        pub_oid, owner, version, *shape = rest
+        pub_oid, owner, version, *shape, row_filter = rest
         now = PublishedShape(*shape)
         tables[TableId(schema, name)] = TableNow(
             int(oid) if oid is not None else None,
@@ -217,6 +217,7 @@ def look_at_tables(
             published,
             PublishedAs(entry, f"{pub_oid} {owner} {now.letters}", version) if entry else None,
             now,
+            row_filter,
         )
     return tables
 
@@ -240,7 +241,7 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
         (row, finding)
         for row in rows
         for finding in (
-            masked_otherwise(row, config),
+            made_otherwise(row, config),
             *compare_table(row, now[row.table], publication),
         )
         if finding is not None
@@ -253,7 +254,12 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
         and (entry := now[row.table].published_as) is not None
         and str(entry) != row.published_as
     )
-    return Review(findings, tables, entries), source
+    filters = tuple(
+        (row, now[row.table].row_filter)
+        for row in rows
+        if row.table not in wrong and now[row.table].row_filter != row.row_filter
+    )
+    return Review(findings, tables, entries, filters), source
 
 
 def remember(store: LogStore, source: Source) -> None:

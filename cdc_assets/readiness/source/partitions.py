@@ -15,7 +15,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import inserts_publication, published_tables
+from cdc_assets.postgres.publication.contents import inserts_publication, published_tables
 from cdc_assets.postgres.session.connect import Connection
 
 _ABOVE = """

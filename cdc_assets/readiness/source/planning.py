@@ -2,7 +2,7 @@
 
 Planning simplifies the expressions of the table's indexes, statistics and constraints, and reads
 the bodies of the functions that they call. A name without a schema isn't found in such a body, and
-then planning any query of that table fails.
+then planning any query of that table fails. And whether Postgres takes a table's ``where``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import TableProblem
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publication.contents import publication_of, published_in_bulk
+from cdc_assets.postgres.publication.row_filters import ROW_FILTERS
 from cdc_assets.postgres.session.connect import Connection
 
 # The functions that the table's indexes, statistics and constraints call, directly or by operators,
@@ -126,6 +129,88 @@ def refuse_unplannable(
             (f"{remedy}; -- or what the body needs; or write" if remedy else "Write")
             + " each name in the body with its schema, and grant what it uses.",
         ) from error
+
+
+def refuse_row_filter(
+    connection: Connection,
+    config: SourceConfig,
+    table: SourceTable,
+    heaps: Sequence[TableId],
+    *,
+    inserts_only: bool,
+) -> None:
+    """Raise TableProblem if ``where`` can't be the table's row filter, as far as planning tells.
+
+    Postgres would refuse UPDATE and DELETE of a published heap whose replica identity lacks a
+    column of the filter. Raises psycopg.errors.LockNotAvailable for a table that is locked.
+    """
+    if (where := config.table(table.id).where) is None:
+        return
+    if config.streams and connection.info.server_version < ROW_FILTERS:
+        raise TableProblem(
+            table.id,
+            "where needs Postgres 15 or later",
+            "Replicate it as a whole, or copy it only (snapshot.mode: snapshot_only).",
+        )
+    name = publication_of(config.publication, inserts_only=inserts_only)
+    if config.streams and published_in_bulk(connection, name, table.oid):
+        raise TableProblem(
+            table.id,
+            f"the publication {name} has it with all tables, or its schema, where no row filter is"
+            " possible",
+            "Give the source a publication of its own that lists tables, or take where out.",
+        )
+    try:
+        _plan_filter(connection, table, where, [column.name for column in table.columns])
+    except psycopg.errors.LockNotAvailable:
+        raise
+    except psycopg.DatabaseError as error:
+        if connection.closed:
+            raise
+        raise TableProblem(
+            table.id, f"Postgres refuses where: {where} ({first_line(error)})", "Correct it."
+        ) from error
+    if not config.streams or inserts_only or _all_full(connection, heaps):
+        return
+    try:
+        _plan_filter(connection, table, where, table.key_columns)
+    except psycopg.errors.UndefinedColumn as error:
+        raise TableProblem(
+            table.id,
+            f"where uses columns that its replica identity ({', '.join(table.key_columns)}) lacks:"
+            " once it is published so, Postgres would refuse every UPDATE and DELETE there",
+            "; ".join(f"alter table {heap} replica identity full" for heap in heaps)
+            + "; -- or filter by columns of its replica identity",
+        ) from error
+
+
+def _plan_filter(
+    connection: Connection, table: SourceTable, where: str, columns: Sequence[str]
+) -> None:
+    """Plan a query of the table as if it had these columns alone."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(PLANNING_TIMEOUT)
+        connection.execute(
+            sql.SQL("explain select from (select {} from only {}) as {} where ({})").format(
+                sql.SQL(", ").join(map(sql.Identifier, columns)),
+                table.id.identifier,
+                sql.Identifier(table.id.name),
+                sql.SQL(where),
+            ),
+            prepare=False,
+        )
+
+
+def _all_full(connection: Connection, heaps: Sequence[TableId]) -> bool:
+    """Whether the whole row is the replica identity of each heap."""
+    row = connection.execute(
+        "select pg_catalog.bool_and(c.relreplident = 'f') from pg_catalog.pg_class c"
+        " join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
+        " join unnest(%s::text[], %s::text[]) h (schema, name)"
+        " on h.schema = n.nspname and h.name = c.relname",
+        ([heap.schema for heap in heaps], [heap.name for heap in heaps]),
+    ).fetchone()
+    return bool(row and row[0])
 
 
 def _explain(heap: TableId) -> sql.Composed:

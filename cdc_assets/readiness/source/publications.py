@@ -10,13 +10,9 @@ from collections.abc import Iterator
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
-    addition,
-    creation,
-    inserts_publication,
-    published_tables,
-    unidentified,
-)
+from cdc_assets.postgres.publication.contents import inserts_publication, published_tables
+from cdc_assets.postgres.publication.identity import unidentified
+from cdc_assets.postgres.publication.statements import addition, creation
 from cdc_assets.postgres.session.connect import Connection
 
 # The tables of these names that exist, and whether this role owns them all.
@@ -63,7 +59,7 @@ def publication_findings(connection: Connection, config: SourceConfig) -> Iterat
     ]
     statements = [creation(connection, name)]
     if whole:
-        statements.append(addition(connection, name, whole))
+        statements.append(addition(connection, name, whole, filters=config.row_filters))
     yield Finding(
         "publication_privilege",
         "error",

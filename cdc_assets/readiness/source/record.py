@@ -8,7 +8,7 @@ from cdc_assets.errors import SourceMismatch
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.publications import PublishedShape
+from cdc_assets.postgres.publication.shape import PublishedShape
 from cdc_assets.postgres.slots import SlotStatus
 
 ANEW = "cdc-assets resync --all copies every table anew through a new slot."
@@ -113,6 +113,8 @@ class TableNow:
     published: bool
     published_as: PublishedAs | None
     shape: PublishedShape
+    row_filter: str | None
+    """As the server writes it, with the present names of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class Review:
     tables: tuple[tuple[TableRow, Finding], ...] = ()
     published_as: tuple[tuple[TableRow, PublishedAs], ...] = ()
     """Entries of tables without an error that differ from the recorded ones."""
+    row_filters: tuple[tuple[TableRow, str | None], ...] = ()
+    """Filters of such tables that are written otherwise than recorded: columns were renamed."""
 
     @property
     def errors(self) -> list[Finding]:

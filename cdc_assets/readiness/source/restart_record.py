@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.publications import publication_of
+from cdc_assets.postgres.publication.contents import publication_of
 from cdc_assets.postgres.slots import SlotStatus
 from cdc_assets.readiness.source.partitions import sent_as
 from cdc_assets.readiness.source.record import ANEW, PublishedAs, Recorded, Source, TableNow
@@ -250,7 +250,13 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
             " between are missing",
             resync,
         )
-    elif missing := now.shape.missing(name, row.table, now.kind, inserts_only=row.inserts_only):
+    elif missing := now.shape.missing(
+        name,
+        row.table,
+        now.kind,
+        inserts_only=row.inserts_only,
+        filtered=row.row_filter is not None,
+    ):
         yield found(missing.code, missing.what, f"{missing.remedy} -- then {resync}")
     elif before is not None and now.published_as and before.was_put_back(now.published_as):
         yield found(

@@ -6,6 +6,7 @@ Nothing is changed. ``pins.enrol`` registers and publishes tables by the same ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import yaml
 
@@ -15,15 +16,11 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import listed, named, one_line
 from cdc_assets.postgres.catalog import SourceTable
-from cdc_assets.postgres.identity import remedy, sentence
 from cdc_assets.postgres.names import lake_column
-from cdc_assets.postgres.publications import (
-    creation,
-    placement,
-    publication_of,
-    refuse_partial_publication,
-    removal,
-)
+from cdc_assets.postgres.publication.contents import publication_of, row_filters
+from cdc_assets.postgres.publication.identity import remedy, sentence
+from cdc_assets.postgres.publication.shape import refuse_partial_publication
+from cdc_assets.postgres.publication.statements import creation, placement, removal
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.types import mapping
 from cdc_assets.readiness.source.enrolment import (
@@ -35,7 +32,7 @@ from cdc_assets.readiness.source.enrolment import (
     refuse_mode,
     without_identity,
 )
-from cdc_assets.readiness.source.planning import refuse_unplannable
+from cdc_assets.readiness.source.planning import refuse_row_filter, refuse_unplannable
 
 
 def table_findings(
@@ -60,6 +57,11 @@ def table_findings(
     if not isinstance(parts := facts.heaps[found.id], TableProblem):
         if not facts.missing[found.oid]:
             yield from _refused("table_unplannable", refuse_unplannable, connection, found, parts)
+            filtering = partial(refuse_row_filter, inserts_only=inserts_only)
+            yield from _refused("row_filter", filtering, connection, config, found, parts)
+        if table.where is not None:
+            rows = f"{table.name}: only its rows where {one_line(table.where)} are replicated."
+            yield Finding("filtered_rows", "info", rows, "")
         if follows:
             yield from _whole(connection, config, table, found, inserts_only=inserts_only)
     generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
@@ -188,7 +190,12 @@ def _whole(
     """Whether the publication, if it has the table, has all of it."""
     try:
         refuse_partial_publication(
-            connection, config.publication, found, table.columns.exclude, inserts_only=inserts_only
+            connection,
+            config.publication,
+            found,
+            table.columns.exclude,
+            inserts_only=inserts_only,
+            filtered=None if table.where is not None else False,
         )
     except TableProblem as problem:
         yield _error("table_partial", problem)
@@ -224,8 +231,9 @@ def _publishable(
     needed, involved = list[str](), [name, *([other] if moves else [])]
     if present is None:
         needed.append(creation(connection, name, beside=config.publication))
-    if present is None or table not in present:
-        needed += placement(connection, name, [table], other)
+    unfiltered = table in config.row_filters and not row_filters(connection, name, [found.oid])
+    if present is None or table not in present or unfiltered:
+        needed += placement(connection, name, [table], other, config.row_filters)
     elif moves:
         needed.append(removal(connection, other, [table]))
     able, role = connection.execute(

@@ -23,7 +23,7 @@ from cdc_assets.operations import drop_table as module
 from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publishing import Publishing
+from cdc_assets.postgres.publication.changing import Publishing
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets.readiness.surroundings import review

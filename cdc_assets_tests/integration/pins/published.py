@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc_assets.config.source import SourceConfig, parse_config
-from cdc_assets.postgres.publications import published_tables
+from cdc_assets.postgres.publication.contents import published_tables
 from cdc_assets_tests.support.flusher import Bench
 
 

@@ -9,7 +9,7 @@ from cdc_assets.config.source import parse_config
 from cdc_assets.flusher import guard as guarding
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.publishing import Publishing
+from cdc_assets.postgres.publication.changing import Publishing
 from cdc_assets_tests.integration.pins.published import configured, published, write
 from cdc_assets_tests.support.flusher import Bench, flushing
 from cdc_assets_tests.support.waiting import wait_for

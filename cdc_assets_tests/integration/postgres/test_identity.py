@@ -5,9 +5,14 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from cdc_assets.postgres.identity import Trouble, children, remedy, troubles
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import unidentified
+from cdc_assets.postgres.publication.identity import (
+    Trouble,
+    children,
+    remedy,
+    troubles,
+    unidentified,
+)
 from cdc_assets_tests.conftest import NewDatabase
 
 _PARTITIONED = "create table t (id int, v int) partition by range (id);"
@@ -70,7 +75,9 @@ def _oid(connection: psycopg.Connection[tuple[object, ...]]) -> int:
 
 
 def _found(connection: psycopg.Connection[tuple[object, ...]], sent: str = "") -> list[Trouble]:
-    return [*troubles(connection, [_oid(connection)], ["", *sent], {}).get(_oid(connection), ())]
+    return [
+        *troubles(connection, [_oid(connection)], ["", *sent], {}, {}).get(_oid(connection), ())
+    ]
 
 
 def _refused(connection: psycopg.Connection[tuple[object, ...]], options: str = "") -> bool:
@@ -236,4 +243,4 @@ def test_children_that_are_no_partitions(postgres_dsn: NewDatabase) -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_no_table_costs_nothing(postgres_dsn: NewDatabase, count: int) -> None:
     with psycopg.connect(postgres_dsn(), autocommit=True) as source:
-        assert troubles(source, [4294967295] * count, "", {}) == {}
+        assert troubles(source, [4294967295] * count, "", {}, {}) == {}

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import published_tables
-from cdc_assets.postgres.publishing import Publishing, publish, withdraw
+from cdc_assets.postgres.publication.changing import Publishing, publish, withdraw
+from cdc_assets.postgres.publication.contents import published_tables
 from cdc_assets_tests.support.flusher import Bench
 from cdc_assets_tests.support.waiting import wait_for
 

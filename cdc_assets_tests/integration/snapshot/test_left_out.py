@@ -13,7 +13,7 @@ import pytest
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.server import SparkServer
-from cdc_assets.postgres.publications import GENERATED_COLUMNS
+from cdc_assets.postgres.publication.contents import GENERATED_COLUMNS
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets.snapshot.coordinator import copy_table

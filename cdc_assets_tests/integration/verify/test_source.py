@@ -147,5 +147,5 @@ def test_values_without_a_form_are_counted_range_by_range(any_postgres_dsn: NewD
         lake: Any = SimpleNamespace(row=SimpleNamespace(oid=oid), table=table)
         counting: Any = Asked()
         columns: Any = [column]
-        assert _at_source(counting, lake, columns) == {"d": 20}
+        assert _at_source(counting, lake, columns, None) == {"d": 20}
         assert len([query for query in asked if "ctid" in query]) > 3

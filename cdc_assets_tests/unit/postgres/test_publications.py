@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_assets.postgres.publications import SentColumns
+from cdc_assets.postgres.publication.contents import SentColumns
 
 LISTED, WHOLE = 16400, 16401
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import psycopg
 
 from cdc_assets.errors import PreflightError, TableProblem, first_line
-from cdc_assets.postgres.identity import remedy, sentence
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publications import (
-    addition,
-    creation,
+from cdc_assets.postgres.publication.contents import (
     inserts_publication,
-    placement,
     published_tables,
-    removal,
-    unidentified,
+    row_filters,
 )
+from cdc_assets.postgres.publication.identity import remedy, sentence, unidentified
+from cdc_assets.postgres.publication.row_filters import RowFilter
+from cdc_assets.postgres.publication.statements import addition, creation, placement, removal
 from cdc_assets.postgres.session.connect import Connection
 
 
@@ -41,43 +40,76 @@ def publish(
     tables: Iterable[TableId],
     *,
     beside: str | None = None,
+    filters: Mapping[TableId, RowFilter] = MappingProxyType({}),
+    settled: Collection[TableId] = (),
 ) -> Publishing:
     """Create the publication if it is missing, and add the tables that it lacks.
 
     A table that is in the other publication leaves it, and keeps its column list: the server ends a
     stream with two lists of a table. ``beside``: ``publication`` is the one of inserts beside that
     one, and publishes neither UPDATE nor DELETE, so Postgres refuses none. Otherwise a table is
-    refused here if Postgres would refuse its changes. Raises PreflightError if the publication is
-    missing and can't be made.
+    refused here if Postgres would refuse its changes. One that is there with another row filter
+    than ``filters`` has is added again, unless it is ``settled``: its log goes on. Raises
+    PreflightError if the publication is missing and can't be made.
     """
     other = beside or inserts_publication(publication)
     present = published_tables(connection, publication)
-    missing = sorted(set(tables) - (present or {}).keys())
+    tables = set(tables)
+    wrong = _filtered_otherwise(
+        connection, publication, {t: o for t, o in (present or {}).items() if t in tables}, filters
+    )
+    missing = sorted((tables - (present or {}).keys()) | (wrong - {*settled}))
+    where = {table: filters[table].configured for table in missing if table in filters}
     if present is None:
-        _create(connection, publication, missing, beside=beside)
+        _create(connection, publication, missing, where, beside=beside)
     if not missing:
         return Publishing({})
     try:
-        _add(connection, publication, missing, other, inserts_only=beside is not None)
+        _add(connection, publication, missing, other, where, inserts_only=beside is not None)
     except (TableProblem, *_IN_THE_WAY, *_REFUSALS):
         pass  # one of them is to blame: each is tried alone
     else:
         return Publishing({})
     refused, busy = dict[TableId, str](), set[TableId]()
     for table in missing:
-        statements = placement(connection, publication, [table], other)
+        statements = placement(connection, publication, [table], other, where)
         try:
-            _add(connection, publication, [table], other, inserts_only=beside is not None)
+            _add(connection, publication, [table], other, where, inserts_only=beside is not None)
         except _IN_THE_WAY:
             busy.add(table)
         except TableProblem as problem:
             refused[table] = f"{problem.what}. {problem.remedy}"
         except _REFUSALS as error:
+            if table in where and not isinstance(error, _NOT_OF_FILTERS):
+                refused[table] = (
+                    f"Postgres refuses where: {where[table]} ({first_line(error)}). Correct it: a"
+                    " publication's row filter has columns, constants and immutable functions of"
+                    " Postgres's own"
+                )
+                continue
             refused[table] = (
                 f"it can't be added to the publication {publication} ({first_line(error)})."
                 f" An owner of all runs: {'; '.join(statements)};"
             )
     return Publishing(refused, frozenset(busy))
+
+
+def _filtered_otherwise(
+    connection: Connection,
+    publication: str,
+    present: Mapping[TableId, int],
+    filters: Mapping[TableId, RowFilter],
+) -> set[TableId]:
+    """Those of the tables (with oids) that the publication has with another filter, or none."""
+    found = row_filters(connection, publication, [*present.values()])
+    return {
+        table
+        for table, oid in present.items()
+        if (oid in found or table in filters)
+        and not (
+            table in filters and filters[table].is_published(connection, table, found.get(oid))
+        )
+    }
 
 
 def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]) -> Publishing:
@@ -101,9 +133,15 @@ def withdraw(connection: Connection, publication: str, tables: Iterable[TableId]
 # Errors about one table, the role's rights, or a publication of all tables, which can't be altered
 # table by table: another try changes nothing.
 _REFUSALS = (
+    psycopg.NotSupportedError,
     psycopg.ProgrammingError,
     psycopg.DataError,
     psycopg.errors.ObjectNotInPrerequisiteState,
+)
+_NOT_OF_FILTERS = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.UndefinedObject,
 )
 _IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 # ALTER PUBLICATION waits for VACUUM and DDL of the table; meanwhile other DDL waits behind it
@@ -126,14 +164,19 @@ def _briefly(connection: Connection, lock_timeout: str) -> Iterator[None]:
 
 
 def _create(
-    connection: Connection, publication: str, tables: Sequence[TableId], *, beside: str | None
+    connection: Connection,
+    publication: str,
+    tables: Sequence[TableId],
+    filters: Mapping[TableId, str],
+    *,
+    beside: str | None,
 ) -> None:
     statement = creation(connection, publication, beside=beside)
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege as error:
         if tables:
-            statement += "; " + addition(connection, publication, tables)
+            statement += "; " + addition(connection, publication, tables, filters=filters)
         raise PreflightError(
             f"the role may not create the publication {publication}: {first_line(error)}.",
             f"An owner of the tables runs: {statement};",
@@ -145,6 +188,7 @@ def _add(
     publication: str,
     tables: Sequence[TableId],
     other: str,
+    filters: Mapping[TableId, str],
     *,
     inserts_only: bool,
 ) -> None:
@@ -154,7 +198,7 @@ def _add(
     table is published exactly as it is judged under that lock.
     """
     with _briefly(connection, _LOCK_TIMEOUT if len(tables) == 1 else _LOCK_TIMEOUT_OF_MANY):
-        for statement in placement(connection, publication, tables, other):
+        for statement in placement(connection, publication, tables, other, filters):
             connection.execute(statement.encode())
         if inserts_only:
             return

@@ -8,7 +8,8 @@ table breaks the application that writes it. The rules are those of ``CheckCmdRe
 partial: by default the primary key's, else the one that was named and still exists. Since Postgres
 18 a generated column of the identity has to be sent, too. Where the publication lists a table's
 columns, the published root's list needs the columns (by name) of every heap's identity, and no heap
-may be FULL.
+may be FULL. Where it has a row filter for the table, each heap that isn't FULL needs the filter's
+columns in its identity.
 
 A leaf whose identity is neither the table's key nor FULL is accepted by Postgres, but its old
 tuples lack the key that the log uses: such a table can't be followed either.
@@ -23,6 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc_assets.postgres.names import TableId, quoted
+from cdc_assets.postgres.publication.contents import filter_columns, sent_columns
 from cdc_assets.postgres.session.connect import Connection
 
 # Since this version the server refuses changes whose identity has a column that isn't sent.
@@ -36,6 +38,11 @@ with recursive listed as (
       from unnest(%(listing)s::oid[], %(listed)s::int2[]) l (root, number)
       join pg_catalog.pg_attribute a on a.attrelid = l.root and a.attnum = l.number
      group by l.root),
+filtered as (
+    select f.root, pg_catalog.array_agg(coalesce(a.attname::text, '*')) as columns
+      from unnest(%(filters)s::oid[], %(filtered)s::int2[]) f (root, number)
+      left join pg_catalog.pg_attribute a on a.attrelid = f.root and a.attnum = f.number
+     group by f.root),
 root as (
     select c.oid,
            (select array(select a.attname::text from pg_catalog.pg_attribute a
@@ -69,7 +76,7 @@ usable as not materialized (
                         where a.attrelid = h.oid and not a.attnotnull
                           and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])))
 select h.root, n.nspname::text, c.relname::text, c.relreplident::text, u.columns, r.key, g.unsent,
-       r.listed is not null, s.unlisted, o.indisprimary, o.name
+       r.listed is not null, s.unlisted, w.outside, o.indisprimary, o.name
   from heap h
   join root r on r.oid = h.root
   join pg_catalog.pg_class c on c.oid = h.oid and c.relkind = 'r'
@@ -89,6 +96,10 @@ select h.root, n.nspname::text, c.relname::text, c.relreplident::text, u.columns
                    when c.relreplident = 'f' then '{*}'
                    else array(select k from pg_catalog.unnest(u.columns) k
                                where k <> all(r.listed)) end as unlisted) s
+  cross join lateral (
+       select array(select distinct k from filtered f, pg_catalog.unnest(f.columns) k
+                     where f.root = h.root and c.relreplident <> 'f' and u.columns is not null
+                       and k <> all(u.columns) order by k) as outside) w
   left join lateral (
        select b.indisprimary, x.relname::text as name
          from usable b join pg_catalog.pg_class x on x.oid = b.indexrelid
@@ -96,7 +107,7 @@ select h.root, n.nspname::text, c.relname::text, c.relreplident::text, u.columns
           and (b.columns = r.key or (r.key is null and h.oid = h.root))
           and (r.listed is null or b.columns <@ r.listed)
         order by b.indisprimary desc, x.relname limit 1) o on true
- where g.unsent <> '{}' or s.unlisted <> '{}'
+ where g.unsent <> '{}' or s.unlisted <> '{}' or w.outside <> '{}'
     or (c.relreplident <> 'f' and (u.columns is null or u.columns is distinct from r.key))
  order by h.root, n.nspname, c.relname
 """
@@ -123,27 +134,41 @@ def troubles(
     roots: Collection[int],
     sent: Collection[str],
     listed: Mapping[int, Collection[int]],
+    filtered: Mapping[int, Collection[int]],
 ) -> Mapping[int, Sequence[Trouble]]:
     """The heaps in trouble of each of these tables, by the table's oid; one query for all.
 
     ``sent``: which generated columns the publication sends, by the catalog's letters. ``listed``:
-    for each table with a column list, the numbers of the columns that it sends.
+    for each table with a column list, the numbers of the columns that it sends. ``filtered``: for
+    each table with a row filter, the numbers of the columns that it uses.
     """
     if not roots:
         return {}
     strict = connection.info.server_version >= _CHECKS_GENERATED
     lists = [(root, number) for root, numbers in listed.items() for number in numbers]
+    filters = [(root, number) for root, numbers in filtered.items() for number in numbers]
     which = {
         "roots": list(roots),
         "sent": list(sent),
         "strict": strict,
         "listing": [root for root, _ in lists],
         "listed": [number for _, number in lists],
+        "filters": [root for root, _ in filters],
+        "filtered": [number for _, number in filters],
     }
     found: dict[int, list[Trouble]] = {}
     for root, *heap in connection.execute(_TROUBLES, which):
         found.setdefault(int(root), []).append(_judged(*heap, strict=strict))
     return found
+
+
+def unidentified(
+    connection: Connection, publication: str, oids: Sequence[int]
+) -> Mapping[int, Sequence[Trouble]]:
+    """The heaps of these tables whose changed rows Postgres couldn't identify, by table's oid."""
+    sent = sent_columns(connection, publication, oids)
+    filtered = filter_columns(connection, publication, oids)
+    return troubles(connection, oids, sent.generated, sent.listed, filtered)
 
 
 def _judged(
@@ -155,6 +180,7 @@ def _judged(
     unsent: list[str],
     has_list: bool | None,
     unlisted: list[str],
+    outside: list[str],
     by_primary_key: bool | None,
     index: str | None,
     *,
@@ -176,6 +202,13 @@ def _judged(
     if unsent:
         what = f"Postgres doesn't send the generated columns of its identity ({_listed(unsent)})"
         return Trouble(heap, strict, what, remedy)
+    if outside:
+        return Trouble(
+            heap,
+            True,
+            f"its row filter uses columns that its replica identity lacks ({_listed(outside)})",
+            "-- filter by columns of its replica identity" if has_list else f"{alter} full;",
+        )
     if identity is not None:
         of = f"not by the key ({_listed(key)})" if key else "and the table has no key"
         return Trouble(

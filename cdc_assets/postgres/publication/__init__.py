@@ -1,0 +1,1 @@
+"""Publications: what one has and sends, whether Postgres then accepts changes, and changing it."""
