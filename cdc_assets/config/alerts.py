@@ -5,6 +5,7 @@ Webhook addresses and passwords are secrets: write ``${VAR}``, the environment h
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Annotated, Literal, Self
 
@@ -98,6 +99,18 @@ class WebhookSink(_Sink):
         if self.url is None and not keyed:
             raise ValueError("url: missing; it is required")
         return self
+
+    @field_validator("key")
+    @classmethod
+    def _plain_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"[!-~]+", value.get_secret_value()):
+            raise ValueError("it is empty, or has spaces, an end of line, or other than ASCII")
+        return value
+
+    @property
+    def keeps_incidents(self) -> bool:
+        """Whether the service opens and closes an incident for each problem."""
+        return self.format in PUBLIC
 
     @property
     def address(self) -> str:

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from functools import cache
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -103,6 +104,23 @@ class DailyWindow:
     def end_before(self, at: datetime) -> datetime:
         """When the last window ended."""
         return max(end for _, end in self._around(at) if end <= at)
+
+
+@cache
+def days_that_differ(zone: ZoneInfo) -> tuple[date, ...]:
+    """Some days of a year of which each other one is like: with and about the changes of clocks."""
+    days = [date(2026, 1, 1) + timedelta(days=n) for n in range(365)]
+    noons = [datetime.combine(day, time(12), zone).utcoffset() for day in days]
+    changes = [n for n in range(1, 365) if noons[n] != noons[n - 1]]
+    near = {n + off for n in changes for off in (-2, -1, 0)}
+    return tuple(days[n % 365] for n in sorted({13, 194, *near}))
+
+
+def longest_seconds(windows: Sequence[DailyWindow]) -> float:
+    """How long one window or another lasts at most, on whatever day; at most a day."""
+    days = {day for window in windows for day in days_that_differ(window.zone)}
+    begins = (datetime.combine(day, w.begin, w.zone) for w in windows for day in days)
+    return max((seconds_left(windows, begin) for begin in begins), default=0.0)
 
 
 def seconds_left(windows: Sequence[DailyWindow], at: datetime) -> float:

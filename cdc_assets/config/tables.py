@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from psycopg import sql
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from cdc_assets.config.base import DailyWindow, Duration, Namespace, Section, seconds_left
+from cdc_assets.config.base import (
+    DailyWindow,
+    Duration,
+    Namespace,
+    Section,
+    longest_seconds,
+    seconds_left,
+)
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.row_filters import refuse_text
 
-# The owner of an asset as Dagster takes it: a team, or an address of mail.
-# For the length of a window: a day on which no clock is changed.
-_SOME_DAY = date(2026, 1, 14)
 _TAG = re.compile(r"\A([A-Za-z0-9][\w.-]{0,62}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
 _TAG_VALUE = re.compile(r"\A([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
+# The owner of an asset as Dagster takes it: a team, or an address of mail.
 _OWNER = re.compile(r"\Ateam:[A-Za-z0-9_.-]+\Z|\A[^@\s:]+@[^@\s:]+\.[^@\s:]+\Z")
 
 
@@ -149,9 +154,11 @@ class FreshnessConfig(Section):
             raise ValueError("warn has to be shorter than fail")
         if self.warn < timedelta(minutes=1):
             raise ValueError("at least 1m: Dagster's freshness policies know nothing shorter")
-        begins = (datetime.combine(_SOME_DAY, w.begin, w.zone) for w in self._windows)
-        longest = max((self.quiet_seconds(begin) for begin in begins), default=0.0)
-        if longest >= self.warn.total_seconds():
+        longest = longest_seconds(self._windows)
+        if longest >= timedelta(days=1).total_seconds():
+            raise ValueError("quiet: it is quiet all day, so that nothing would ever be merged")
+        longest += self.target.total_seconds()
+        if self.quiet and longest >= self.warn.total_seconds():
             raise ValueError(
                 f"quiet: a change may wait for {longest / 3600:.1f} h, and warn has to be longer"
                 " than that (and fail longer than warn)"

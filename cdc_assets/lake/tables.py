@@ -306,9 +306,9 @@ class LakeTable:
     def gone(self, former: str | None = None) -> TableProblem:
         """The problem of a table that was there, and isn't in the catalog under its name.
 
-        ``former``: the name that it has there, if that is known.
+        ``former``: the name that it has there, "" if it was looked for and not found.
         """
-        if former := former or self._former_name():
+        if former := self._former_name() if former is None else former:
             return TableProblem(
                 self.row.table,
                 f"its lake table is called {former}, and the configuration calls it {self.name}"

@@ -118,8 +118,9 @@ class Post:
     """One request to a webhook. The address and the headers may be secrets."""
 
     address: str = field(repr=False)
-    body: Mapping[str, Any]
+    body: Mapping[str, Any] = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    method: str = "POST"
 
 
 def posts(sink: WebhookSink, source: str, notices: Sequence[Notice]) -> list[Post]:
@@ -128,7 +129,7 @@ def posts(sink: WebhookSink, source: str, notices: Sequence[Notice]) -> list[Pos
     if sink.format == "pagerduty":
         return [Post(sink.address, _pagerduty(source, notice, key)) for notice in notices]
     if sink.format == "opsgenie":
-        return [_opsgenie(sink.address, source, notice, key) for notice in notices]
+        return [one for notice in notices for one in _opsgenie(sink.address, source, notice, key)]
     made = teams if sink.format == "teams" else slack
     return [Post(sink.address, made(source, notices))]
 
@@ -158,23 +159,30 @@ def _pagerduty(source: str, notice: Notice, key: str) -> dict[str, Any]:
     return {**event, "event_action": "trigger", "client": "cdc_assets", "payload": payload}
 
 
-def _opsgenie(address: str, source: str, notice: Notice, key: str) -> Post:
-    """A request as https://docs.opsgenie.com/docs/alert-api has it."""
+def _opsgenie(address: str, source: str, notice: Notice, key: str) -> list[Post]:
+    """Requests as https://docs.opsgenie.com/docs/alert-api has them.
+
+    An alert that is open keeps its priority when it is made again, so that is changed by itself.
+    """
     headers, name = {"Authorization": f"GenieKey {key}"}, _incident(source, notice)
+    alert = f"{address.rstrip('/')}/{quote(name, safe='')}"
     if notice.severity is None:
-        closing = f"{address.rstrip('/')}/{quote(name, safe='')}/close?identifierType=alias"
-        return Post(closing, {"source": "cdc_assets", "note": heading(notice)}, headers)
+        said = {"source": "cdc_assets", "note": heading(notice)}
+        return [Post(f"{alert}/close?identifierType=alias", said, headers)]
+    priority = {"fail": "P1", "warn": "P3"}[notice.severity]
+    changed = Post(f"{alert}/priority?identifierType=alias", {"priority": priority}, headers, "PUT")
     told = "\n".join(plain(line) for line in lines(notice))
     body = {
         "message": bounded(f"[cdc {source}] {one_line(heading(notice))}", 130),
         "alias": name,
         "description": bounded(told, 15_000),
-        "priority": {"fail": "P1", "warn": "P3"}[notice.severity],
+        "priority": priority,
         "source": "cdc_assets",
         "entity": source,
         "tags": ["cdc_assets", source],
     }
-    return Post(address, body, headers)
+    made = Post(address, body, headers)
+    return [made, changed] if notice.kind in ("worse", "better") else [made]
 
 
 def teams(source: str, notices: Sequence[Notice]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
-from cdc_assets.config.alerts import AlertsConfig, Severity, sink_keys
+from cdc_assets.config.alerts import AlertsConfig, Severity, WebhookSink, sink_keys
 from cdc_assets.messages.texts import bounded, one_line
 from cdc_assets.observe.condition import Condition
 
@@ -25,6 +25,8 @@ Kind = Literal["problem", "worse", "better", "reminder", "recovered"]
 _RANK: dict[Severity | None, int] = {None: 0, "warn": 1, "fail": 2}
 # A sink that was down for long gets only the newest ones when it is back.
 OUTBOX = 50
+# A message to who is on call has one notice, and each counts.
+INCIDENTS = 500
 # A sentence is read to its end, a reason of a hundred kilobytes isn't.
 _LENGTH = 800
 
@@ -42,11 +44,13 @@ class Notice:
     remedy: str
     since: str
     lasted_seconds: float
+    worst: Severity | None = None
+    """The worst that was told of it since it was well last."""
 
     @property
     def rank(self) -> int:
         """How bad it is or was, whichever is worse: for sinks with a ``min_severity``."""
-        return max(_RANK[self.severity], _RANK[self.before])
+        return max(_RANK[self.severity], _RANK[self.before], _RANK[self.worst])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Known:
     told_at: str | None = None
     bad_since: str | None = None
     """Since when it had a grade, when it had one last: what a recovery tells."""
+    told_worst: Severity | None = None
+    """The worst that was told since it was well last: who was told that is told of its end."""
     told_what: str = ""
     """What it was when it was told last: that is what a recovery is of."""
 
@@ -147,6 +153,7 @@ def observe(
             worst=severest(grade, before.worst if before is not None else None),
             told_at=before.told_at if before is not None else None,
             bad_since=since.isoformat() if grade else before.bad_since if before else None,
+            told_worst=before.told_worst if before is not None else None,
             told_what=before.told_what if before is not None else "",
         )
     for key, before in memory.known.items():
@@ -166,7 +173,12 @@ def due(memory: Memory, config: AlertsConfig, now: datetime) -> tuple[Memory, li
         if notice is not None:
             notices.append(notice)
             k = replace(  # noqa: PLW2901
-                k, told=k.grade, worst=k.grade, told_at=now.isoformat(), told_what=k.what
+                k,
+                told=k.grade,
+                worst=k.grade,
+                told_at=now.isoformat(),
+                told_worst=severest(k.told_worst, k.grade) if k.grade else None,
+                told_what=k.what,
             )
         if k.matters:
             known[key] = k
@@ -204,7 +216,7 @@ def _notice(key: str, k: Known, remind: timedelta | None, now: datetime) -> Noti
     since = k.since if k.grade is not None or k.bad_since is None else k.bad_since
     lasted = max(0.0, (now - _time(since)).total_seconds())
     what = k.told_what or k.what if kind == "recovered" else k.what
-    return Notice(key, kind, k.grade, before, what, k.detail, k.remedy, since, lasted)
+    return Notice(key, kind, k.grade, before, what, k.detail, k.remedy, since, lasted, k.told_worst)
 
 
 def _queued(
@@ -213,7 +225,15 @@ def _queued(
     queued = {}
     for key, sink in zip(sink_keys(config), config.sinks, strict=True):
         wanted = [asdict(n) for n in notices if n.rank >= _RANK[sink.min_severity]]
-        queued[key] = [*outbox.get(key, []), *([Waiting(wanted)] if wanted else [])][-OUTBOX:]
+        before = outbox.get(key, [])
+        if isinstance(sink, WebhookSink) and sink.keeps_incidents:
+            # Each by itself: one that isn't taken, or comes twice, is no other's matter. What is
+            # newer of a problem takes the place of what waits.
+            newer = {notice["key"] for notice in wanted}
+            before = [w for w in before if {n["key"] for n in w.notices} - newer]
+            queued[key] = [*before, *(Waiting([notice]) for notice in wanted)][-INCIDENTS:]
+        else:
+            queued[key] = [*before, *([Waiting(wanted)] if wanted else [])][-OUTBOX:]
     return queued
 
 

@@ -14,6 +14,7 @@ import ssl
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException
@@ -54,6 +55,9 @@ def try_sinks(config: SourceConfig) -> dict[str, str | None]:
     for key, sink in zip(sink_keys(config.alerts), config.alerts.sinks, strict=True):
         try:
             send(config, sink, [notice])
+            if isinstance(sink, WebhookSink) and sink.keeps_incidents:
+                over = replace(notice, kind="recovered", severity=None, before="warn")
+                send(config, sink, [over])
             told[key] = None
         except TRANSIENT as error:
             told[key] = said(error)
@@ -99,8 +103,9 @@ _OPENER = urllib.request.build_opener(_StayThere)
 def _post(post: message.Post) -> None:
     request = urllib.request.Request(  # noqa: S310 -- http and https only, by the configuration
         post.address,
-        json.dumps(post.body).encode(),
+        json.dumps(post.body, ensure_ascii=False).encode(),
         {"Content-Type": "application/json", "User-Agent": "cdc-assets", **post.headers},
+        method=post.method,
     )
     with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as answer:
         answer.read(_ANSWER_BYTES)

@@ -129,7 +129,7 @@ def _purge(pipeline: Pipeline, row: TableRow, *, whole: bool) -> tuple[tuple[str
     purged, files, size = list[str](), 0, 0
     taken = {pipeline.config.lake_identifier(table.id) for table in pipeline.config.tables}
     with pipeline.store.locked(write_lock(row.table)):
-        for lake, loaded in list(_candidates(pipeline.config, row)):
+        for lake, loaded in list(_candidates(pipeline.config, row, everywhere=whole)):
             told = loaded.properties
             ours = (told.get(SOURCE), told.get(TABLE)) == (pipeline.config.name, str(row.table))
             if ours and lake.identifier not in taken and (whole or COPYING in told):
@@ -153,10 +153,13 @@ def _refuse_shared(lake: LakeTable, loaded: Table) -> None:
             )
 
 
-def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable, Table]]:
-    """What may be its lake table: the one of its name, then every one of the catalog.
+def _candidates(
+    config: SourceConfig, row: TableRow, *, everywhere: bool
+) -> Iterator[tuple[LakeTable, Table]]:
+    """What may be its lake table: the one of its name, then every one of our namespaces.
 
-    What it was called, and in which namespace, went with its entry in the configuration.
+    What it was called, and in which namespace, went with its entry in the configuration. So
+    ``everywhere`` others are looked at, too, as far as the catalog shows them to us.
     """
 
     def called(name: str | None, namespace: str | None = None) -> LakeTable:
@@ -169,12 +172,15 @@ def _candidates(config: SourceConfig, row: TableRow) -> Iterator[tuple[LakeTable
     if (loaded := first.load()) is not None:
         yield first, loaded
     catalog = open_catalog(config)
-    for namespace in every_namespace(config, catalog):
+    spaces = every_namespace(config, catalog) if everywhere else sorted(config.namespaces)
+    for namespace in spaces:
+        # One of ours says what is amiss; of others' it says that they aren't ours.
+        passed = (TableProblem,) if namespace in config.namespaces else (Exception,)
         there = list[tuple[str, ...]]()
-        with suppress(NoSuchNamespaceError):  # nothing was ever copied
+        with suppress(NoSuchNamespaceError, *passed):  # nothing was ever copied
             there = list(catalog.list_tables((namespace,)))
         for *_, name in there:
             found = called(name, namespace)
-            with suppress(TableProblem):  # another table's, which isn't where ours would be
+            with suppress(*passed):  # another table's, which isn't where ours would be
                 if found.identifier != first.identifier and (loaded := found.load()) is not None:
                     yield found, loaded

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 from pyiceberg.exceptions import NoSuchNamespaceError
@@ -20,7 +22,7 @@ from cdc_assets.readiness.flushing import known_log
 from cdc_assets.readiness.source.enrolment import made_otherwise
 
 # Tables of a catalog that are looked at for one that has another name by now.
-_LOOKS = 1_000
+_LOOKS, _LOOK_SECONDS = 1_000, 10.0
 
 
 def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
@@ -37,32 +39,47 @@ def lake_table_findings(config: SourceConfig) -> Iterator[Finding]:
         with suppress(NoSuchNamespaceError):
             there |= set(open_catalog(config).list_tables((namespace,)))
     former = dict[str, str]()
-    if any(lake.identifier not in there for lake in copied):
-        former = _former_names(config)
+    # A catalog may list a name in lower case.
+    gone = {
+        lake.identifier
+        for lake in copied
+        if lake.identifier not in there and not open_catalog(config).table_exists(lake.identifier)
+    }
+    if gone:
+        former = _former_names(
+            config, {str(one.row.table) for one in copied if one.identifier in gone}
+        )
     for lake in copied:
         if lake.row.state == TableState.COPIED:  # of one that streams, the review tells
             yield from filter(None, [made_otherwise(lake.row, config)])
-        if lake.identifier not in there:
-            problem = lake.gone(former.get(str(lake.row.table)))
+        if lake.identifier in gone:
+            problem = lake.gone(former.get(str(lake.row.table), ""))
             what = f"{lake.row.table}: {problem.what.removeprefix(f'{lake.row.table}: ')}"
             yield Finding("lake_table_gone", "error", what, problem.remedy)
 
 
 def _is_begun(store: LogStore, row: TableRow) -> bool:
     """Whether a lake table was made: by a copy, or in mode never by the first merge."""
-    landed = (chunk.state == "landed" for chunk in chunks(store, row.table, row.epoch))
-    return was_applied(store, row) or any(landed)
+    return was_applied(store, row) or any(
+        chunk.state == "landed" for chunk in chunks(store, row.table, row.epoch)
+    )
 
 
-def _former_names(config: SourceConfig) -> dict[str, str]:
-    """By table, the name of a lake table that was made for it and that no table has now."""
+def _former_names(config: SourceConfig, wanted: AbstractSet[str]) -> dict[str, str]:
+    """By table, the name of a lake table that was made for it and that no table has now.
+
+    As far as the catalog shows it to us in some seconds; ``wanted``: those that are looked for.
+    """
     catalog, found, looks = open_catalog(config), dict[str, str](), _LOOKS
+    ends = time.monotonic() + _LOOK_SECONDS
     taken = {config.lake_identifier(table.id) for table in config.tables}
     for namespace in every_namespace(config, catalog):
         listed = list[tuple[str, ...]]()
-        with suppress(NoSuchNamespaceError):
+        with suppress(Exception):  # it may not be ours to see
             listed = [one for one in catalog.list_tables((namespace,)) if one not in taken]
         for identifier in listed[:looks]:
+            if wanted <= found.keys() or time.monotonic() > ends:
+                return found
             looks -= 1
             with suppress(Exception):  # somebody's own, or dropped since: no other one suffers
                 told = catalog.load_table(identifier).properties

@@ -104,8 +104,9 @@ class Sampled:
     The part is a ``share`` of the table, from 0 to 1, from ``begin`` on; ``rows`` of the source
     were compared, and ``looked_up`` keys of the lake looked up. ``keys`` and ``columns`` name some
     that differ. ``moved`` keys changed meanwhile and weren't compared. ``skipped``: why nothing was
-    compared, ``since`` when. ``round_ended``: when the last full round ended. ``differed_at``: when
-    rows differed last, unless all of the table was found equal since.
+    compared, ``since`` when; since no time if that is as it should be. ``round_ended``: when the
+    last full round ended. ``differed_at``: when rows differed last, unless all of the table was
+    found equal since.
     """
 
     table: TableId
@@ -128,6 +129,10 @@ class Sampled:
 def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_rows: int) -> Sampled:
     """Compare the next part of ``table``, about ``sample_rows`` rows from either side."""
     began, store = time.monotonic(), pipeline.store
+    if pipeline.config.table(table).freshness.quiet_seconds(store.server_now()):
+        known = compared(store, table)  # what differs then is what isn't merged
+        said = "in its quiet times nothing is merged, so that it isn't level with the source"
+        return Sampled(table, None, known.next_share, skipped=said)
     begin, copy = compared(store, table).next_share, store.copy_state(table)
     epoch = copy.epoch if copy is not None else None
     try:

@@ -27,6 +27,7 @@ class Inbox:
     attempts: int = 0
     received: list[Any] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
     def refuses(self, said: str = "") -> bool:
         self.attempts += 1
@@ -50,6 +51,7 @@ def webhook() -> Iterator[Inbox]:
             if not refused:
                 assert self.headers["Content-Type"] == "application/json"
                 inbox.received.append(json.loads(body))
+                inbox.sizes.append(len(body))
                 inbox.requests.append((self.path, self.headers.get("Authorization", "")))
             if refused and not inbox.status:
                 return  # HTTP/1.0: that ends the connection
@@ -58,6 +60,8 @@ def webhook() -> Iterator[Inbox]:
                 self.send_header("Location", inbox.location)
             self.send_header("Content-Length", "0")
             self.end_headers()
+
+        do_PUT = do_POST  # noqa: N815 -- the name that the server calls
 
         def log_message(self, *_: object) -> None:
             pass

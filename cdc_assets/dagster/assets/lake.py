@@ -205,7 +205,9 @@ class Rounds:
         """The tables with something to be applied or reported, the longest waiting first."""
         wants = set(self._tables) - set(self._problems) - set(paused(self._store))
         altered = self._altered.tables()
-        return self._turns.pending(wants, also=(wants - self._known) | (altered & wants))
+        unknown = wants - self._known
+        asked = unknown if self._by_hand else ()
+        return self._turns.pending(wants, also=unknown | (altered & wants), asked=asked)
 
     def _say_what_others_did(self) -> None:
         for table, offset in self._turns.offsets.items():

@@ -53,6 +53,8 @@ def sample_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.Ass
 def sentence(found: Sampled) -> str:
     """What a sample found."""
     if found.skipped is not None:
+        if found.since is None:
+            return f"Not compared now: {found.skipped}."
         return f"Not compared since {found.since:%Y-%m-%d %H:%M:%S %Z}: {found.skipped}"
     part = f"{found.rows:,} rows, and {found.looked_up:,} keys of the lake,"
     if not found.differing:
@@ -91,7 +93,7 @@ def check_sample(found: Sampled, names: TableAssets, now: datetime) -> dg.AssetC
     return dg.AssetCheckResult(
         asset_key=names.lake,
         check_name=NAME,
-        passed=not found.differing and found.skipped is None and found.differed_at is None,
+        passed=not found.differing and found.since is None and found.differed_at is None,
         severity=dg.AssetCheckSeverity.WARN
         if young and found.differed_at is None
         else dg.AssetCheckSeverity.ERROR,

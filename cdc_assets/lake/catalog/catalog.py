@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -244,8 +244,10 @@ def open_catalog(config: SourceConfig) -> Catalog:
 
 
 def every_namespace(config: SourceConfig, catalog: Catalog) -> list[str]:
-    """Those of the configuration, then the others that the catalog has."""
-    there = {namespace[0] for namespace in catalog.list_namespaces() if len(namespace) == 1}
+    """Those of the configuration, then the others that the catalog shows us."""
+    there = set[str]()
+    with suppress(Exception):  # each catalog says in its own way that others' aren't ours to see
+        there = {namespace[0] for namespace in catalog.list_namespaces() if len(namespace) == 1}
     return [*sorted(config.namespaces), *sorted(there - config.namespaces)]
 
 

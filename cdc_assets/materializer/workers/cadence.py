@@ -46,7 +46,8 @@ class Cadence:
         """How soon the merge of each has to begin for none of them to come too late.
 
         Changes of many tables are flushed together, so that these are due together, and only
-        ``hands`` of them are merged at once: the first ones begin before they are due.
+        ``hands`` of them are merged at once: the first ones begin before they are due, but not in
+        their quiet times.
         """
         due = sorted((self.due_seconds(backlog, now), backlog.table) for backlog in backlogs)
         begins = dict[TableId, float]()
@@ -54,7 +55,12 @@ class Cadence:
         for soon, table in reversed(due):
             begins[table] = min(soon, free_until.popleft() - statistics.median(self._took(table)))
             free_until.append(begins[table])
+            begins[table] = max(begins[table], self._quiet_seconds(table, now))
         return begins
+
+    def _quiet_seconds(self, table: TableId, now: datetime) -> float:
+        left = self._config.table(table).freshness.quiet_seconds(now)
+        return left or -math.inf
 
     def due_seconds(self, backlog: Backlog, now: datetime) -> float:
         """How soon a merge has to begin not to come too late; ``now``: of the log.

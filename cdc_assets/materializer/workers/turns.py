@@ -134,11 +134,17 @@ class Turns:
         """Say why the log of a table of this worker can't be applied."""
         self._worker.tell(table, problem)
 
-    def pending(self, wants: Collection[TableId], also: Collection[TableId] = ()) -> list[TableId]:
+    def pending(
+        self,
+        wants: Collection[TableId],
+        also: Collection[TableId] = (),
+        asked: Collection[TableId] = (),
+    ) -> list[TableId]:
         """Tables of this worker's share of ``wants`` whose turn is due, the next one first.
 
         Among tables without a turn yet, the one with the oldest change comes first. Tables that are
-        at work are left out. ``also``: tables that want a turn in any case. Raises Fenced.
+        at work are left out. ``also``: tables that want a turn in any case, but for quiet times;
+        ``asked``: those that a person wants merged now. Raises Fenced.
         """
         config = self._pipeline.config
         found = self._pipeline.store.backlogs()
@@ -154,10 +160,11 @@ class Turns:
             if backlog.table in self.mine
             and backlog.table not in self._at_work
             and self._busy_until.get(backlog.table, 0.0) <= now
-            and (backlog.rows or backlog.table in also)
+            and (backlog.rows or backlog.table in also or backlog.table in asked)
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
-        also = {t for t in also if not config.table(t).freshness.quiet_seconds(at)}
+        quiet = {b.table for b in waiting if config.table(b.table).freshness.quiet_seconds(at)}
+        also = ({*also} - quiet) | {*asked}
         due, self.waits, self._next_due = list[Backlog](), False, math.inf
         timed = [backlog for backlog in waiting if backlog.table not in also]
         begins = self._cadence.begin_seconds(timed, at, self._side_by_side)
@@ -166,7 +173,9 @@ class Turns:
             if soon <= _AT_ONCE_SECONDS:
                 due.append(backlog)
             else:
-                self.waits, self._next_due = True, min(self._next_due, now + soon)
+                # Nobody waits for the end of a quiet time.
+                self.waits = self.waits or backlog.table not in quiet
+                self._next_due = min(self._next_due, now + soon)
         due.sort(
             key=lambda b: (self._last_turn.get(b.table, 0), b.oldest_commit or _LONG_AGO, b.table)
         )

@@ -5,7 +5,7 @@ What they ask of the source is read for many tables at once (:func:`facts_of`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -42,8 +42,15 @@ _STORED = SentColumns(("", "s"), {})
 
 # The dependency is the default's or the column's own: versions of Postgres differ.
 _MADE_FROM = """
-select a.attrelid::bigint, a.attname::text, b.attname::text
-  from pg_catalog.pg_attribute a
+with recursive tree (root, oid) as (
+    select root, root from unnest(%s::oid[]) root
+    union all
+    select t.root, i.inhrelid from tree t
+      join pg_catalog.pg_inherits i on i.inhparent = t.oid
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
+select distinct t.root::bigint, a.attname::text, b.attname::text
+  from tree t
+  join pg_catalog.pg_attribute a on a.attrelid = t.oid
   join pg_catalog.pg_attrdef e on e.adrelid = a.attrelid and e.adnum = a.attnum
   join pg_catalog.pg_depend d on d.refclassid = 'pg_catalog.pg_class'::regclass
        and d.refobjid = a.attrelid and d.refobjsubid > 0 and d.refobjsubid <> a.attnum
@@ -51,7 +58,7 @@ select a.attrelid::bigint, a.attname::text, b.attname::text
             or (d.classid = 'pg_catalog.pg_class'::regclass and d.objid = a.attrelid
                 and d.objsubid = a.attnum))
   join pg_catalog.pg_attribute b on b.attrelid = a.attrelid and b.attnum = d.refobjsubid
- where a.attrelid = any(%s::oid[]) and a.attgenerated <> ''
+ where a.attgenerated <> ''
 """
 
 
@@ -113,7 +120,7 @@ def _troubles(
 
 
 def _made_from(connection: Connection, oids: Sequence[int]) -> dict[int, dict[str, set[str]]]:
-    """By table and generated column, the names of the columns that it is made from."""
+    """By table and generated column, the columns that it is made from, in a partition at least."""
     found = dict[int, dict[str, set[str]]]()
     rows = () if not oids else connection.execute(_MADE_FROM, (list(oids),)).fetchall()
     for oid, name, other in rows:
@@ -295,6 +302,30 @@ def refuse_made_from_masked(facts: Facts, found: SourceTable, table: TableConfig
                 f"its generated column {name} is made from {min(shown)}, which columns.mask names",
                 f"Name {name} in columns.mask or columns.exclude, too.",
             )
+
+
+def shown_by_generated(
+    source: Connection, config: SourceConfig, rows: Sequence[TableRow]
+) -> Iterator[tuple[TableRow, Finding]]:
+    """Tables that stream, and of which a generated column shows a masked one since then."""
+    masked = {row.oid: row for row in rows if config.masks(row.table)}
+    made = _made_from(source, [*masked]) if masked else {}
+    again = [
+        masked[oid].table
+        for oid, columns in made.items()
+        if any(others & masked[oid].masks.keys() for others in columns.values())
+    ]
+    if not again:
+        return
+    facts = facts_of(source, config, again)
+    for row in masked.values():
+        found = facts.tables.get(row.table)
+        if isinstance(found, SourceTable):
+            try:
+                refuse_made_from_masked(facts, found, config.table(row.table))
+            except TableProblem as problem:
+                message = f"{row.table}: {problem.what}."
+                yield row, Finding("mask_refused", "error", message, problem.remedy)
 
 
 def refuse_excluded_key(found: SourceTable, table: TableConfig) -> None:

@@ -27,7 +27,7 @@ from cdc_assets.postgres.publication.contents import (
 from cdc_assets.postgres.publication.shape import PublishedShape
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import SlotStatus, slot_status, switch_point, system_identifier
-from cdc_assets.readiness.source.enrolment import made_otherwise
+from cdc_assets.readiness.source.enrolment import made_otherwise, shown_by_generated
 from cdc_assets.readiness.source.partitions import UNLOGGED
 from cdc_assets.readiness.source.record import (
     PublishedAs,
@@ -246,6 +246,7 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
         )
         if finding is not None
     )
+    tables += tuple(shown_by_generated(connection, config, rows))
     wrong = {row.table for row, _ in tables}
     entries = tuple(
         (row, entry)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.exceptions import ForbiddenError
 
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.spark.server import SparkServer
@@ -83,3 +84,29 @@ def test_two_sources_of_one_form_share_a_namespace(
         with Pipeline.open(one.config.model_copy(update={"tables": one.config.tables[1:]})) as left:
             assert drop_table(left, T, purge=True).purged == ("lake.`all`.`eu_t`",)
         assert [one.equal for one in other.verify()] == [True, True]
+
+
+@pytest.mark.parametrize("hidden", ["list_namespaces", "list_tables", "load_table"])
+def test_what_the_catalog_does_not_show_us_keeps_nothing_of_ours_from_being_seen(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    with copied_lake(SETUP, "t", "u") as source:
+        catalog = open_catalog(source.config)
+        catalog.create_namespace("finance")
+        source.session.sql("create table lake.finance.x (a int) using iceberg")
+        shown = getattr(type(catalog), hidden)
+
+        def show(self: Any, *place: Any) -> Any:
+            if not place or "finance" in place[0]:
+                raise ForbiddenError("finance isn't yours")
+            return shown(self, *place)
+
+        monkeypatch.setattr(type(catalog), hidden, show)
+        moved = source.config.tables[0].model_copy(update={"as_": "other"})
+        away = source.config.model_copy(update={"tables": (moved,)})
+        found = {finding.code: finding for finding in review(away)}["lake_table_gone"]
+        assert "its lake table is called src.t" in found.message
+        left = source.config.model_copy(update={"tables": source.config.tables[1:]})
+        with Pipeline.open(left) as pipeline:
+            assert drop_table(pipeline, T).purged == ()
+            assert drop_table(pipeline, T, purge=True).purged == ("lake.`src`.`t`",)

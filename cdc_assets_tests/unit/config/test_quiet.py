@@ -61,8 +61,15 @@ def test_a_change_may_wait_for_as_long_as_it_is_quiet() -> None:
     """So that neither the alerts nor Dagster take what was asked for for a fault."""
     with pytest.raises(ConfigurationError, match=r"may wait for 10\.0 h, and warn has to be"):
         _freshness(quiet=["08:00-18:00"])
-    with pytest.raises(ConfigurationError, match=r"may wait for 24\.0 h"):
-        _freshness(quiet=["08:00-18:00", "18:00-08:00"], warn="20h", fail="23h")
+    with pytest.raises(ConfigurationError, match=r"may wait for 10\.5 h"):
+        _freshness(quiet=["08:00-18:00"], target="30m", warn="601m", fail="12h")
+    with pytest.raises(ConfigurationError, match=r"it is quiet all day"):
+        _freshness(quiet=["08:00-18:00", "18:00-08:00"], warn="25h", fail="26h")
+    with pytest.raises(ConfigurationError, match=r"may wait for 9\.0 h"):  # in one night of a year
+        _freshness(quiet=["22:00-06:00 Europe/Berlin"], warn="530m", fail="12h")
+    two = ["00:00-08:00 Europe/Berlin", "06:00-14:00"]
+    with pytest.raises(ConfigurationError, match=r"may wait for 16\.0 h"):  # in summer
+        _freshness(quiet=two, warn="930m", fail="17h")
     assert _freshness(quiet=["08:00-18:00"], warn="11h", fail="12h").quiet
 
 

@@ -111,6 +111,8 @@ def test_in_quiet_times_no_merge_is_due_and_then_all_are() -> None:
     cadence = Cadence(parse_config(data, "test"))
     full = backlog(60.0, rows=BATCH_ROWS)  # NOW is midnight
     assert cadence.due_seconds(full, NOW) == cadence.due_seconds(backlog(60.0), NOW) == 6 * 3600
+    cadence.took(T, 60.0)
+    assert cadence.begin_seconds([backlog(60.0)], NOW, 1) == {T: 6 * 3600}, "none before its end"
     later = NOW + timedelta(hours=6)
     assert cadence.due_seconds(full, later) == 0
     assert cadence.due_seconds(backlog(60.0), later) < 0

@@ -153,6 +153,27 @@ def test_the_last_word_is_always_true(
     assert watch.memory.known == {}
 
 
+def test_who_is_told_of_failures_alone_is_told_that_one_is_over() -> None:
+    """A lag that goes away is a warning again before it is over."""
+    log = {"type": "log", "min_severity": "fail"}
+    watch, worse = Watch(sinks=[log]), condition(limits=FAIL)
+    watch.notices(0, condition(limits=WARN))
+    watch.notices(1, worse)
+    watch.notices(2, condition(limits=WARN))
+    watch.notices(3)
+    said = [one["kind"] for waiting in watch.memory.outbox["0:log"] for one in waiting.notices]
+    assert said == ["worse", "better", "recovered"]
+
+
+def test_who_has_incidents_is_told_of_each_by_itself_and_of_the_latest_alone() -> None:
+    watch = Watch(sinks=[{"type": "webhook", "format": "pagerduty", "key": "k"}])
+    watch.notices(0, condition("a", WARN), condition("b", WARN))
+    watch.notices(1, condition("a", FAIL))
+    waiting = [one.notices for one in watch.memory.outbox["0:webhook"]]
+    assert all(len(notices) == 1 for notices in waiting)
+    assert [(n["key"], n["kind"]) for [n] in waiting] == [("a", "worse"), ("b", "recovered")]
+
+
 def test_a_sink_that_is_down_for_long_gets_the_newest() -> None:
     config = config_of()
     memory, now = Memory(), START

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from cdc_assets.errors import ConfigurationError
-from cdc_assets.observe.condition import WARN, Condition
+from cdc_assets.observe.condition import FAIL, WARN, Condition
 from cdc_assets.observe.message import Post
 from cdc_assets.observe.notices import Memory, due, observe
 from cdc_assets.observe.outbox import deliver
+from cdc_assets.observe.sinks import try_sinks
 from cdc_assets_tests.support.alerts import START, TOKEN, condition, config_of, to_webhook
 from cdc_assets_tests.support.sinks import Inbox, webhook
 
@@ -65,8 +65,10 @@ def test_opsgenie_has_an_alert_a_problem_that_is_closed() -> None:
         "",
         "",
         "/cdc_assets%2Fshop%2Fa/close?identifierType=alias",
+        "/cdc_assets%2Fshop%2Fa/priority?identifierType=alias",
         "/cdc_assets%2Fshop%2Fb%2F%3Cc%3E/close?identifierType=alias",
     ]
+    assert {"priority": "P1"} in inbox.received, "an open alert keeps the one that it was made with"
     opened = [body for body in inbox.received if "alias" in body]
     assert {body["priority"] for body in opened} == {"P1", "P3"}
     assert {body["alias"] for body in opened} == {"cdc_assets/shop/a", "cdc_assets/shop/b/<c>"}
@@ -97,13 +99,13 @@ def test_whatever_is_told_has_a_size_that_the_services_take(format_: str) -> Non
     with webhook() as inbox:
         config = config_of(to_webhook(inbox, format=format_, **key))
         found = [
-            condition("é" * 300 + str(i), what="\u2028*" * 3000, limits=WARN) for i in range(200)
-        ]
+            condition("é" * 300 + str(i), what="\u2028*" * 3000, limits=WARN) for i in range(100)
+        ] + [condition(f"{i}", what="\U0001f980ж" * 1500, limits=FAIL) for i in range(100)]
         memory, _ = due(observe(Memory(), found, START), config.alerts, START)
         _, problems = deliver(config, memory)
     assert problems == []
     limit = {"teams": 28_000, "pagerduty": 512_000, "opsgenie": 100_000, "slack": 200_000}[format_]
-    assert max(len(json.dumps(body)) for body in inbox.received) < limit
+    assert max(inbox.sizes) < limit
     for body in inbox.received:
         assert len(body.get("dedup_key", "")) <= 255
         assert len(body.get("alias", "")) <= 512
@@ -113,7 +115,16 @@ def test_whatever_is_told_has_a_size_that_the_services_take(format_: str) -> Non
 def test_a_key_is_in_no_text() -> None:
     config = config_of({"type": "webhook", "format": "pagerduty", "key": KEY})
     assert KEY not in repr(config)
-    assert KEY not in repr(Post("https://h", {}, {"Authorization": KEY}))
+    assert KEY not in repr(Post("https://h", {"routing_key": KEY}, {"Authorization": KEY}))
+
+
+@pytest.mark.parametrize("format_", ["pagerduty", "opsgenie"])
+def test_a_test_leaves_no_incident_open(format_: str) -> None:
+    with webhook() as inbox:
+        told = try_sinks(config_of(to_webhook(inbox, format=format_, key=KEY)))
+    assert [*told.values()] == [None]
+    last = inbox.received[-1], inbox.requests[-1][0]
+    assert last[0].get("event_action") == "resolve" or "/close?" in last[1]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +133,7 @@ def test_a_key_is_in_no_text() -> None:
         ({"format": "pagerduty"}, "format pagerduty needs one"),
         ({"format": "teams", "url": "https://h", "key": KEY}, "format teams has none"),
         ({"format": "slack"}, "url: missing"),
+        ({"format": "pagerduty", "key": f"{KEY}\n"}, "an end of line"),
         ({"format": "irc", "url": "https://h"}, "slack"),
     ],
 )
