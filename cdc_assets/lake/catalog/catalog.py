@@ -194,6 +194,9 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
         properties["s3.force-virtual-addressing"] = str(not config.s3.path_style).lower()
     if config.s3.region:
         properties["s3.region"] = config.s3.region
+    # boto3, which speaks to Glue, doesn't know the variable that Java and pyarrow take it from.
+    if region := config.s3.region or os.environ.get("AWS_REGION"):
+        properties["client.region"] = region
     for key, variable in (
         ("s3.access-key-id", "AWS_ACCESS_KEY_ID"),
         ("s3.secret-access-key", "AWS_SECRET_ACCESS_KEY"),
