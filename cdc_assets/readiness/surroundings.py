@@ -176,7 +176,11 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
             f"no table can be made in {config.namespace} at {config.warehouse}:"
             f" {type(error).__name__}: {first_line(error)}",
             "Correct lake.catalog, its rights, or those of the warehouse's folder or bucket"
-            + ("; its keys come from AWS_… variables." if "s3://" in config.warehouse else "."),
+            + (
+                "; its key is in s3:, or in AWS_… variables."
+                if "s3://" in config.warehouse
+                else "."
+            ),
         )
 
 
