@@ -68,6 +68,8 @@ class RestCatalog:
     """Makes the storage credentials that come with a table."""
     tokens: set[str] = field(default_factory=set)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    located: set[str] = field(default_factory=set)
+    """Where clients wanted tables to be; the server chooses it, if they don't say."""
     refused: int = 0
     headers: set[str] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
@@ -199,6 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _created(self, namespace: str, wanted: CreateTableRequest) -> dict[str, Any]:
         tables = self.catalog.tables
+        self.catalog.located |= {wanted.location} if wanted.location else set()
         make = tables._create_staged_table if wanted.stage_create else tables.create_table
         more = {"partition_spec": wanted.partition_spec} if wanted.partition_spec else {}
         order = wanted.write_order or UNSORTED_SORT_ORDER

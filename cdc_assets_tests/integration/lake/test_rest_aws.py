@@ -60,6 +60,7 @@ def _used(source: Lake, server: RestCatalog) -> None:
     assert len(server.agents) > 1, "Spark and pyiceberg both came"
     found = {finding.code: finding for finding in review(source.config)}
     assert {"catalog_unwritable", "catalog_unreachable"}.isdisjoint(found), found
+    assert server.located == set()
     with Pipeline.open(source.config.model_copy(update={"tables": ()})) as pipeline:
         assert drop_table(pipeline, T, purge=True).purged == ("lake.`src`.`t`",)
 
@@ -100,7 +101,10 @@ def test_keys_that_the_catalog_lends(
     s3: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither Spark nor pyiceberg has any of its own, and each one that is lent ends."""
+    """Neither Spark nor pyiceberg has any of its own, and each one that is lent ends.
+
+    The warehouse has a name, of which only the catalog knows where it is.
+    """
     for name in KEYS:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -134,7 +138,8 @@ def test_keys_that_the_catalog_lends(
             "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens",
             "header.X-Iceberg-Access-Delegation": "vended-credentials",
         }
-        settings = {"s3": s3.settings, **_settings(server, warehouse, access)}
+        settings = {"s3": s3.settings, **_settings(server, "analytics", access)}
+        settings["lake"]["catalog"]["locations"] = ["s3://bucket"]
         try:
             with copied(postgres_dsn(), spark.ensure(), SETUP, "t", **settings) as source:
                 s3.keys = {own.id: own}
