@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import loaded, process_defs
+from cdc_assets.dagster.resources import aws
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
 from cdc_assets.setup.files import text_of, write
@@ -115,7 +116,9 @@ class PostgresSource(dg.Component):
         """Raises ConfigurationError naming the file, the key and the remedy."""
         data = attributes.model_dump() if attributes is not None else {}
         origin = str(context.path / "defs.yaml")
-        return cls(loaded(parse_config(_resolved(data, origin), origin)))
+        given = aws.given(context.resolution_context.scope, origin)
+        data = aws.with_s3(_resolved(data, origin), given)
+        return cls(loaded(parse_config(data, origin, secrets=given.secrets)))
 
     @classmethod
     def get_code_references_for_yaml(

@@ -1,11 +1,11 @@
 """References in the configuration: ``${VAR}`` and ``${aws-secret:NAME#KEY}``.
 
 ``$${`` is ``${`` itself. What AWS Secrets Manager keeps is read with the configuration, by the
-first process that reads it: a code server or a command; its children are handed the values. So the
-engine, which must not import Dagster, needs them: this is the client that dagster-aws's
-``SecretsManagerResource`` returns (boto3's, which comes with it), found and authorized as boto3
-does, without the resource around it. A rotated secret is read anew at the next start. The value of
-a secret is never in an error.
+first process that reads it: a code server, a run or a command; its children are handed the values.
+A component reads by the ``SecretsManagerResource`` that it is given (``dagster.resources.aws``).
+Without one, as in commands, which don't load Dagster, it is boto3's client, found and authorized as
+boto3 does, with short time-outs, which the resource doesn't have. A rotated secret is read anew at
+the next start. The value of a secret is never in an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -24,19 +24,22 @@ _REFERENCE = re.compile(
     r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)|aws-secret:([^}#]+)(?:#([^}]+))?)\}"
 )
 
+Client = Callable[[str | None], Any]
+"""Makes boto3's client of Secrets Manager, in a region or, by None, where it thinks best."""
 
-def expanded(value: Any) -> Any:
+
+def expanded(value: Any, client: Client | None = None) -> Any:
     """Replace references in every string; raises ValueError naming one that leads nowhere."""
     if isinstance(value, str):
-        return _REFERENCE.sub(_referenced, value)
+        return _REFERENCE.sub(lambda match: _referenced(match, client or _client), value)
     if isinstance(value, Mapping):
-        return {key: expanded(item) for key, item in value.items()}
+        return {key: expanded(item, client) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [expanded(item) for item in value]
+        return [expanded(item, client) for item in value]
     return value
 
 
-def _referenced(match: re.Match[str]) -> str:
+def _referenced(match: re.Match[str], client: Client) -> str:
     variable, secret, key = match.groups()
     if match[0] == "$${":
         return "${"
@@ -44,17 +47,17 @@ def _referenced(match: re.Match[str]) -> str:
         if variable not in os.environ:
             raise ValueError(f"the environment variable {variable} is not set; export it")
         return os.environ[variable]
-    found = aws_secret(secret, key)
+    found = aws_secret(secret, key, client)
     # In an address, a generated password may have characters that separate its parts.
     return quote(found, safe="") if "://" in match.string[: match.start()] else found
 
 
-def aws_secret(name: str, key: str | None) -> str:
+def aws_secret(name: str, key: str | None, client: Client) -> str:
     """The secret of that name or ARN; with ``key``, that member of the secret as a JSON object.
 
     Raises ValueError, which says what to do.
     """
-    text = _text(name)
+    text = _text(name, client)
     if key is None:
         return text
     try:
@@ -67,25 +70,29 @@ def aws_secret(name: str, key: str | None) -> str:
     return str(member)
 
 
-@lru_cache(maxsize=64)
-def _text(name: str) -> str:
+def _client(region: str | None) -> Any:
     import boto3  # comes with dagster-aws; it takes half a second
     from botocore.config import Config
+
+    return boto3.client(
+        "secretsmanager",
+        region_name=region or os.environ.get("AWS_REGION"),
+        config=Config(
+            connect_timeout=_TIMEOUT_SECONDS,
+            read_timeout=_TIMEOUT_SECONDS,
+            retries={"total_max_attempts": _ATTEMPTS, "mode": "standard"},
+        ),
+    )
+
+
+@lru_cache(maxsize=64)
+def _text(name: str, client: Client) -> str:
     from botocore.exceptions import BotoCoreError, ClientError
 
     parts = name.split(":")
     region = parts[3] if name.startswith("arn:") and len(parts) > 3 else None
     try:
-        client = boto3.client(
-            "secretsmanager",
-            region_name=region or os.environ.get("AWS_REGION"),
-            config=Config(
-                connect_timeout=_TIMEOUT_SECONDS,
-                read_timeout=_TIMEOUT_SECONDS,
-                retries={"total_max_attempts": _ATTEMPTS, "mode": "standard"},
-            ),
-        )
-        answer = client.get_secret_value(SecretId=name)
+        answer = client(region).get_secret_value(SecretId=name)
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "refused")
         raise ValueError(

@@ -188,7 +188,7 @@ class LakeConfig(Section):
 
 
 class S3Config(Section):
-    """S3 settings; keys come from the environment only."""
+    """S3 settings, of staged files and of the lake's; keys come from the environment by default."""
 
     endpoint: str | None = None
     """The address of a store that isn't AWS's."""
@@ -196,6 +196,33 @@ class S3Config(Section):
     """The region, where the environment doesn't say it."""
     path_style: bool = False
     """Whether buckets are in the path, and not in the host's name."""
+    access_key_id: str | None = None
+    """A key's id; by default AWS's clients find one: in AWS_… variables, a profile, a role."""
+    secret_access_key: SecretStr | None = Field(default=None, repr=False)
+    """Its secret, best as ${VAR} or ${aws-secret:…}."""
+    session_token: SecretStr | None = None
+    """Of a key that ends. Nothing renews it: a role that AWS's clients find is better."""
+
+    @model_validator(mode="after")
+    def _whole_key(self) -> Self:
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ValueError("give access_key_id and secret_access_key, or neither")
+        if self.session_token is not None and self.access_key_id is None:
+            raise ValueError("session_token: goes with access_key_id")
+        return self
+
+    @property
+    def key(self) -> dict[str, str]:
+        """The key as Iceberg's properties have it; empty if there is none here."""
+        if self.access_key_id is None or self.secret_access_key is None:
+            return {}
+        found = {
+            "s3.access-key-id": self.access_key_id,
+            "s3.secret-access-key": self.secret_access_key.get_secret_value(),
+        }
+        if self.session_token is not None:
+            found["s3.session-token"] = self.session_token.get_secret_value()
+        return found
 
 
 _VALUE = r"(?:[^%/;=?#\s]|%[0-9A-Fa-f]{2})*"

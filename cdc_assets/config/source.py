@@ -30,7 +30,7 @@ from pydantic import (
 from cdc_assets.config.alerts import AlertsConfig
 from cdc_assets.config.base import Section
 from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
-from cdc_assets.config.expansion import expanded
+from cdc_assets.config.expansion import Client, expanded
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.sections import (
     LakeConfig,
@@ -96,7 +96,7 @@ class SourceConfig(Section):
         if (info.context or {}).get("expanded"):
             return data
         _refuse_found(data)
-        return expanded(data)
+        return expanded(data, (info.context or {}).get("secrets"))
 
     @field_validator("tables")
     @classmethod
@@ -277,17 +277,19 @@ def _revealed(value: Any) -> Any:
     return value
 
 
-def parse_config(data: object, origin: str, *, expanded: bool = False) -> SourceConfig:
+def parse_config(
+    data: object, origin: str, *, expanded: bool = False, secrets: Client | None = None
+) -> SourceConfig:
     """Validate what was read from ``origin``; raises ConfigurationError naming key and remedy.
 
-    ``expanded``: references were replaced already.
+    ``expanded``: references were replaced already. ``secrets``: how AWS Secrets Manager is reached.
     """
     if isinstance(data, Mapping) and set(data) >= {"type", "attributes"}:
         data = data["attributes"]  # a component's defs.yaml works as a plain file too
     if not isinstance(data, Mapping):
         raise ConfigurationError(f"{origin}: expected a mapping with name, postgres and tables.")
     try:
-        return SourceConfig.model_validate(data, context={"expanded": expanded})
+        return SourceConfig.model_validate(data, context={"expanded": expanded, "secrets": secrets})
     except ValidationError as error:
         lines = [f"{origin}: {_explain(item)}" for item in error.errors(include_url=False)]
         raise ConfigurationError("\n".join(lines)) from None

@@ -124,8 +124,9 @@ def deletable(lake: LakeTable, loaded: Table | None = None) -> Place:
                 "Have staging.uri, its former_uris and lake.catalog.warehouse apart from each"
                 " other.",
             )
+    given = loaded.io.properties if loaded is not None else None
     try:
-        place = Place(location.rstrip("/"), Storage.of(lake.config.s3), literal=True)
+        place = Place(location.rstrip("/"), Storage.of(lake.config.s3, given), literal=True)
     except ForeignPath as error:
         raise NotListed(
             lake.row.table,

@@ -84,7 +84,7 @@ def expire_snapshots(
     if wanted is None:
         return NOTHING
     refuse_misled(lake, loaded)
-    storage = Storage.of(lake.config.s3)
+    storage = Storage.of(lake.config.s3, loaded.io.properties)
     before = stored(storage, loaded.location())
     row = (
         session()

@@ -295,7 +295,7 @@ class _Table:
             return
         files = live_files(loaded, current)
         self._note(
-            stored=stored(Storage.of(lake.config.s3), loaded.location()),
+            stored=stored(Storage.of(lake.config.s3, loaded.io.properties), loaded.location()),
             data_files=len(files),
             deleted_rows=sum(file.deleted for file in files),
             snapshots=len(loaded.metadata.snapshots),

@@ -2,7 +2,7 @@
 
 A message is tried a few times with short time-outs; ``outbox`` decides what becomes of one that
 isn't taken. An address may be a secret: none is ever in an error or a log, and a webhook's redirect
-isn't followed.
+isn't followed. SNS is spoken to by boto3 itself: dagster-aws has no resource of it.
 """
 
 from __future__ import annotations

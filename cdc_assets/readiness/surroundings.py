@@ -160,10 +160,12 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
             try:
                 schema = Schema(NestedField(1, "probe", IntegerType(), required=False))
                 location = f"{config.warehouse}/{config.namespace}/{name}"
-                files, path = Storage.of(config.s3).locate(location)
-                local = isinstance(files, fs.LocalFileSystem)
-                with folders_as_they_were(Path(path)) if local else nullcontext():
-                    catalog.create_table((config.namespace, name), schema, location=location)
+                local = location.startswith("file:")
+                path = Path(Storage().locate(location)[1]) if local else Path()
+                # Other catalogs choose it, as they do for a table.
+                chosen = location if config.lake.catalog.type == "sql" else None
+                with folders_as_they_were(path) if local else nullcontext():
+                    catalog.create_table((config.namespace, name), schema, location=chosen)
                     catalog.purge_table((config.namespace, name))
             finally:
                 if made:
@@ -176,7 +178,11 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
             f"no table can be made in {config.namespace} at {config.warehouse}:"
             f" {type(error).__name__}: {first_line(error)}",
             "Correct lake.catalog, its rights, or those of the warehouse's folder or bucket"
-            + ("; its keys come from AWS_… variables." if "s3://" in config.warehouse else "."),
+            + (
+                "; its key is in s3:, or in AWS_… variables."
+                if "s3://" in config.warehouse
+                else "."
+            ),
         )
 
 

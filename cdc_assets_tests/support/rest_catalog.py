@@ -1,8 +1,9 @@
-"""A server of Iceberg's REST catalog protocol on loopback, which lets nobody in without a token.
+"""A server of Iceberg's REST catalog protocol on loopback, which lets nobody in unknown.
 
 pyiceberg keeps the tables and applies what clients commit; here are the routes. A client gets a
-token for its credential, as by OAuth2, and must name the header that catalogs hand out storage
-credentials by. What a client sent is recorded.
+token for its credential, as by OAuth2, or signs each request, as AWS has it. Who names the header
+that catalogs hand out storage credentials by gets some with a table. What a client sent is
+recorded.
 
 Source: https://iceberg.apache.org/rest-catalog-spec/
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,8 +34,12 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from cdc_assets_tests.support.sigv4 import Key, signed_with
+
 CREDENTIAL = "reader:s3cret of the tests"
 SCOPE = "PRINCIPAL_ROLE:ALL"
+# Of the requests that are to be signed.
+SERVICE, REGION = "catalog", "eu-central-1"
 _CODES = {
     NoSuchNamespaceError: 404,
     NoSuchTableError: 404,
@@ -57,8 +62,14 @@ class RestCatalog:
 
     uri: str
     tables: SqlCatalog
+    key: Key | None = None
+    """What each request has to be signed with; without one, a token is wanted."""
+    lent: Callable[[], dict[str, str]] = dict
+    """Makes the storage credentials that come with a table."""
     tokens: set[str] = field(default_factory=set)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    located: set[str] = field(default_factory=set)
+    """Where clients wanted tables to be; the server chooses it, if they don't say."""
     refused: int = 0
     headers: set[str] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
@@ -66,11 +77,14 @@ class RestCatalog:
 
 
 @contextmanager
-def rest_catalog(folder: Path, warehouse: str) -> Iterator[RestCatalog]:
-    """The server, whose tables are below ``warehouse``."""
-    tables = SqlCatalog("rest", uri=f"sqlite:///{folder}/rest.db", warehouse=warehouse)
+def rest_catalog(
+    folder: Path, warehouse: str, files: Mapping[str, str] | None = None, **more: Any
+) -> Iterator[RestCatalog]:
+    """The server, whose tables are below ``warehouse``; ``files``: how it reaches them itself."""
+    uri = f"sqlite:///{folder}/rest.db"
+    tables = SqlCatalog("rest", uri=uri, warehouse=warehouse, **(files or {}))
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    catalog = RestCatalog(f"http://127.0.0.1:{server.server_address[1]}", tables)
+    catalog = RestCatalog(f"http://127.0.0.1:{server.server_address[1]}", tables, **more)
     server.catalog = catalog  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -112,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         catalog.asked.append((self.command, path))
         if parts == ["oauth", "tokens"]:
             return self._token(data)
-        if self.headers.get("Authorization", "").removeprefix("Bearer ") not in catalog.tokens:
+        if not self._is_known(data):
             catalog.refused += 1
             return self._fail(401, "NotAuthorizedException", "no such token")
         catalog.agents.add(self.headers.get("User-Agent", "").split("/")[0])
@@ -126,6 +140,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(500, type(error).__name__, str(error))
 
     do_GET = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815 - as the base class has them
+
+    def _is_known(self, data: bytes) -> bool:
+        key = self.catalog.key
+        if key is None:
+            said = self.headers.get("Authorization", "")
+            return said.removeprefix("Bearer ") in self.catalog.tokens
+        request = (self.command, self.path, self.headers, data)
+        return signed_with({key.id: key}, SERVICE, REGION, request) is not None
 
     def _token(self, data: bytes) -> None:
         form = {key: values[0] for key, values in parse_qs(data.decode()).items()}
@@ -168,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
                 (tables.purge_table if purge else tables.drop_table)((namespace, name))
                 return 204, None
             case ["namespaces", namespace, "tables", name]:
-                return 200, _loaded(tables.load_table((namespace, name)))
+                return 200, self._loaded(tables.load_table((namespace, name)))
             case ["namespaces", _, "tables", _, "metrics"]:
                 return 204, None
             case ["tables", "rename"]:
@@ -179,6 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _created(self, namespace: str, wanted: CreateTableRequest) -> dict[str, Any]:
         tables = self.catalog.tables
+        self.catalog.located |= {wanted.location} if wanted.location else set()
         make = tables._create_staged_table if wanted.stage_create else tables.create_table
         more = {"partition_spec": wanted.partition_spec} if wanted.partition_spec else {}
         order = wanted.write_order or UNSORTED_SORT_ORDER
@@ -190,7 +213,13 @@ class _Handler(BaseHTTPRequestHandler):
             properties=wanted.properties,
             **more,
         )
-        return _loaded(made, staged=bool(wanted.stage_create))
+        return self._loaded(made, staged=bool(wanted.stage_create))
+
+    def _loaded(self, table: Table, *, staged: bool = False) -> dict[str, Any]:
+        wanted = self.headers.get("X-Iceberg-Access-Delegation") == "vended-credentials"
+        lent = self.catalog.lent() if wanted else {}
+        found = {"metadata": json.loads(table.metadata.model_dump_json()), "config": lent}
+        return found if staged else {**found, "metadata-location": table.metadata_location}
 
     def _committed(self, identifier: tuple[str, str], body: dict[str, Any]) -> dict[str, Any]:
         body = {**body, "identifier": {"namespace": [identifier[0]], "name": identifier[1]}}
@@ -213,8 +242,3 @@ class _Named:
 
     def name(self) -> tuple[str, str]:
         return self.identifier
-
-
-def _loaded(table: Table, *, staged: bool = False) -> dict[str, Any]:
-    found = {"metadata": json.loads(table.metadata.model_dump_json()), "config": {}}
-    return found if staged else {**found, "metadata-location": table.metadata_location}

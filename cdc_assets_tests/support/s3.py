@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
+from cdc_assets_tests.support.sigv4 import Key, signed_with
+
 REGION = "us-east-1"
 # Headers of one connection, which the proxy writes itself.
 _OURS = {"expect", "connection", "transfer-encoding", "content-length"}
@@ -69,6 +71,9 @@ class ObjectStore:
 
     moto_port: int
     fault: Fault | None = None
+    keys: dict[str, Key] | None = None
+    """By id, those that it takes; it takes any by default."""
+    refused: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     hanging: int = 0
@@ -114,6 +119,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.store.requests[self.command] += 1
         if self.store.proxy is None:
             self.close_connection = True
+            return
+        asked = (self.command, self.path, self.headers, self.body)
+        keys = self.store.keys
+        if keys is not None and signed_with(keys, "s3", REGION, asked) is None:
+            self.store.refused[self.headers.get("User-Agent", "").split("/")[0]] += 1
+            status(403, "AccessDenied")(self)
             return
         fault = self.store.fault
         if fault is not None and self.command in ("PUT", "POST") and fault(self):

@@ -44,6 +44,12 @@ CATALOG = catalog_place.CATALOG
 # A role's time-outs are meant for its applications.
 _NO_TIMEOUTS = " ".join(f"-c {key}={value}" for key, value in NO_TIMEOUTS.items())
 
+_KEY = {
+    "s3.access-key-id": "AWS_ACCESS_KEY_ID",
+    "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
+    "s3.session-token": "AWS_SESSION_TOKEN",
+}
+
 # Spark's connections to a SQL catalog end after so long without a statement; a later one makes a
 # new connection.
 IDLE_SECONDS = 300
@@ -161,12 +167,25 @@ def spark_settings(config: SourceConfig) -> dict[str, str]:
             settings[f"{prefix}.uri"] = config.lake.catalog.uri.get_secret_value()
     if config.warehouse.startswith("s3://"):
         settings[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
-        settings[f"{prefix}.s3.path-style-access"] = str(config.s3.path_style).lower()
-        if config.s3.endpoint:
-            settings[f"{prefix}.s3.endpoint"] = config.s3.endpoint
-        if config.s3.region:
-            settings[f"{prefix}.client.region"] = config.s3.region
-    return settings | {f"{prefix}.{key}": value for key, value in _more(config).items()}
+    more = {**_s3(config), **_more(config)}
+    return settings | {f"{prefix}.{key}": value for key, value in more.items()}
+
+
+def _may_be_in_s3(config: SourceConfig) -> bool:
+    """A warehouse of S3, or one that only its catalog knows the place of."""
+    return config.warehouse.startswith("s3://") or ":/" not in config.warehouse
+
+
+def _s3(config: SourceConfig) -> dict[str, str]:
+    """What Spark is told of S3."""
+    if not _may_be_in_s3(config):
+        return {}
+    given = {"s3.path-style-access": str(config.s3.path_style).lower(), **config.s3.key}
+    if config.s3.endpoint:
+        given["s3.endpoint"] = config.s3.endpoint
+    if config.s3.region:
+        given["client.region"] = config.s3.region
+    return given
 
 
 def _more(config: SourceConfig) -> dict[str, str]:
@@ -194,13 +213,13 @@ def pyiceberg_properties(config: SourceConfig) -> dict[str, str]:
         properties["s3.force-virtual-addressing"] = str(not config.s3.path_style).lower()
     if config.s3.region:
         properties["s3.region"] = config.s3.region
-    for key, variable in (
-        ("s3.access-key-id", "AWS_ACCESS_KEY_ID"),
-        ("s3.secret-access-key", "AWS_SECRET_ACCESS_KEY"),
-        ("s3.session-token", "AWS_SESSION_TOKEN"),
-    ):
-        if config.warehouse.startswith("s3://") and os.environ.get(variable):
-            properties[key] = os.environ[variable]
+    # boto3, which speaks to Glue, doesn't know the variable that Java and pyarrow take it from.
+    if region := config.s3.region or os.environ.get("AWS_REGION"):
+        properties["client.region"] = region
+    if _may_be_in_s3(config):
+        properties |= config.s3.key or {
+            key: os.environ[variable] for key, variable in _KEY.items() if os.environ.get(variable)
+        }
     return properties | _more(config)
 
 

@@ -6,9 +6,9 @@ import errno
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from shutil import rmtree
@@ -34,15 +34,26 @@ S3_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How to reach the staging place from any process; keys come from the environment."""
+    """How to reach files from any process; without a key, the environment's is used."""
 
     endpoint: str | None = None
     region: str | None = None
     path_style: bool = False
+    key: tuple[str, str, str | None] | None = field(default=None, repr=False)
+    """Its id, its secret, and the token of one that ends."""
 
     @classmethod
-    def of(cls, s3: S3Config) -> Storage:
-        return cls(s3.endpoint, s3.region, s3.path_style)
+    def of(cls, s3: S3Config, given: Mapping[str, str] | None = None) -> Storage:
+        """``given``: properties of a table's files, which come first: catalogs lend keys."""
+        given = given or {}
+        found = given if "s3.secret-access-key" in given else s3.key
+        secret, key = found.get("s3.secret-access-key"), None
+        if secret is not None:
+            key = (found["s3.access-key-id"], secret, found.get("s3.session-token"))
+        endpoint = given.get("s3.endpoint") or s3.endpoint
+        region = given.get("s3.region") or given.get("client.region") or s3.region
+        path_style = s3.path_style or given.get("s3.path-style-access") == "true"
+        return cls(endpoint, region, path_style, key)
 
     def locate(self, uri: str, *, literal: bool = False) -> tuple[fs.FileSystem, str]:
         """The pyarrow filesystem of a ``file://`` or ``s3://`` URI, and the path in it.
@@ -68,6 +79,9 @@ def _object_store(storage: Storage) -> fs.FileSystem:
         options["force_virtual_addressing"] = not storage.path_style
     if storage.region:
         options["region"] = storage.region
+    if storage.key is not None:
+        names = ("access_key", "secret_key", "session_token")
+        options |= zip(names, storage.key, strict=True)
     return fs.S3FileSystem(
         connect_timeout=S3_CONNECT_SECONDS,
         request_timeout=S3_REQUEST_SECONDS,
@@ -131,7 +145,11 @@ def check_place(uri: str, source: str, storage: Storage, *, leave_nothing: bool 
                     f"the staging place {uri} can't be written: {said}.",
                     "Correct staging.uri (and s3:), or what stands in the way: the folder or the"
                     " bucket must exist and allow this process to write"
-                    + ("; its keys come from AWS_… variables." if uri.startswith("s3://") else "."),
+                    + (
+                        "; its key is in s3:, or in AWS_… variables."
+                        if uri.startswith("s3://")
+                        else "."
+                    ),
                 ) from error
             logger.warning("the staging place %s can't be written now: %s", uri, said)
 

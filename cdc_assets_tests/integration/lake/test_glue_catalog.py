@@ -1,0 +1,108 @@
+"""A Glue catalog is opened by Spark and pyiceberg alike; moto speaks Glue and S3 here.
+
+moto takes an update of any version of a table. Glue takes none but of the current one, and neither
+does what stands before moto here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from cdc_assets.maintenance.run import maintain
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.operations.drop_table import drop_table
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness.surroundings import review
+from cdc_assets_tests.support.lake import NewLake
+from cdc_assets_tests.support.s3 import REGION, ObjectStore
+
+pytestmark = pytest.mark.spark
+
+T = TableId("public", "t")
+SETUP = (
+    "create table t (id int primary key, v text); insert into t select i, 'x' from"
+    " generate_series(1, 99) i"
+)
+
+
+class _Versions:
+    """Refuses updates of versions that aren't current."""
+
+    def __init__(self, glue: Any) -> None:
+        self.glue = glue
+        self.beaten = False
+        """Whether somebody else comes before the next update."""
+        self.refused: list[str] = []
+
+    def __call__(self, handler: Any) -> bool:
+        if handler.headers.get("X-Amz-Target") != "AWSGlue.UpdateTable":
+            return False
+        asked = json.loads(handler.body)
+        table = {"DatabaseName": asked["DatabaseName"], "Name": asked["TableInput"]["Name"]}
+        found = self.glue.get_table(**table)["Table"]
+        current = int(found["VersionId"]) + self.beaten
+        self.beaten = False
+        if asked["VersionId"] == str(current):
+            return False
+        self.refused.append(handler.headers["User-Agent"].split("/")[0])
+        said = json.dumps({"__type": "ConcurrentModificationException", "Message": "too late"})
+        handler.send_response(400)
+        handler.send_header("Content-Type", "application/x-amz-json-1.1")
+        handler.send_header("Content-Length", str(len(said)))
+        handler.end_headers()
+        handler.wfile.write(said.encode())
+        return True
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_glue_catalog_from_copy_to_purge(
+    new_lake: NewLake, tmp_home: Path, s3: ObjectStore, version: int
+) -> None:
+    endpoint = str(s3.settings["endpoint"])
+    catalog: dict[str, Any] = {
+        "type": "glue",
+        "warehouse": "s3://bucket/warehouse",
+        "properties": {"glue.endpoint": endpoint},
+    }
+    settings = {
+        "s3": s3.settings,
+        "staging": {"uri": "s3://bucket/staging"},
+        "lake": {"catalog": catalog, "format_version": version},
+    }
+    glue = boto3.client("glue", endpoint_url=endpoint, region_name=REGION)
+    s3.fault = versions = _Versions(glue)
+    with new_lake(SETUP, "t", **settings) as source:
+        source.pin()
+        versions.beaten = True
+        source.copy()
+        source.execute("update t set v = 'y' where id > 50; delete from t where id < 10")
+        source.execute("alter table t add w int default 7; insert into t values (100, 'z')")
+        versions.beaten = True
+        source.catch_up()
+        assert [agent.lower() for agent in versions.refused] == ["boto3", "aws-sdk-java"]
+        mark_for_copy(source.pipeline, [T])
+        source.pin()
+        source.copy()
+        source.execute("update t set v = 'later' where id = 60")
+        source.catch_up()
+        done = list(maintain(source.pipeline, lambda: source.session, [T]))
+        assert [one.problem for one in done] == [None]
+        assert [one.equal for one in source.verify()] == [True]
+        [table] = glue.get_tables(DatabaseName="src")["TableList"]
+        loaded = source.lake_table(T).load()
+        assert loaded is not None
+        assert loaded.format_version == version
+        assert table["Parameters"]["metadata_location"] == loaded.metadata_location
+        codes = {finding.code for finding in review(source.config)}
+        assert {"catalog_unwritable", "catalog_unreachable"}.isdisjoint(codes)
+        left = source.config.model_copy(update={"tables": ()})
+        with Pipeline.open(left) as pipeline:
+            assert drop_table(pipeline, T, purge=True).purged == ("lake.`src`.`t`",)
+    assert glue.get_tables(DatabaseName="src")["TableList"] == []
+    assert not list(tmp_home.rglob("*.parquet"))
