@@ -65,16 +65,24 @@ def publish(
     if not missing:
         return Publishing({})
     try:
-        _add(connection, publication, missing, other, where, inserts_only=beside is not None)
+        _add(connection, publication, missing, other, where, wrong, inserts_only=beside is not None)
     except (TableProblem, *_IN_THE_WAY, *_REFUSALS):
         pass  # one of them is to blame: each is tried alone
     else:
         return Publishing({})
     refused, busy = dict[TableId, str](), set[TableId]()
     for table in missing:
-        statements = placement(connection, publication, [table], other, where)
+        statements = placement(connection, publication, [table], other, where, wrong)
         try:
-            _add(connection, publication, [table], other, where, inserts_only=beside is not None)
+            _add(
+                connection,
+                publication,
+                [table],
+                other,
+                where,
+                wrong,
+                inserts_only=beside is not None,
+            )
         except _IN_THE_WAY:
             busy.add(table)
         except TableProblem as problem:
@@ -189,6 +197,7 @@ def _add(
     tables: Sequence[TableId],
     other: str,
     filters: Mapping[TableId, str],
+    replaced: Collection[TableId],
     *,
     inserts_only: bool,
 ) -> None:
@@ -198,7 +207,7 @@ def _add(
     table is published exactly as it is judged under that lock.
     """
     with _briefly(connection, _LOCK_TIMEOUT if len(tables) == 1 else _LOCK_TIMEOUT_OF_MANY):
-        for statement in placement(connection, publication, tables, other, filters):
+        for statement in placement(connection, publication, tables, other, filters, replaced):
             connection.execute(statement.encode())
         if inserts_only:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import LiteralString
 
@@ -61,12 +61,16 @@ def placement(
     tables: Sequence[TableId],
     other: str,
     filters: Mapping[TableId, str] = _NO_FILTERS,
+    replaced: Collection[TableId] = (),
 ) -> list[str]:
-    """The statements that add tables; those that either has are taken out, and keep their lists."""
+    """The statements that add tables; those that the other one has move, with column lists.
+
+    ``replaced``: those that the publication itself has, with another filter.
+    """
     removed, lists = list[str](), dict[TableId, Sequence[str]]()
-    for name in (other, publication):
-        present = published_tables(connection, name) or {}
-        if there := {table: present[table] for table in tables if table in present}:
+    for name, some in ((other, tables), (publication, [t for t in tables if t in replaced])):
+        present = (published_tables(connection, name) or {}) if some else {}
+        if there := {table: present[table] for table in some if table in present}:
             lists |= column_lists(connection, name, there)
             removed.append(removal(connection, name, [*there]))
     return [*removed, addition(connection, publication, tables, lists, filters)]

@@ -233,7 +233,8 @@ def _publishable(
         needed.append(creation(connection, name, beside=config.publication))
     unfiltered = table in config.row_filters and not row_filters(connection, name, [found.oid])
     if present is None or table not in present or unfiltered:
-        needed += placement(connection, name, [table], other, config.row_filters)
+        replaced = [table] if unfiltered and present else []
+        needed += placement(connection, name, [table], other, config.row_filters, replaced)
     elif moves:
         needed.append(removal(connection, other, [table]))
     able, role = connection.execute(
