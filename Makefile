@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-sources bench-regress lint format docs lock audit sbom images-pin clean distclean
+.PHONY: help install jars java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,10 @@ lint: install ## ruff and mypy --strict
 format: install ## Let ruff fix and format what it can
 	@$(BIN)/ruff check --fix --exit-zero .
 	@$(BIN)/ruff format .
+
+pictures: java ## The README's pictures of the UI, taken by Chromium while the demo is tested
+	@command -v chromium chromium-browser >/dev/null || { echo "install Chromium (Debian's package is chromium)"; exit 1; }
+	@CDC_ASSETS_PICTURES=docs/images $(BIN)/python -m pytest -q cdc_assets_tests/e2e/test_dev.py
 
 docs: install ## Build the guide into build/site; fails at a link that leads nowhere
 	@$(BIN)/mkdocs build --strict

@@ -22,7 +22,7 @@ from cdc_assets.config.base import (
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.masks import MaskKind
-from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.names import TableId, is_free_in_lake, lake_column
 from cdc_assets.postgres.publication.row_filters import refuse_text
 
 _TAG = re.compile(r"\A([A-Za-z0-9][\w.-]{0,62}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
@@ -87,6 +87,8 @@ class ColumnsConfig(Section):
     """Columns that stay in the source, under whatever name."""
     types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
     """Columns to be kept in Postgres's text form instead of their native type."""
+    rename: Mapping[str, str] = Field(default_factory=dict)
+    """What columns are called in the lake, and so in partition_by and sort_by: {id: order_id}."""
     mask: Mapping[str, MaskKind] = Field(default_factory=dict)
     """Columns whose values don't leave the source as they are: sha256 (of mask_salt and the text,
     in hexadecimal), redact (***), last4 (**** and the last four characters). They are text in the
@@ -99,12 +101,25 @@ class ColumnsConfig(Section):
 
     @model_validator(mode="after")
     def _masked_alone(self) -> Self:
+        for name in self.rename:
+            if name in self.exclude:
+                raise ValueError(f"rename: {name} is in exclude, too; keep one of the two")
         for name in self.mask:
             if name in self.exclude:
                 raise ValueError(f"mask: {name} is in exclude, too; keep one of the two")
             if name in self.types:
                 raise ValueError(f"types: {name} is masked, and so text anyway; remove it here")
         return self
+
+    @field_validator("rename")
+    @classmethod
+    def _distinct(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, other in value.items():
+            if not other or len(other) > 255 or not is_free_in_lake(other):
+                raise ValueError(f"{name}: {other!r} can't be a column's name in the lake")
+            if list(value.values()).count(other) > 1:
+                raise ValueError(f"{name}: {other!r} is the name of two")
+        return value
 
     @field_validator("unrepresentable", mode="before")
     @classmethod
@@ -177,6 +192,11 @@ EXTRA_COLUMNS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+# What ``metadata`` adds.
+SYNCED_AT, LSN = "_synced_at", "_lsn"
+METADATA_COLUMNS: Mapping[str, str] = {SYNCED_AT: "timestamp", LSN: "bigint"}
+
+
 class TableConfig(Section):
     """One table of the source; in the YAML its name alone will do."""
 
@@ -190,6 +210,10 @@ class TableConfig(Section):
     mode: Literal["mirror", "soft_delete", "append"] | None = None
     """mirror: the source's rows. soft_delete: deleted rows stay, marked. append: one row a change;
     where Postgres can't identify changed rows, one an insert."""
+    metadata: tuple[Literal["_synced_at", "_lsn"], ...] = ()
+    """Columns of the lake table that say of each row when it was written there (_synced_at), and an
+    LSN that all its changes had committed below (_lsn): of its copy, or of the merge that wrote it.
+    Rows of before it was set have none."""
     only: bool = False
     """Of a table that others inherit from: its own rows, and not theirs."""
     columns: ColumnsConfig = ColumnsConfig()
@@ -232,6 +256,18 @@ class TableConfig(Section):
             parse_order(text)
         return value
 
+    @model_validator(mode="after")
+    def _told_once(self) -> Self:
+        if len({*self.metadata}) < len(self.metadata):
+            raise ValueError("metadata: it names a column twice")
+        if self.mode == "append" and LSN in self.metadata:
+            raise ValueError("metadata: mode append has _lsn anyway, of each change; remove it")
+        return self
+
+    def added_columns(self, mode: str) -> Mapping[str, str]:
+        """The columns that a mode and metadata add to the source's, with Spark SQL types."""
+        return {**EXTRA_COLUMNS[mode], **{name: METADATA_COLUMNS[name] for name in self.metadata}}
+
     @field_validator("where")
     @classmethod
     def _is_one_condition(cls, value: str | None) -> str | None:
@@ -264,7 +300,8 @@ class TableConfig(Section):
     def _partitioned_by_text(self) -> Self:
         for part in map(parse_part, self.partition_by):
             textual = part.transform.partition("[")[0] in ("identity", "bucket", "truncate", "void")
-            if part.column in self.columns.mask and not textual:
+            masked = {lake_column(name, self.columns.rename) for name in self.columns.mask}
+            if part.column in masked and not textual:
                 raise ValueError(
                     f"partition_by: {part.column} is masked, and so text; partition by itself, by"
                     " bucket or truncate of it, or by something else"

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.config import layout
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
+from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.lake import place as lake_place
 from cdc_assets.lake.catalog.catalog import CATALOG, forgetting, open_catalog, reached
@@ -82,7 +82,9 @@ class LakeTable:
         # Two keys with one value in the lake would be duplicate rows.
         policy = "fail" if is_key and found.fits is not None else rules.unrepresentable
         mask = Mask.of_rule(rule, self.config.salt) if rule is not None else None
-        return LakeColumn(lake_column(column.name), column, found, policy, is_key, mask)
+        return LakeColumn(
+            lake_column(column.name, rules.rename), column, found, policy, is_key, mask
+        )
 
     @property
     def key(self) -> tuple[LakeColumn, ...]:
@@ -92,8 +94,8 @@ class LakeTable:
 
     @property
     def extra(self) -> Mapping[str, str]:
-        """The columns that its mode adds, with their Spark SQL types."""
-        return EXTRA_COLUMNS[self.row.mode]
+        """The columns that its mode and metadata add, with their Spark SQL types."""
+        return self.table.added_columns(self.row.mode)
 
     @property
     def name(self) -> str:

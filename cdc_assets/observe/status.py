@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from psycopg.rows import class_row
 
+from cdc_assets.config.tables import TableConfig
 from cdc_assets.lake.catalog.catalog import shown
 from cdc_assets.log.locks import LockWait
 from cdc_assets.log.relation import altered
@@ -60,7 +62,7 @@ class TableStatus:
     copy_idle_seconds: float | None = None
     """Of a copy under way: for how many seconds nothing of it was written."""
     info: tuple[str, ...] = ()
-    """What the lake table lacks on purpose."""
+    """What the lake table lacks on purpose, and until when nothing is merged on purpose."""
     problem: str | None = None
     """Why its log couldn't be applied when a follower last tried, and for how long that lasts."""
     problem_seconds: float | None = None
@@ -239,6 +241,13 @@ select t.table_name as name, t.state, t.reason, t.epoch, t.snapshot_lsn::text, t
 """
 
 
+def _quiet(table: TableConfig, now: datetime) -> list[str]:
+    if not (left := table.freshness.quiet_seconds(now)):
+        return []
+    end = (now + timedelta(seconds=left)).astimezone(UTC)
+    return [f"quiet until {end:%Y-%m-%d %H:%M} UTC: nothing is merged by itself"]
+
+
 def collect(pipeline: Pipeline) -> SourceStatus:
     """Ask both databases. Raises psycopg.OperationalError when one can't be reached."""
     config, store = pipeline.config, pipeline.store
@@ -253,7 +262,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     known = {r.name: r for r in rows.execute(_TABLES, {"group": GROUP, "source": config.name})}
     merging = tuple(workers(store))
     by_table = {table: worker.process for worker in merging for table in worker.claims}
-    resting = paused(store)
+    resting, now = paused(store), store.server_now()
     tables = []
     for table in config.tables:
         lake = ".".join(config.lake_identifier(table.id))
@@ -284,7 +293,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
                 str(resting[table.id]) if table.id in resting else None,
                 row.applied_offset,
                 row.copy_idle_seconds,
-                row.info,
+                (*row.info, *_quiet(table, now)),
                 row.present_problem(altered=table.id in differing),
                 row.problem_seconds,
             )

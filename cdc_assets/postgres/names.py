@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -92,15 +94,26 @@ _METADATA_COLUMNS = (
     *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
 )
 _OF_THE_SOURCE = "__source"
-_TAKEN = re.compile(rf"\A(?:{'|'.join(_METADATA_COLUMNS)})(?:{_OF_THE_SOURCE})*\Z")
 
 
-def lake_column(name: str) -> str:
-    """A column's name in the lake: the source's, unless it is that of a metadata column.
+def lake_column(name: str, renamed: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A column's name in the lake: the source's, unless it is taken.
 
-    No two columns get one name, and a column's name doesn't depend on the table's other columns.
+    Taken are the names of metadata columns, and those that columns are ``renamed`` to. No two
+    columns get one name, and a column's name doesn't depend on which others the table has.
     """
-    return name + _OF_THE_SOURCE if _TAKEN.match(name) else name
+    if name in renamed:
+        return renamed[name]
+    plain = name
+    while plain.endswith(_OF_THE_SOURCE):
+        plain = plain.removesuffix(_OF_THE_SOURCE)
+    taken = plain in _METADATA_COLUMNS or plain in renamed.values()
+    return name + _OF_THE_SOURCE if taken else name
+
+
+def is_free_in_lake(name: str) -> bool:
+    """Whether a column of the lake may be given that name."""
+    return name not in _METADATA_COLUMNS and not name.endswith(_OF_THE_SOURCE)
 
 
 def safe_folder(plain: str, identity: str | None = None) -> str:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import LiteralString
 
 import pyarrow as pa
+from psycopg import sql
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
@@ -52,9 +54,13 @@ from cdc_assets.snapshot.swap import swap
 
 logger = logging.getLogger(__name__)
 
-# The columns of mode append that the copy fills: each row is an insert at the snapshot's LSN. The
-# row's true time and transaction aren't known.
-COPIED = {"_op": "text", "_lsn": "int8"}
+# The columns beside the source's that the copy fills, with the SQL of their values: in mode append
+# each row is an insert at the snapshot's LSN, whose true time and transaction aren't known.
+_COPIED: dict[str, tuple[str, LiteralString]] = {
+    "_op": ("text", "'I'::pg_catalog.text"),
+    "_lsn": ("int8", "{lsn}::pg_catalog.int8"),
+    "_synced_at": ("timestamptz", "pg_catalog.clock_timestamp()"),
+}
 # Properties of a catalog that concern files; others may be its password.
 _OF_FILES = ("s3.", "gcs.", "adls.", "hdfs.", "client.", PY_IO_IMPL, PLACES)
 # A power cut leaves some broken files; more than these have another cause.
@@ -118,11 +124,27 @@ class Landing:
                     column.mask,
                 )
             )
-        if self.lake.row.mode == "append":
-            for name, sent in COPIED.items():
-                field_id = schema.find_field(name).field_id
-                found.append(LakeField(name, sent, self.lake.extra[name], field_id, None, "null"))
+        for name in self.extra:
+            field_id, sent = schema.find_field(name).field_id, _COPIED[name][0]
+            found.append(LakeField(name, sent, self.lake.extra[name], field_id, None, "null"))
         return tuple(found)
+
+    @property
+    def extra(self) -> list[str]:
+        """The columns beside the source's that the copy fills, in the order of :meth:`fields`."""
+        there = self._last_seen().schema().column_names
+        return [name for name in self.lake.extra if name in _COPIED and name in there]
+
+    def extra_values(self) -> sql.Composed:
+        """What is selected for them, behind the source's columns."""
+        lsn = sql.Literal(int(self._row.snapshot_lsn or 0))
+        values = [
+            sql.SQL(", " + _COPIED[name][1] + " as {name}").format(
+                lsn=lsn, name=sql.Identifier(name)
+            )
+            for name in self.extra
+        ]
+        return sql.Composed(values)
 
     def place(self) -> tuple[str, Mapping[str, str]]:
         """The folder of the target's data files, and the properties of the FileIO to get there."""

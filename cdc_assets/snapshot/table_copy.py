@@ -194,11 +194,7 @@ class TableCopy:
             select_expression(c.source, c.mapping, c.policy, is_key=c.is_key)
             for c in self._landing.lake.columns
         )
-        if row.mode == "append":  # in the order of landing.COPIED
-            assert row.snapshot_lsn is not None
-            listed += sql.SQL(", 'I'::text as _op, {}::bigint as _lsn").format(
-                sql.Literal(int(row.snapshot_lsn))
-            )
+        listed += self._landing.extra_values()
         location, io = self._landing.place()
         return CopyTask(
             table=self.table,

@@ -15,7 +15,7 @@ from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets_tests.e2e.dev_server import CHANGES_VARIABLE
 
 
-def _changed(data: object, origin: str) -> SourceConfig:
+def _changed(data: object, origin: str, **more: Any) -> SourceConfig:
     assert isinstance(data, Mapping)
     changes: dict[str, Any] = json.loads(os.environ[CHANGES_VARIABLE])
     freshness = changes.pop("freshness", {})
@@ -23,7 +23,7 @@ def _changed(data: object, origin: str) -> SourceConfig:
         {**table, **({"freshness": freshness[table["name"]]} if table["name"] in freshness else {})}
         for table in data["tables"]
     ]
-    return parse_config({**data, **changes, "tables": tables}, origin)
+    return parse_config({**data, **changes, "tables": tables}, origin, **more)
 
 
 vars(postgres_source)["parse_config"] = _changed

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from cdc_assets.config.tables import LSN, SYNCED_AT
 from cdc_assets.lake.lineage import count, said
 from cdc_assets.lake.publish import append, published
 from cdc_assets.lake.spark.session import unshuffled
@@ -147,8 +149,12 @@ def _compressed(change: Change) -> Mapping[str, str]:
 
 
 def _whole(change: Change, rows: DataFrame) -> DataFrame:
-    """``rows`` with NULL in the lake's columns that the source has dropped."""
+    """``rows`` with what metadata adds, and NULL in columns that the source has dropped."""
     lake = change.lake
+    if lake.table.metadata:
+        lsn = F.lit(int(change.cursor.applied_lsn)).cast("bigint")
+        told = {SYNCED_AT: F.current_timestamp(), LSN: lsn}
+        rows = rows.withColumns({name: told[name] for name in lake.table.metadata})
     # Not ``rows.columns``: a server would be asked, and sent all of them.
     if {f.name for f in change.loaded.schema().fields} <= {*names_of(lake), *lake.extra}:
         return rows

@@ -25,7 +25,6 @@ from cdc_assets.log.staged.files import OLD_KEY
 from cdc_assets.materializer.actions.commit import Change, Merged, commit
 from cdc_assets.materializer.fold import JSON, Event, relinked_keys, text_struct
 from cdc_assets.postgres.key_lookup import Key
-from cdc_assets.postgres.names import lake_column
 
 _META = ("off", "op", "lsn", "ts", "xid")
 
@@ -186,6 +185,7 @@ def _from_lake(
     """The rows of ``partial`` with the lake's values in the columns ``unknown``."""
     session, lake = change.session, change.lake
     keys = [f"s{i}" for i in range(len(lake.key))]
+    called = {c.source.name: c.name for c in lake.columns}
     by_source = as_lake(
         partial.select("source").distinct().withColumn("of", F.col("source")),
         lake.key,
@@ -199,7 +199,7 @@ def _from_lake(
         .select(
             *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
             *(
-                F.col(ticked(lake_column(name))).alias(place)
+                F.col(ticked(called[name])).alias(place)
                 for name, place in zip(left_out, old, strict=True)
             ),
             F.struct(F.col("_xid").isNotNull().alias("x"), F.col("_lsn")).alias("age"),

@@ -26,7 +26,6 @@ from cdc_assets.materializer.actions.keys import (
 from cdc_assets.materializer.fold import fold, parsed
 from cdc_assets.materializer.winners import Winners, winners
 from cdc_assets.postgres.key_lookup import Key
-from cdc_assets.postgres.names import lake_column
 
 
 def merge_keyed(change: Change) -> Merged:
@@ -160,12 +159,13 @@ def _in_table(
     by_source = as_lake(
         sure.select("source", F.col("key").alias("of")), lake.key, "source", "of"
     ).toDF(*(f"s{i}" for i in range(len(lake.key))), "of")
+    called = {c.source.name: c.name for c in lake.columns}
     target = session.table(lake.sql_name).alias("t")
     if bounds:
         target = target.where(within(bounds))
     target = target.select(
         *(F.col(ticked(c.name)).alias(f"t{i}") for i, c in enumerate(lake.key)),
-        *(F.col(ticked(lake_column(name))).alias(f"old_{i}") for i, name in enumerate(left_out)),
+        *(F.col(ticked(called[name])).alias(f"old_{i}") for i, name in enumerate(left_out)),
     )
     condition = F.col("s0") == F.col("t0")
     for i in range(1, len(lake.key)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import functions as F
 
-from cdc_assets.config.tables import DELETED_AT
+from cdc_assets.config.tables import DELETED_AT, LSN, SYNCED_AT
 from cdc_assets.lake.publish import append, published
 from cdc_assets.materializer.actions.commit import Change, Merged
 
@@ -13,7 +13,10 @@ def mark_all(change: Change) -> Merged:
     """Apply a truncate, a batch of its own here: every row not yet marked is marked deleted."""
     session, lake, state = change.session, change.lake, change.state
     at = change.events.agg(F.max("ts")).collect()[0][0]
-    marks = f"update {{}} set {DELETED_AT} = timestamp_micros({at}) where {DELETED_AT} is null"
+    told = {SYNCED_AT: "current_timestamp()", LSN: f"{int(change.cursor.applied_lsn)}L"}
+    marked = [f"{DELETED_AT} = timestamp_micros({at})"]
+    marked += [f"{name} = {told[name]}" for name in lake.table.metadata]
+    marks = f"update {{}} set {', '.join(marked)} where {DELETED_AT} is null"
     with published(session, lake, state) as branch:
         deleted = session.table(lake.sql_name).where(f"{DELETED_AT} is null").count()
         if deleted:

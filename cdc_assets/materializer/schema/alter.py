@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.config.tables import ColumnsConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.columns import PROPERTY, TableColumns
-from cdc_assets.lake.spark.sql import listed
+from cdc_assets.lake.spark.sql import listed, ticked
 from cdc_assets.lake.standing import park
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
@@ -167,11 +167,18 @@ def _restored(
     fields = described.fields or lake.described(schema).fields
     try:
         for name in [*(c.name for c in lake.columns if c.source.number not in fields), *lake.extra]:
-            if name not in ids:
+            if name not in ids and name not in lake.table.metadata:
                 raise Refused(f"its lake table has no column {name} any more")
         statements = alterations(lake, schema, fields)
     except Refused as refused:
         park(store, lake, f"{refused.what} (somebody altered it)")
+    added = [
+        f"add column {ticked(name)} {lake.extra[name]}"
+        for name in lake.table.metadata
+        if name not in ids
+    ]
+    for statement in added:
+        _alter(store, session, lake, statement)
     for statement in statements:
         logger.warning("%s: somebody altered its lake table: %s", lake.row.table, statement)
         _alter(store, session, lake, statement)
@@ -179,4 +186,4 @@ def _restored(
         described = replace(described, fields=fields)
         _describe(store, session, lake, described)
         return described, True
-    return described, bool(statements)
+    return described, bool(statements or added)

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.config.tables import EXTRA_COLUMNS, TableConfig
+from cdc_assets.config.tables import TableConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
@@ -18,7 +18,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import makes, rules_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
-from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.publication.contents import (
     SentColumns,
     filter_columns,
@@ -172,12 +172,13 @@ def without_identity(
 
 def refuse_mode(found: SourceTable, table: TableConfig) -> None:
     """Raise TableProblem if the table has a column that its mode adds, or lacks its key."""
-    mode, excluded = table.mode or "mirror", set(table.columns.exclude)
-    if taken := {c.name for c in found.columns} & set(EXTRA_COLUMNS[mode]) - excluded:
+    mode, rules = table.mode or "mirror", table.columns
+    kept = {lake_column(c.name, rules.rename) for c in found.columns if c.name not in rules.exclude}
+    if taken := kept & set(table.added_columns(mode)):
         raise TableProblem(
             found.id,
-            f"it has a column {min(taken)}, which mode {mode} adds",
-            "Name it in columns.exclude, rename it, or choose another mode.",
+            f"it has a column {min(taken)}, which mode {mode} or metadata adds",
+            "Name it in columns.exclude or columns.rename, or choose another mode.",
         )
     if mode == "soft_delete" and not found.key_columns:
         raise TableProblem(

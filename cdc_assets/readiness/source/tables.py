@@ -73,27 +73,29 @@ def table_findings(
             f" ({listed(generated)}); the lake table will lack them.",
             "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
         )
-    if renamed := [
-        f"{named(c.name)} as {named(lake_column(c.name))}"
+    renamed = table.columns.rename
+    if called := [
+        f"{named(c.name)} as {named(lake_column(c.name, renamed))}"
         for c in found.columns
-        if lake_column(c.name) != c.name and c.name not in table.columns.exclude
+        if c.name not in {*table.columns.exclude, *renamed}
+        and lake_column(c.name, renamed) != c.name
     ]:
         yield Finding(
             "column_renamed",
             "info",
-            f"{table.name}: Iceberg has columns of these names of its own, so the lake has"
-            f" {', '.join(renamed)}.",
+            f"{table.name}: names of these columns are taken in the lake, so it has"
+            f" {', '.join(called)}.",
             "",
         )
     yield from _types(found.without(names), table)
-    unknown = set(table.columns.exclude) | set(table.columns.types)
+    unknown = {*table.columns.exclude, *table.columns.types, *renamed}
     unknown -= {c.name for c in found.columns}
     if unknown:
         yield Finding(
             "column_missing",
             "error",
             f"{table.name} has no column {listed(sorted(unknown))}, which columns: names.",
-            "Correct columns.exclude or columns.types.",
+            "Correct columns.exclude, columns.types or columns.rename.",
         )
 
 

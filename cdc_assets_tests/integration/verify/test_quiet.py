@@ -11,6 +11,7 @@ from cdc_assets.dagster.checks.sample import check_sample
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.materializer.workers.turns import Turns
 from cdc_assets.materializer.workers.worker import Worker
+from cdc_assets.observe.status import collect
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.sample import sample
@@ -29,6 +30,8 @@ def test_a_sample_waits_and_merges_nothing(copied_lake: NewLake) -> None:
     with copied_lake(SETUP, {"name": "t", "freshness": quiet}) as source:
         source.execute("insert into t values (2)")
         source.flush()
+        [told] = collect(source.pipeline).tables
+        assert f"quiet until {end:%Y-%m-%d %H:%M} UTC" in "; ".join(told.info)
         found = sample(source.pipeline, source.session, T, 100)
         assert "in its quiet times nothing is merged" in str(found.skipped)
         assert source.rows(T) == [(1,)]
