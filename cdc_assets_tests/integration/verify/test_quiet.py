@@ -30,8 +30,8 @@ def test_a_sample_waits_and_merges_nothing(copied_lake: NewLake) -> None:
     with copied_lake(SETUP, {"name": "t", "freshness": quiet}) as source:
         source.execute("insert into t values (2)")
         source.flush()
-        [told] = collect(source.pipeline).tables
-        assert f"quiet until {end:%Y-%m-%d %H:%M} UTC" in "; ".join(told.info)
+        [status] = collect(source.pipeline).tables
+        assert f"quiet until {end:%Y-%m-%d %H:%M} UTC" in "; ".join(status.info)
         found = sample(source.pipeline, source.session, T, 100)
         assert "in its quiet times nothing is merged" in str(found.skipped)
         assert source.rows(T) == [(1,)]
