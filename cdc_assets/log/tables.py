@@ -26,6 +26,7 @@ GROUP = "lake"
 
 _LET_GO: LiteralString = (
     "update tables set oid = 0, followed = false, pin = null, published_as = null,"
+    " mask_wish = null, filter_wish = null,"
     " epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null, complete_lsn = null,"
     " state = 'parked', updated_at = now()"
 )

@@ -82,7 +82,10 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
             now = column_names(source, lake)
             select, key = _select(lake, now), _key(source, lake)
             query = sql.SQL("select {} from {} join {} t on {}")
-            rows = filtered(lake.table.rows, row_filter(source, pipeline.config, lake.row))
+            where = row_filter(source, pipeline.config, lake.row)
+            numbers = {c.source.number for c in [*lake.columns, *lake.key]}
+            wanted = [name for number, name in now.items() if number in numbers]
+            rows = filtered(lake.table.rows, where, wanted)
             for some in lookups(key, keys):
                 cursor.execute(query.format(select, some.listed, rows, some.equal))
                 found.extend(

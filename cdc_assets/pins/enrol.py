@@ -9,7 +9,7 @@ never published if Postgres would then refuse its UPDATE or DELETE (``postgres.i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -31,6 +31,7 @@ from cdc_assets.postgres.publication.contents import (
     inserts_publication,
     publication_oid,
     published_tables,
+    row_filters,
 )
 from cdc_assets.postgres.publication.row_filters import RowFilter
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
@@ -81,11 +82,14 @@ def described(
     config: SourceConfig,
     tables: Sequence[TableId],
     filtered: Collection[TableId] = (),
+    *,
+    again: bool = False,
 ) -> dict[TableId, Enrolled | TableProblem | psycopg.errors.LockNotAvailable]:
     """Each table as the source has it now, without the columns that the stream doesn't carry.
 
     A TableProblem is anything that would make the copy or the stream wrong, or break others.
-    ``filtered``: the tables whose row filter in the publication is known to be ours.
+    ``filtered``: the tables whose row filter in the publication is known to be ours. ``again``:
+    under a snapshot, where nothing can be tried; their filters were.
     """
     facts = facts_of(source, config, tables)
     planned = plannable(source, _readable(facts))
@@ -93,7 +97,9 @@ def described(
     for table in tables:
         try:
             ours = table in filtered
-            found[table] = _judged(source, config, table, facts, planned, filtered=ours)
+            found[table] = _judged(
+                source, config, table, facts, planned, filtered=ours, again=again
+            )
         except (TableProblem, psycopg.errors.LockNotAvailable) as problem:
             found[table] = problem
     return found
@@ -119,6 +125,7 @@ def _judged(
     planned: Collection[TableId],
     *,
     filtered: bool,
+    again: bool,
 ) -> Enrolled:
     """Raises TableProblem or LockNotAvailable. ``planned``: the heaps that can be planned."""
     found, wanted = _there(facts.tables[table]), config.table(table)
@@ -133,7 +140,8 @@ def _judged(
     refuse_inherited(facts, found, wanted)
     refuse_made_from_masked(facts, found, wanted)
     inserts_only = config.streams and bool(without_identity(source, config, facts, found))
-    refuse_row_filter(source, config, found, parts, inserts_only=inserts_only)
+    if not again:
+        refuse_row_filter(source, config, found, parts, inserts_only=inserts_only)
     for problems in (facts.under_root, facts.unlogged):
         if (problem := problems.get(table)) is not None:
             raise problem
@@ -258,10 +266,11 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     first = publication_oid(source, config.publication) is None
     whole = [row.table for row in rows if not row.inserts_only]
     alone = [row.table for row in rows if row.inserts_only]
+    # The configuration's: what the log says of a filter is compared, and never made a statement.
     filters = {
-        row.table: RowFilter(row.filter_wanted, row.row_filter)
+        row.table: RowFilter(config.row_filters[row.table], row.row_filter)
         for row in rows
-        if row.filter_wanted is not None
+        if row.table in config.row_filters
     }
     settled = {row.table for row in rows if row.snapshot_lsn is not None}
     main = publish(source, config.publication, whole, filters=filters, settled=settled)
@@ -298,7 +307,7 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
         waits = row.state == TableState.WAITING and row.as_wished
         if waits and row.reason and row.table not in busy:
             store.note_waiting(row.table, None)
-    return [
+    ready = [
         row
         for row in rows
         if row.state == TableState.WAITING
@@ -306,6 +315,27 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
         and row.table not in refused
         and row.table not in busy
     ]
+    return _as_published(source, config, ready, filters)
+
+
+def _as_published(
+    source: Connection,
+    config: SourceConfig,
+    rows: Sequence[TableRow],
+    filters: Mapping[TableId, RowFilter],
+) -> list[TableRow]:
+    """Those whose row filter is theirs in the publication, which ``row_filter`` has from there."""
+    both = (config.publication, inserts_publication(config.publication))
+    main, beside = (row_filters(source, name, [row.oid for row in rows]) for name in both)
+    found = list[TableRow]()
+    for row in rows:
+        now = (beside if row.inserts_only else main).get(row.oid)
+        wanted = filters.get(row.table)
+        if row.snapshot_lsn is not None:
+            found.append(row)
+        elif now is None if wanted is None else wanted.is_published(source, row.table, now):
+            found.append(replace(row, row_filter=now))
+    return found
 
 
 # --- which publications the stream asks for ---

@@ -14,17 +14,18 @@ def row_filter(source: Connection, config: SourceConfig, row: TableRow) -> str |
 
     It is the publication's, or of a table that is only copied the configuration's, and never the
     log's: whoever writes there could have our statements read other tables. Raises TableProblem
-    unless the publication has a filter just if the log has one.
+    unless the publication has a filter just if the configuration has one.
     """
+    wanted = config.row_filters.get(row.table)
     if not config.streams:
-        return config.row_filters.get(row.table)
+        return wanted
     publication = publication_of(config.publication, inserts_only=row.inserts_only)
     found = row_filters(source, publication, [row.oid]).get(row.oid)
-    if (found is None) != (row.row_filter is None):
+    if (found is None) != (wanted is None):
         raise TableProblem(
             row.table,
-            f"the publication {publication} has {'a' if found else 'no'} row filter for it, and it"
-            f" was copied with{'out' if found else ''} one",
+            f"the publication {publication} has {'a' if found else 'no'} row filter for it, and"
+            f" the configuration {'none' if found else 'one'} (where)",
             f"Copy it anew: cdc-assets resync '{row.table}'.",
         )
     return found

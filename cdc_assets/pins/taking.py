@@ -92,13 +92,12 @@ def take(
 def _filtered_as_wanted(
     source: Connection, config: SourceConfig, rows: list[TableRow]
 ) -> list[TableRow]:
-    """Without those whose entry lost or got a filter since they were published: they wait on."""
+    """Without those whose entry has another filter since they were published: they wait on."""
     now = look_at_tables(source, config.publication, rows)
     return [
         row
         for row in rows
-        if row.snapshot_lsn is not None
-        or (row.filter_wanted is None) == (now[row.table].row_filter is None)
+        if row.snapshot_lsn is not None or row.row_filter == now[row.table].row_filter
     ]
 
 
@@ -183,7 +182,8 @@ def _as_registered(
     on waiting then, and is described anew before the next pin.
     """
     with source.transaction(force_rollback=True):  # keeps no lock of what was planned
-        now = described(source, config, [row.table for row in rows if row.snapshot_lsn is None])
+        fresh = [row.table for row in rows if row.snapshot_lsn is None]
+        now = described(source, config, fresh, again=True)
     same = {row.table: "" for row in rows if row.snapshot_lsn is not None}
     for row in rows:
         found = now.get(row.table)

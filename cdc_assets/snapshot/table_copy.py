@@ -183,7 +183,7 @@ class TableCopy:
     def _row_filter(self) -> str | None:
         config, row = self._pipeline.config, self._row
         if row.row_filter is None and self.table not in config.row_filters:
-            return None
+            return None  # as all others, without a look at the source
         with self._pipeline.connect_source("copy") as source:
             return row_filter(source, config, row)
 

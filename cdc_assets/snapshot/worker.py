@@ -26,7 +26,7 @@ from cdc_assets.log.copies.claims import Claimed, Claims, ClaimScope, Written
 from cdc_assets.pins.reader import OpenTransaction, Read, snapshot_reader
 from cdc_assets.postgres.copy_out.values import INT8, SQL_TYPES, TEXT, Kind
 from cdc_assets.postgres.ctid import CtidRange
-from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.names import TableId, quoted
 from cdc_assets.postgres.types import refused_array
 from cdc_assets.snapshot.convert import DoesNotFit, LakeField
 from cdc_assets.snapshot.lake_file import LakeFile
@@ -254,7 +254,9 @@ def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: LakeFi
     began, rows, size = time.monotonic(), 0, 0
     pages = CtidRange(chunk.first_block, chunk.end_block)
     relation = heap.identifier.as_string(None)
-    query = f"select {task.columns} from only {relation} where {pages.predicate}"
+    # A filter may name the table, whose rows are those of a partition here.
+    called = quoted(task.table.name) if task.row_filter is not None else ""
+    query = f"select {task.columns} from only {relation} {called} where {pages.predicate}"
     if task.row_filter is not None:
         query += f" and ({task.row_filter})"
     for batch in run(query, [field.kind for field in task.fields]):

@@ -44,7 +44,7 @@ from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.pins.holders import under
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import check_oid
+from cdc_assets.postgres.catalog import attributes, check_oid
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.key_lookup import key_columns, lookups
 from cdc_assets.postgres.lsn import Lsn
@@ -278,7 +278,9 @@ def _surplus(
             raise TableProblem(lake.row.table, REWRITTEN)
         key = [columns[column.source.number] for column in lake.key]
         query = sql.SQL("select k.n from {} where not exists (select from {} t where {})")
-        rows = filtered(lake.table.rows, row_filter(source, pipeline.config, lake.row))
+        where = row_filter(source, pipeline.config, lake.row)
+        now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+        rows = filtered(lake.table.rows, where, [now[c.source.number] for c in lake.key])
         for some in lookups(key, [keys[each] for each in listed]):
             found = source.execute(query.format(some.listed, rows, some.equal))
             missing += [listed[some.first + int(n) - 1] for (n,) in found]

@@ -216,6 +216,9 @@ def test_a_column_of_the_filter_may_be_renamed(copied_lake: NewLake) -> None:
         with flushing(source.config) as progress:
             wait_for(lambda: progress.state == "streaming")
         assert source.row(T).row_filter == "(area = 'eu'::text)"
+        told = {finding.code: finding for finding in review(source.config)}["row_filter"]
+        assert told.severity == "warning"
+        assert "by which it goes on" in told.message
         source.catch_up()
         assert [c.equal for c in source.verify()] == [True]
         assert len(source.rows(T)) == 2
@@ -226,6 +229,39 @@ def test_a_copy_alone_has_the_filters_rows(copied_lake: NewLake) -> None:
     with copied_lake(setup, WHERE, snapshot={"mode": "snapshot_only"}) as source:
         assert source.rows(T) == [(1, "eu", "a")]
         assert source.row(T).state == TableState.COPIED
+
+
+def test_a_copy_alone_of_partitions_may_name_the_table(copied_lake: NewLake) -> None:
+    setup = """create table t (id int primary key) partition by range (id);
+        create table low partition of t for values from (0) to (100);
+        insert into t select generate_series(1, 20)"""
+    table = {"name": "t", "where": "t.id > 15"}
+    with copied_lake(setup, table, snapshot={"mode": "snapshot_only"}) as source:
+        assert len(source.rows(T)) == 5
+
+
+def test_a_history_has_the_values_of_a_row_that_comes_in(copied_lake: NewLake) -> None:
+    """Neither NULL, nor those of an earlier row of its key."""
+    table = {**TABLES[1], "mode": "append"}
+    with copied_lake(SETUP.replace(WORD, "b"), table) as source:
+        source.execute("update keyed set v = 'gone' where id = 12; delete from keyed where id = 12")
+        source.execute(
+            "update keyed set id = 12 where id = 3; update keyed set v = 'w' where id = 12"
+        )
+        source.execute("update keyed set v = 'x' where id = 13")
+        source.catch_up()
+        rows = source.session.sql(
+            "select v, big from lake.src.keyed where id = 12 and _xid is not null and _op <> 'D'"
+            " order by _lsn"
+        ).collect()
+        assert [tuple(row) for row in rows] == [
+            ("gone", "a" * 3000),
+            ("v", "b" * 3000),
+            ("w", "b" * 3000),
+        ]
+        assert not source.session.sql(
+            "select * from lake.src.keyed where big is null and _op <> 'D'"
+        ).collect()
 
 
 def test_partitions_have_the_filter_of_their_root(copied_lake: NewLake) -> None:
@@ -240,15 +276,3 @@ def test_partitions_have_the_filter_of_their_root(copied_lake: NewLake) -> None:
         assert [c.equal for c in source.verify()] == [True]
         assert len(source.rows(T)) == 50
         assert (1061, "w") not in source.rows(T)
-
-
-def test_the_log_does_not_say_which_rows_are_read(copied_lake: NewLake) -> None:
-    """Whoever may write there could have our statements read other rows, or other tables."""
-    with copied_lake(EU, WHERE) as source:
-        source.execute("update _pg2iceberg.tables set row_filter = 'true) or (true'")
-        assert [c.equal for c in source.verify()] == [True]
-        assert copied_anew(source, source.config) == [(1, "eu", "a")]
-        source.execute("update _pg2iceberg.tables set row_filter = null")
-        source.execute("insert into t values (9, 'eu', 'later')")
-        assert not any(c.equal for c in source.verify())
-        assert "has a row filter for it" in str(source.row(T).reason)

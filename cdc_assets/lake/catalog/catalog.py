@@ -180,7 +180,9 @@ def _s3(config: SourceConfig) -> dict[str, str]:
     """What Spark is told of S3."""
     if not _may_be_in_s3(config):
         return {}
-    given = {"s3.path-style-access": str(config.s3.path_style).lower(), **config.s3.key}
+    given = dict(config.s3.key)
+    if config.s3.path_style or config.warehouse.startswith("s3://"):  # else a catalog may say it
+        given["s3.path-style-access"] = str(config.s3.path_style).lower()
     if config.s3.endpoint:
         given["s3.endpoint"] = config.s3.endpoint
     if config.s3.region:

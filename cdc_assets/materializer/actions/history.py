@@ -186,8 +186,15 @@ def _from_lake(
     session, lake = change.session, change.lake
     keys = [f"s{i}" for i in range(len(lake.key))]
     called = {c.source.name: c.name for c in lake.columns}
+    # A row that came into the row filter by its key: no row of the lake has its old key, of NULLs,
+    # and none of its new key is it. The source has it.
+    came = F.col("source").getField(lake.key[0].source.name).isNull()
+    own = F.struct(*(F.col("row").getField(c.source.name).alias(c.source.name) for c in lake.key))
+    partial = partial.withColumn("came", came).withColumn(
+        "source", F.when(came, own).otherwise(F.col("source"))
+    )
     by_source = as_lake(
-        partial.select("source").distinct().withColumn("of", F.col("source")),
+        partial.where("not came").select("source").distinct().withColumn("of", F.col("source")),
         lake.key,
         "source",
         "of",
@@ -213,13 +220,15 @@ def _from_lake(
         .join(target, condition)
         .groupBy("of")
         .agg(F.max_by(F.struct(*old), "age").alias("old"))
-        .select("of", "old.*")
+        .select("of", F.lit(False).alias("of_came"), "old.*")
     ).persist()
     cleanup.callback(newest.unpersist)
-    rows = as_lake(partial, lake.columns, "row", *_META, "source", "unknown")
-    lacking = [
-        tuple(row[0]) for row in by_source.select("of").join(newest, "of", "left_anti").collect()
-    ]
+    rows = as_lake(partial, lake.columns, "row", *_META, "source", "unknown", "came")
+    wanted = by_source.select("of", F.lit(False).alias("of_came")).join(newest, "of", "left_anti")
+    wanted = wanted.unionByName(
+        partial.where("came").select(F.col("source").alias("of"), F.col("came").alias("of_came"))
+    ).distinct()
+    lacking = list({tuple(row[0]): None for row in wanted.collect()})
     if lacking:
         again = session.createDataFrame([(text,) for text in change.reread(lacking)], "data string")
         again = again.select(
@@ -229,13 +238,15 @@ def _from_lake(
         read = as_lake(again, lake.columns, "row", "of", read_later=True)
         number = {name: i for i, name in enumerate(texts_of(lake))}
         newest = newest.unionByName(
-            read.select(
+            read.join(F.broadcast(wanted), "of").select(
                 "of",
+                "of_came",
                 *(F.col(f"c{number[n]}").alias(f"old_{i}") for i, n in enumerate(left_out)),
             )
         )
     places = dict(zip(left_out, old, strict=True))
-    joined = rows.join(newest, rows["source"] == newest["of"], "left")
+    same = (rows["source"] == newest["of"]) & (rows["came"] == newest["of_came"])
+    joined = rows.join(newest, same, "left")
     return (
         joined.select(
             *(

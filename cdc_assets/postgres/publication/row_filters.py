@@ -9,6 +9,7 @@ and whoever reads rows again, use that text, and so read what the stream sends.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,7 +38,74 @@ class RowFilter:
             return False
         if present == self.known_as or same_text(present, self.configured):
             return True
-        return present == _as_the_server_writes(connection, table, self.configured)
+        with suppress(psycopg.DatabaseError):
+            return present == kept(connection, table, self.configured).text
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A filter as Postgres keeps it: its text, the columns that it uses (``*``: the whole row).
+
+    ``foreign``: functions and operators that it calls and that aren't Postgres's own, if any.
+    """
+
+    text: str
+    columns: frozenset[str]
+    foreign: str | None
+
+
+# Of a table's columns: a definition of each, as a table without rights on it may have them.
+_COLUMNS = """
+select pg_catalog.quote_ident(a.attname), pg_catalog.format_type(a.atttypid, a.atttypmod),
+       case when a.attcollation <> 0
+            then pg_catalog.format(' collate %%I.%%I', n.nspname, l.collname) else '' end
+  from pg_catalog.pg_attribute a
+  left join pg_catalog.pg_collation l on l.oid = a.attcollation
+  left join pg_catalog.pg_namespace n on n.oid = l.collnamespace
+ where a.attrelid = (select c.oid from pg_catalog.pg_class c
+                       join pg_catalog.pg_namespace s on s.oid = c.relnamespace
+                      where s.nspname = %s and c.relname = %s)
+   and a.attnum > 0 and not a.attisdropped
+ order by a.attnum
+"""
+_KEPT = """
+select pg_catalog.pg_get_expr(c.conbin, c.conrelid),
+       array(select coalesce(a.attname::text, '*') from pg_catalog.unnest(c.conkey) k
+               left join pg_catalog.pg_attribute a
+                 on a.attrelid = c.conrelid and a.attnum = k),
+       (select pg_catalog.string_agg(distinct
+               pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0), ', ')
+          from pg_catalog.pg_depend d
+         where d.classid = 'pg_catalog.pg_constraint'::regclass and d.objid = c.oid
+           and d.refclassid in ('pg_catalog.pg_proc'::regclass,
+                                'pg_catalog.pg_operator'::regclass)
+           and d.refobjid >= 16384)
+  from pg_catalog.pg_constraint c
+ where c.conrelid = pg_catalog.to_regclass(pg_catalog.format('pg_temp.%%I', %s::text))
+   and c.contype = 'c'
+"""
+
+
+def kept(connection: Connection, table: TableId, text: str) -> Kept:
+    """What Postgres makes of a filter, which isn't evaluated; raises psycopg's errors.
+
+    As a constraint of an empty table of the same name and columns, which is temporary and never
+    committed: Postgres keeps both alike.
+    """
+    with connection.transaction(force_rollback=True):
+        columns = connection.execute(_COLUMNS, (table.schema, table.name)).fetchall()
+        connection.execute(
+            sql.SQL("create temporary table {} ({}, check ({}))").format(
+                sql.Identifier(table.name),
+                sql.SQL(", ").join(sql.SQL(" ".join(map(str, column))) for column in columns),
+                sql.SQL(text),
+            ),
+            prepare=False,
+        )
+        row = connection.execute(_KEPT, (table.name,)).fetchone()
+        assert row is not None  # the table was just made with it
+        return Kept(str(row[0]), frozenset(row[1]), row[2])
 
 
 def and_filter(row_filter: str | None) -> sql.SQL:
@@ -45,11 +113,14 @@ def and_filter(row_filter: str | None) -> sql.SQL:
     return sql.SQL(f" and ({row_filter})" if row_filter is not None else "")
 
 
-def filtered(rows: sql.Composable, row_filter: str | None) -> sql.Composable:
-    """A FROM item of the filter's rows among ``rows``, to be given an alias."""
+def filtered(
+    rows: sql.Composable, row_filter: str | None, columns: Iterable[str]
+) -> sql.Composable:
+    """A FROM item of ``columns`` of the filter's rows among ``rows``, to be given an alias."""
     if row_filter is None:
         return rows
-    return sql.SQL("(select * from {} where {})").format(rows, sql.SQL(row_filter))
+    named = sql.SQL(", ").join(map(sql.Identifier, dict.fromkeys(columns)))
+    return sql.SQL("(select {} from {} where {})").format(named, rows, sql.SQL(row_filter))
 
 
 def refuse_text(text: str) -> None:
@@ -86,25 +157,3 @@ def _plain(text: str | None) -> list[str] | None:
 
 def _is_quoted(token: str) -> bool:
     return len(token) > 1 and token[0] in "'\""
-
-
-def _as_the_server_writes(connection: Connection, table: TableId, text: str) -> str | None:
-    """The expression as Postgres prints it; None if it can't be told.
-
-    As a constraint of a temporary table that is never committed: it is kept like a filter.
-    """
-    name = "cdc_assets_row_filter"
-    with suppress(psycopg.DatabaseError), connection.transaction(force_rollback=True):
-        connection.execute("set local lock_timeout = '1s'")
-        connection.execute(
-            sql.SQL("create temp table {} (like {}, constraint {} check ({}))").format(
-                sql.Identifier(name), table.identifier, sql.Identifier(name), sql.SQL(text)
-            )
-        )
-        row = connection.execute(
-            "select pg_catalog.pg_get_expr(conbin, conrelid) from pg_catalog.pg_constraint"
-            " where conrelid = pg_catalog.to_regclass('pg_temp.' || %s) and conname = %s",
-            (name, name),
-        ).fetchone()
-        return str(row[0]) if row else None
-    return None

@@ -292,15 +292,21 @@ def refuse_unmasked_name(
                 )
 
 
-def refuse_made_from_masked(facts: Facts, found: SourceTable, table: TableConfig) -> None:
-    """Raise TableProblem if a generated column shows what a masked one has."""
-    covered = {*table.columns.mask, *table.columns.exclude}
+def refuse_made_from_masked(
+    facts: Facts, found: SourceTable, table: TableConfig, masked: Collection[str] = ()
+) -> None:
+    """Raise TableProblem if a generated column shows what a masked one has.
+
+    ``masked``: columns that are masked beside those that the configuration names.
+    """
+    hidden = {*table.columns.mask, *masked}
+    covered = {*hidden, *table.columns.exclude}
     sent = {c.name for c in found.columns} - {c.name for c in facts.unsent(found)}
     for name, others in facts.made_from.get(found.oid, {}).items():
-        if (shown := others & table.columns.mask.keys()) and name in sent - covered:
+        if (shown := others & hidden) and name in sent - covered:
             raise TableProblem(
                 found.id,
-                f"its generated column {name} is made from {min(shown)}, which columns.mask names",
+                f"its generated column {name} is made from {min(shown)}, which is masked",
                 f"Name {name} in columns.mask or columns.exclude, too.",
             )
 
@@ -311,19 +317,15 @@ def shown_by_generated(
     """Tables that stream, and of which a generated column shows a masked one since then."""
     masked = {row.oid: row for row in rows if config.masks(row.table)}
     made = _made_from(source, [*masked]) if masked else {}
-    again = [
-        masked[oid].table
-        for oid, columns in made.items()
-        if any(others & masked[oid].masks.keys() for others in columns.values())
-    ]
-    if not again:
+    if not made:
         return
-    facts = facts_of(source, config, again)
+    facts = facts_of(source, config, [masked[oid].table for oid in made])
     for row in masked.values():
         found = facts.tables.get(row.table)
         if isinstance(found, SourceTable):
+            names = [c.name for c in found.columns if c.number in row.mask_numbers]
             try:
-                refuse_made_from_masked(facts, found, config.table(row.table))
+                refuse_made_from_masked(facts, found, config.table(row.table), names)
             except TableProblem as problem:
                 message = f"{row.table}: {problem.what}."
                 yield row, Finding("mask_refused", "error", message, problem.remedy)

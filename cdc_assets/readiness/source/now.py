@@ -117,7 +117,9 @@ select w.schema_name, w.table_name, c.oid, coalesce(c.relkind::text, ''),
        coalesce(p.pubinsert and p.pubtruncate
                 and (p.pubupdate and p.pubdelete or w.inserts_only), true),
        coalesce(p.pubviaroot, true),
-       former.filter is not null, coalesce(former.lacking, false), former.filter
+       former.filter is not null, coalesce(former.lacking, false), former.filter,
+       exists (select from pg_catalog.pg_publication p, lateral ({of_old}) e
+                where p.pubname = any(%(both)s::text[]) and p.pubname <> w.publication)
   from wanted w
   left join publication p on p.pubname = w.publication
   left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
@@ -206,7 +208,7 @@ def look_at_tables(
     ).fetchall()
     tables = {}
     for schema, name, oid, kind, unlogged, root, renamed, published, entry, *rest in found:
-        pub_oid, owner, version, *shape, row_filter = rest
+        pub_oid, owner, version, *shape, row_filter, twice = rest
         now = PublishedShape(*shape)
         tables[TableId(schema, name)] = TableNow(
             int(oid) if oid is not None else None,
@@ -218,6 +220,7 @@ def look_at_tables(
             PublishedAs(entry, f"{pub_oid} {owner} {now.letters}", version) if entry else None,
             now,
             row_filter,
+            twice,
         )
     return tables
 

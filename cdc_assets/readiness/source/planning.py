@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import LiteralString
 
@@ -18,10 +18,11 @@ from psycopg import sql
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publication.contents import publication_of, published_in_bulk
-from cdc_assets.postgres.publication.row_filters import ROW_FILTERS
+from cdc_assets.postgres.publication.contents import publication_of, published_in_bulk, row_filters
+from cdc_assets.postgres.publication.row_filters import ROW_FILTERS, kept
 from cdc_assets.postgres.session.connect import Connection
 
 # The functions that the table's indexes, statistics and constraints call, directly or by operators,
@@ -139,10 +140,10 @@ def refuse_row_filter(
     *,
     inserts_only: bool,
 ) -> None:
-    """Raise TableProblem if ``where`` can't be the table's row filter, as far as planning tells.
+    """Raise TableProblem if ``where`` can't be the table's row filter, as far as is known before.
 
     Postgres would refuse UPDATE and DELETE of a published heap whose replica identity lacks a
-    column of the filter. Raises psycopg.errors.LockNotAvailable for a table that is locked.
+    column of the filter.
     """
     if (where := config.table(table.id).where) is None:
         return
@@ -161,44 +162,86 @@ def refuse_row_filter(
             "Give the source a publication of its own that lists tables, or take where out.",
         )
     try:
-        _plan_filter(connection, table, where, [column.name for column in table.columns])
-    except psycopg.errors.LockNotAvailable:
-        raise
+        found = kept(connection, table.id, where)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise TableProblem(
+            table.id,
+            f"where is checked by a temporary table, which the role can't make"
+            f" ({first_line(error)})",
+            "grant temporary on database … to the role that reads the tables;",
+        ) from error
     except psycopg.DatabaseError as error:
         if connection.closed:
             raise
         raise TableProblem(
             table.id, f"Postgres refuses where: {where} ({first_line(error)})", "Correct it."
         ) from error
-    if not config.streams or inserts_only or _all_full(connection, heaps):
-        return
-    try:
-        _plan_filter(connection, table, where, table.key_columns)
-    except psycopg.errors.UndefinedColumn as error:
+    if found.foreign:
         raise TableProblem(
             table.id,
-            f"where uses columns that its replica identity ({', '.join(table.key_columns)}) lacks:"
-            " once it is published so, Postgres would refuse every UPDATE and DELETE there",
+            f"where calls what isn't Postgres's own ({found.foreign}): somebody else's code would"
+            " run with the rights of our role, and a publication takes none",
+            "Compare by built-in types and operators.",
+        )
+    if not config.streams or inserts_only or _all_full(connection, heaps):
+        return
+    if outside := sorted(found.columns - {*table.key_columns}):
+        raise TableProblem(
+            table.id,
+            f"where uses columns ({', '.join(outside)}) that its replica identity"
+            f" ({', '.join(table.key_columns)}) lacks: once it is published so, Postgres would"
+            " refuse every UPDATE and DELETE there",
             "; ".join(f"alter table {heap} replica identity full" for heap in heaps)
             + "; -- or filter by columns of its replica identity",
-        ) from error
-
-
-def _plan_filter(
-    connection: Connection, table: SourceTable, where: str, columns: Sequence[str]
-) -> None:
-    """Plan a query of the table as if it had these columns alone."""
-    with connection.transaction(force_rollback=True):
-        connection.execute(PLANNING_TIMEOUT)
-        connection.execute(
-            sql.SQL("explain select from (select {} from only {}) as {} where ({})").format(
-                sql.SQL(", ").join(map(sql.Identifier, columns)),
-                table.id.identifier,
-                sql.Identifier(table.id.name),
-                sql.SQL(where),
-            ),
-            prepare=False,
         )
+
+
+def filter_findings(
+    connection: Connection,
+    config: SourceConfig,
+    found: SourceTable,
+    parts: Sequence[TableId],
+    *,
+    inserts_only: bool,
+) -> Iterator[Finding]:
+    """Whether ``where`` can be the table's row filter; once it is, columns may be renamed."""
+    if (where := config.row_filters.get(found.id)) is None:
+        return
+    name = publication_of(config.publication, inserts_only=inserts_only)
+    try:
+        refuse_row_filter(connection, config, found, parts, inserts_only=inserts_only)
+    except TableProblem as problem:
+        has = row_filters(connection, name, [found.oid]).get(found.oid)
+        if has is None or not config.streams:
+            yield Finding("row_filter", "error", f"{problem.what}.", problem.remedy)
+            return
+        yield Finding(
+            "row_filter",
+            "warning",
+            f"{problem.what}; the publication has the filter {has}, by which it goes on.",
+            "If columns were renamed, write where with their names of now, and then: cdc-assets"
+            f" resync {found.id}.",
+        )
+    else:
+        streams = config.streams and not inserts_only
+        if streams and found.kind == "p" and _uses_more_than_the_key(connection, found, where):
+            yield Finding(
+                "partitions_to_come",
+                "warning",
+                f"{found.id}: where uses columns outside its key, so a partition that is added"
+                " later has no replica identity with them: Postgres refuses UPDATE and DELETE there"
+                " until the table is withdrawn from the publication, which takes seconds while a"
+                " flusher runs, and it is parked.",
+                "Give each new partition its replica identity (full) before it is attached.",
+            )
+
+
+def _uses_more_than_the_key(connection: Connection, table: SourceTable, where: str) -> bool:
+    """Whether a partition that is added later can't have the filter by its primary key alone."""
+    try:
+        return not kept(connection, table.id, where).columns <= {*table.key_columns}
+    except psycopg.DatabaseError:
+        return False  # which is told by then
 
 
 def _all_full(connection: Connection, heaps: Sequence[TableId]) -> bool:

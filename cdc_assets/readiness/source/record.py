@@ -115,6 +115,8 @@ class TableNow:
     shape: PublishedShape
     row_filter: str | None
     """As the server writes it, with the present names of its columns."""
+    twice: bool
+    """Whether the other publication of the source has it, too: the server sends what either has."""
 
 
 @dataclass(frozen=True, slots=True)

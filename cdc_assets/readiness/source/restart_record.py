@@ -258,6 +258,13 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
         filtered=row.row_filter is not None,
     ):
         yield found(missing.code, missing.what, f"{missing.remedy} -- then {resync}")
+    elif row.row_filter is not None and now.twice:
+        yield found(
+            "publication_row_filter",
+            "both publications of the source have it, and the server sends the rows of either:"
+            " those that where leaves out, too",
+            f"Take it out of the one that isn't {name}, then {resync}",
+        )
     elif before is not None and now.published_as and before.was_put_back(now.published_as):
         yield found(
             "publication_altered",

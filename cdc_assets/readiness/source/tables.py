@@ -6,7 +6,6 @@ Nothing is changed. ``pins.enrol`` registers and publishes tables by the same ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import yaml
 
@@ -19,6 +18,7 @@ from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import lake_column
 from cdc_assets.postgres.publication.contents import publication_of, row_filters
 from cdc_assets.postgres.publication.identity import remedy, sentence
+from cdc_assets.postgres.publication.row_filters import RowFilter
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
 from cdc_assets.postgres.publication.statements import creation, placement, removal
 from cdc_assets.postgres.session.connect import Connection
@@ -32,7 +32,7 @@ from cdc_assets.readiness.source.enrolment import (
     refuse_mode,
     without_identity,
 )
-from cdc_assets.readiness.source.planning import refuse_row_filter, refuse_unplannable
+from cdc_assets.readiness.source.planning import filter_findings, refuse_unplannable
 
 
 def table_findings(
@@ -57,8 +57,7 @@ def table_findings(
     if not isinstance(parts := facts.heaps[found.id], TableProblem):
         if not facts.missing[found.oid]:
             yield from _refused("table_unplannable", refuse_unplannable, connection, found, parts)
-            filtering = partial(refuse_row_filter, inserts_only=inserts_only)
-            yield from _refused("row_filter", filtering, connection, config, found, parts)
+            yield from filter_findings(connection, config, found, parts, inserts_only=inserts_only)
         if table.where is not None:
             rows = f"{table.name}: only its rows where {one_line(table.where)} are replicated."
             yield Finding("filtered_rows", "info", rows, "")
@@ -233,7 +232,9 @@ def _publishable(
     needed, involved = list[str](), [name, *([other] if moves else [])]
     if present is None:
         needed.append(creation(connection, name, beside=config.publication))
-    unfiltered = table in config.row_filters and not row_filters(connection, name, [found.oid])
+    has, unfiltered = row_filters(connection, name, [found.oid]).get(found.oid), False
+    if (where := config.row_filters.get(table)) is not None:
+        unfiltered = not RowFilter(where).is_published(connection, table, has)
     if present is None or table not in present or unfiltered:
         replaced = [table] if unfiltered and present else []
         needed += placement(connection, name, [table], other, config.row_filters, replaced)
