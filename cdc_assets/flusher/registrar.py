@@ -34,7 +34,7 @@ from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.stream import StreamLost
 from cdc_assets.log.heaps.files import mark_truncated
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.pins.enrol import streamed_publications
+from cdc_assets.pins.streamed import streamed_publications
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 

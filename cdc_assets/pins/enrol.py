@@ -22,9 +22,7 @@ from cdc_assets.log.states import SETTLED, TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import rules_of
-from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable
-from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.changing import Publishing, publish, withdraw
 from cdc_assets.postgres.publication.contents import (
@@ -55,8 +53,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# In pipeline_meta: the oid of the publication of inserts, and the LSN from which it may be used.
-INSERTS_FROM = "inserts_from"
 _OTHERS_WISH = (
     "its copy was asked for with another columns.mask, mask_salt or where than this process has:"
     " restart"
@@ -336,40 +332,3 @@ def _as_published(
         elif now is None if wanted is None else wanted.is_published(source, row.table, now):
             found.append(replace(row, row_filter=now))
     return found
-
-
-# --- which publications the stream asks for ---
-
-
-def inserts_from(source: Connection, config: SourceConfig, store: LogStore) -> Lsn | None:
-    """The LSN from which the stream may ask for the publication of inserts, None if it never may.
-
-    Before version 18 the server decodes each change with the publications of that moment, and fails
-    for ever at one from before the publication was made.
-    """
-    oid = publication_oid(source, inserts_publication(config.publication))
-    known, _, lsn = (store.meta(INSERTS_FROM) or "").partition(" ")
-    return Lsn.parse(lsn) if oid is not None and known == oid else None
-
-
-def set_inserts_from(source: Connection, config: SourceConfig, store: LogStore, lsn: Lsn) -> None:
-    """Remember the consistent point of a slot that was made after the publication of inserts.
-
-    Every transaction that commits from there on began after the publication was made.
-    """
-    oid = publication_oid(source, inserts_publication(config.publication))
-    if oid is not None:
-        store.set_meta(INSERTS_FROM, f"{oid} {lsn}")
-
-
-def streamed_publications(pipeline: Pipeline, at: Lsn) -> tuple[str, ...]:
-    """The publications that a stream from ``at`` on asks for.
-
-    The source is only queried if the log has it that there may be two.
-    """
-    main = pipeline.config.publication
-    if not (known := pipeline.store.meta(INSERTS_FROM)) or at < Lsn.parse(known.split()[1]):
-        return (main,)
-    with pipeline.connect_source("publications") as source:
-        since = inserts_from(source, pipeline.config, pipeline.store)
-    return (main,) if since is None or at < since else (main, inserts_publication(main))

@@ -25,15 +25,10 @@ from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import refuse_if_dropped
-from cdc_assets.pins.enrol import (
-    inserts_from,
-    publish_tables,
-    register_tables,
-    set_inserts_from,
-    streamed_publications,
-)
+from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pins.holders import Holder, hold, join_pin
+from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
 from cdc_assets.pins.taking import take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 _COPIED: dict[str, tuple[str, LiteralString]] = {
     "_op": ("text", "'I'::pg_catalog.text"),
     "_lsn": ("int8", "{lsn}::pg_catalog.int8"),
-    "_synced_at": ("timestamptz", "pg_catalog.clock_timestamp()"),
+    "_synced_at": ("timestamp", "pg_catalog.clock_timestamp()"),
 }
 # Properties of a catalog that concern files; others may be its password.
 _OF_FILES = ("s3.", "gcs.", "adls.", "hdfs.", "client.", PY_IO_IMPL, PLACES)
