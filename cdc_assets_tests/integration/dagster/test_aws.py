@@ -91,12 +91,12 @@ def test_secrets_are_read_by_the_users_resource(
         secret = json.dumps({"user": "cdc", "password": password})
         return str(client.create_secret(Name=name, SecretString=secret)["ARN"])
 
-    put("eu-central-1", "rds", PASSWORD)
+    put("eu-central-1", "given", PASSWORD)
     other = put("us-west-2", "other", "elsewhere")
-    dsn = "postgresql://${aws-secret:rds#user}:${aws-secret:%s#password}@db/shop"
+    dsn = "postgresql://${aws-secret:given#user}:${aws-secret:%s#password}@db/shop"
     config = project(
         "",
-        postgres={"dsn": dsn % "rds"},
+        postgres={"dsn": dsn % "given"},
         state={"postgres_url": dsn % other},  # of another region, by its ARN
     )
     for given, password in (

@@ -84,6 +84,8 @@ def started(source: Bench) -> SourceConfig:
     source.flush(config)
     assert source.ids() == ["1"]
     source.execute("insert into t values (2, 'missed'); insert into u values (2, 'missed')")
+    ended = "select 1 from pg_replication_slots where slot_name = %s and not active"
+    wait_for(lambda: bool(source.execute(ended, config.slot)), 30)  # the server notices it later
     return config
 
 
