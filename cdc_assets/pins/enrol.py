@@ -31,7 +31,7 @@ from cdc_assets.postgres.publication.contents import (
     published_tables,
     row_filters,
 )
-from cdc_assets.postgres.publication.row_filters import RowFilter
+from cdc_assets.postgres.publication.row_filters import is_published
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
@@ -263,11 +263,7 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
     whole = [row.table for row in rows if not row.inserts_only]
     alone = [row.table for row in rows if row.inserts_only]
     # The configuration's: what the log says of a filter is compared, and never made a statement.
-    filters = {
-        row.table: RowFilter(config.row_filters[row.table], row.row_filter)
-        for row in rows
-        if row.table in config.row_filters
-    }
+    filters = config.row_filters
     settled = {row.table for row in rows if row.snapshot_lsn is not None}
     main = publish(source, config.publication, whole, filters=filters, settled=settled)
     refused, busy = dict(main.refused), set(main.busy)
@@ -318,7 +314,7 @@ def _as_published(
     source: Connection,
     config: SourceConfig,
     rows: Sequence[TableRow],
-    filters: Mapping[TableId, RowFilter],
+    filters: Mapping[TableId, str],
 ) -> list[TableRow]:
     """Those whose row filter is theirs in the publication, which ``row_filter`` has from there."""
     both = (config.publication, inserts_publication(config.publication))
@@ -329,6 +325,6 @@ def _as_published(
         wanted = filters.get(row.table)
         if row.snapshot_lsn is not None:
             found.append(row)
-        elif now is None if wanted is None else wanted.is_published(source, row.table, now):
+        elif now is None if wanted is None else is_published(source, row.table, wanted, now):
             found.append(replace(row, row_filter=now))
     return found

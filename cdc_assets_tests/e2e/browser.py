@@ -86,6 +86,18 @@ class Page:
         )
         assert found, f"nothing to click says {words!r}; it shows: {self.text}"
 
+    def press(self, code: str, *, alt: bool = False) -> None:
+        """Press a key: ``KeyE``, as KeyboardEvent.code has it."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                code=code,
+                key=code[-1].lower(),
+                windowsVirtualKeyCode=ord(code[-1]),
+                modifiers=1 if alt else 0,
+            )
+
     def shoot(self, target: Path) -> None:
         """Write what is seen as a PNG."""
         target.parent.mkdir(parents=True, exist_ok=True)

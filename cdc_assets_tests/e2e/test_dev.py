@@ -210,6 +210,8 @@ def test_a_person_sees_catalog_lineage_and_partitions(server: DevServer, page: P
     page.shows("Everybody who has ever ordered.", "External Asset", seconds=seconds)
     # Lineage, from the source's table to what is built on the lake.
     page.open(f"{server.url}/asset-groups~{quote(_SHOWN, safe='')}")
+    page.shows("revenue_by_day", "shop_staged_log", seconds=seconds)
+    page.press("KeyE", alt=True)  # all groups, which are folded
     page.shows("revenue_by_day", "100% filled", "Parquet", "Postgres", seconds=seconds)
     page.run("new Promise((done) => setTimeout(done, 1500))")  # it glides into its place
     _keep(page, "lineage")

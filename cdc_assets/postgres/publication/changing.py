@@ -17,7 +17,7 @@ from cdc_assets.postgres.publication.contents import (
     row_filters,
 )
 from cdc_assets.postgres.publication.identity import remedy, sentence, unidentified
-from cdc_assets.postgres.publication.row_filters import RowFilter
+from cdc_assets.postgres.publication.row_filters import is_published
 from cdc_assets.postgres.publication.statements import addition, creation, placement, removal
 from cdc_assets.postgres.session.connect import Connection
 
@@ -40,7 +40,7 @@ def publish(
     tables: Iterable[TableId],
     *,
     beside: str | None = None,
-    filters: Mapping[TableId, RowFilter] = MappingProxyType({}),
+    filters: Mapping[TableId, str] = MappingProxyType({}),
     settled: Collection[TableId] = (),
 ) -> Publishing:
     """Create the publication if it is missing, and add the tables that it lacks.
@@ -59,7 +59,7 @@ def publish(
         connection, publication, {t: o for t, o in (present or {}).items() if t in tables}, filters
     )
     missing = sorted((tables - (present or {}).keys()) | (wrong - {*settled}))
-    where = {table: filters[table].configured for table in missing if table in filters}
+    where = {table: filters[table] for table in missing if table in filters}
     if present is None:
         _create(connection, publication, missing, where, beside=beside)
     if not missing:
@@ -106,7 +106,7 @@ def _filtered_otherwise(
     connection: Connection,
     publication: str,
     present: Mapping[TableId, int],
-    filters: Mapping[TableId, RowFilter],
+    filters: Mapping[TableId, str],
 ) -> set[TableId]:
     """Those of the tables (with oids) that the publication has with another filter, or none."""
     found = row_filters(connection, publication, [*present.values()])
@@ -115,7 +115,7 @@ def _filtered_otherwise(
         for table, oid in present.items()
         if (oid in found or table in filters)
         and not (
-            table in filters and filters[table].is_published(connection, table, found.get(oid))
+            table in filters and is_published(connection, table, filters[table], found.get(oid))
         )
     }
 

@@ -25,22 +25,15 @@ ROW_FILTERS = 150000
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\w+|\s+|.""", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class RowFilter:
-    """A table's filter: as it is configured, and as the server writes it, if that is known."""
-
-    configured: str
-    known_as: str | None = None
-
-    def is_published(self, connection: Connection, table: TableId, present: str | None) -> bool:
-        """Whether ``present``, as a publication's entry has it, is this filter."""
-        if present is None:
-            return False
-        if present == self.known_as or same_text(present, self.configured):
-            return True
-        with suppress(psycopg.DatabaseError):
-            return present == kept(connection, table, self.configured).text
-        return False
+def is_published(
+    connection: Connection, table: TableId, configured: str, present: str | None
+) -> bool:
+    """Whether ``present``, as a publication's entry has it, is the filter as it is configured."""
+    if present is None or same_text(present, configured):
+        return present is not None
+    with suppress(psycopg.DatabaseError):
+        return present == kept(connection, table, configured).text
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import lake_column
 from cdc_assets.postgres.publication.contents import publication_of, row_filters
 from cdc_assets.postgres.publication.identity import remedy, sentence
-from cdc_assets.postgres.publication.row_filters import RowFilter
+from cdc_assets.postgres.publication.row_filters import is_published
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
 from cdc_assets.postgres.publication.statements import creation, placement, removal
 from cdc_assets.postgres.session.connect import Connection
@@ -234,7 +234,7 @@ def _publishable(
         needed.append(creation(connection, name, beside=config.publication))
     has, unfiltered = row_filters(connection, name, [found.oid]).get(found.oid), False
     if (where := config.row_filters.get(table)) is not None:
-        unfiltered = not RowFilter(where).is_published(connection, table, has)
+        unfiltered = not is_published(connection, table, where, has)
     if present is None or table not in present or unfiltered:
         replaced = [table] if unfiltered and present else []
         needed += placement(connection, name, [table], other, config.row_filters, replaced)
