@@ -207,6 +207,8 @@ def test_a_copy_is_made_with_the_filter_of_whoever_asked(copied_lake: NewLake) -
         source.pin()
         assert source.row(T).state == TableState.WAITING
         assert "another columns.mask, mask_salt or where" in str(source.row(T).reason)
+        source.pipeline.store.let_go(T, "it was dropped.")
+        assert source.row(T).as_wished, "whoever configures it again is free"
 
 
 def test_a_column_of_the_filter_may_be_renamed(copied_lake: NewLake) -> None:

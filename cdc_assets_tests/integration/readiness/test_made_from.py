@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 
 from cdc_assets.config.source import parse_config
@@ -55,6 +57,11 @@ def test_a_partition_may_make_a_column_from_another_one_than_its_root(
         source.execute(ATTACH)
         [(_, found)] = shown_by_generated(source, config, [masked])
         assert "its generated column shown is made from mail" in found.message
+        renamed = replace(masked, mask_numbers={2: "redact"})
+        source.execute("alter table t rename mail to post")
+        [(_, found)] = shown_by_generated(source, config, [renamed])
+        assert "made from post, which is masked" in found.message
+        source.execute("alter table t rename post to mail")
         facts = facts_of(source, config, [T])
         codes = {f.code for f in table_findings(source, config, config.tables[0], facts)}
         assert "mask_refused" in codes
