@@ -29,8 +29,9 @@ class Stuck(StreamLost):
             f" times in a row, and the server said: {said}.",
             "Until it can, nothing arrives, and the slot keeps the WAL. Mend what the server says."
             " If it is a row that is too large (Postgres can't send 1 GB of text), make the row"
-            " smaller and begin behind it: cdc-assets drop-source, then cdc-assets resume, copy"
-            " every table anew through a new slot.",
+            " smaller; if it is a division by zero or the like, a row filter (where in tables:)"
+            " fails at a row: correct it. Then begin behind it: cdc-assets drop-source, then"
+            " cdc-assets resume, copy every table anew through a new slot.",
         )
 
 

@@ -50,17 +50,6 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
         what = f"the coordination schema {schema} isn't whole, or a table is gone: {said}."
         remedy = "Restore the schema from a backup, or drop it and begin anew with resync --all."
         return CoordinationError, what, remedy
-    if isinstance(error, psycopg.DataError) and config is not None and config.row_filters:
-        tables = ", ".join(map(str, config.row_filters))
-        what = (
-            f"Postgres can't work out an expression: {said}. If that ends the stream, it is a row"
-            f" filter (where, of {tables}), which fails at some row."
-        )
-        remedy = (
-            "Write it so that it fails at none: case when x <> 0 then 10 / x > 1 end. The slot"
-            " can't get past that row: correct where, then cdc-assets resync --all."
-        )
-        return CdcError, what, remedy
     if isinstance(error, psycopg.Error):
         return CdcError, f"Postgres refused a statement: {said}.", "See what check says."
     if package in ("pyspark", "grpc"):

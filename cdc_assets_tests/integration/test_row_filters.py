@@ -251,6 +251,10 @@ def test_a_history_has_the_values_of_a_row_that_comes_in(copied_lake: NewLake) -
             "update keyed set id = 12 where id = 3; update keyed set v = 'w' where id = 12"
         )
         source.execute("update keyed set v = 'x' where id = 13")
+        source.execute("update keyed set id = 31 where id = 4")  # and on, before it is merged
+        source.execute(
+            "update keyed set v = 'y' where id = 31; update keyed set id = 32 where id = 31"
+        )
         source.catch_up()
         rows = source.session.sql(
             "select v, big from lake.src.keyed where id = 12 and _xid is not null and _op <> 'D'"

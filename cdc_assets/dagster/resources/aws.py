@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -33,7 +33,7 @@ class Given:
     """How secrets are read, and settings of S3; None and nothing by default."""
 
     secrets: Client | None
-    s3: Mapping[str, str]
+    s3: Mapping[str, str] = field(repr=False)
 
 
 def given(scope: Mapping[str, Any], origin: str) -> Given:

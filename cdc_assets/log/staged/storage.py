@@ -46,10 +46,11 @@ class Storage:
     def of(cls, s3: S3Config, given: Mapping[str, str] | None = None) -> Storage:
         """``given``: properties of a table's files, which come first: catalogs lend keys."""
         given = given or {}
-        found = given if "s3.secret-access-key" in given else s3.key
-        secret, key = found.get("s3.secret-access-key"), None
-        if secret is not None:
-            key = (found["s3.access-key-id"], secret, found.get("s3.session-token"))
+        found = given if {"s3.access-key-id", "s3.secret-access-key"} <= given.keys() else s3.key
+        key = None
+        if found:
+            one, secret = found["s3.access-key-id"], found["s3.secret-access-key"]
+            key = (one, secret, found.get("s3.session-token"))
         endpoint = given.get("s3.endpoint") or s3.endpoint
         region = given.get("s3.region") or given.get("client.region") or s3.region
         path_style = s3.path_style or given.get("s3.path-style-access") == "true"

@@ -73,7 +73,8 @@ def _from_batch(
 ) -> DataFrame:
     """Columns ``_META``, ``row``, and for rows that still lack values ``source`` and ``unknown``.
 
-    ``source`` is the key of the lake's row that has the missing values.
+    ``source`` is the key of the row that has the missing values: the lake's, or the source's of one
+    that ``came`` into the row filter.
     """
     session, facts = change.session, change.facts
     keyed = change.events.withColumn("key", F.from_json("data", text_struct(key), JSON))
@@ -89,16 +90,19 @@ def _from_batch(
             *(T.StructField(n, T.StringType() if n == "op" else T.LongType()) for n in _META),
             T.StructField("source", text_struct(key)),
             T.StructField("unknown", T.ArrayType(T.StringType())),
+            T.StructField("came", T.BooleanType()),
             T.StructField("data", T.StringType()),
         ]
     )
     made = []
     for off, values, source in linked:
         unknown = [n for n in left_out if n not in values] if source is not None else []
-        made.append((*meta[off], source if unknown else None, unknown or None, json.dumps(values)))
+        asked = tuple(source) if source is not None and unknown else None
+        came = isinstance(source, Came)
+        made.append((*meta[off], asked, unknown or None, came, json.dumps(values)))
     row = F.from_json("data", text_struct(names), JSON).alias("row")
     return simple.unionByName(
-        repeated(session, made, schema).select(*_META, "source", "unknown", row)
+        repeated(session, made, schema).select(*_META, "source", "unknown", "came", row)
     )
 
 
@@ -130,6 +134,7 @@ def _running(keyed: DataFrame, names: Sequence[str], left_out: Sequence[str]) ->
         *_META,
         F.when(lacks, F.col("key")).alias("source"),
         F.when(lacks, unknown).alias("unknown"),
+        F.lit(False).alias("came"),
         F.struct(
             *(
                 (
@@ -145,16 +150,24 @@ def _running(keyed: DataFrame, names: Sequence[str], left_out: Sequence[str]) ->
     )
 
 
+class Came(tuple[str | None, ...]):
+    """The key of a row that a key change brought into the row filter: only the source has it."""
+
+    __slots__ = ()
+
+
 def linked_values(
     events: Iterable[Event], key: Sequence[str]
 ) -> list[tuple[int, dict[str, str | None], Key | None]]:
-    """Every change of some keys: its offset, its known values, the key of the lake's row for more.
+    """Every change of some keys: its offset, its known values, the key of the row for more.
 
-    ``events`` hold every change of every key that they mention. Pure.
+    That row is the lake's; or the source's, of a Came. ``events`` hold every change of every key
+    that they mention. Pure.
     """
     state: dict[Key, tuple[dict[str, str | None], Key | None]] = {}
     gone: dict[Key, tuple[dict[str, str | None], Key | None]] = {}
     found: list[tuple[int, dict[str, str | None], Key | None]] = []
+    came: dict[Key, list[int]] = {}  # places in found, by the key that the row has by now
     for event in sorted(events, key=lambda e: e.off):
         values: dict[str, str | None] = json.loads(event.data)
         old = values.pop(OLD_KEY, None)
@@ -174,8 +187,13 @@ def linked_values(
             else:
                 before = state.get(at, ({}, at))
             values, source = before[0] | values, before[1]
+            if source is not None and None in source:  # no row of the lake has it
+                came[at] = [*came.pop(came_from, ()), len(found)]
         state[at] = (values, source)
         found.append((event.off, values, source))
+    for now, places in came.items():
+        for place in places:
+            found[place] = (*found[place][:2], Came(now))
     return found
 
 
@@ -186,13 +204,6 @@ def _from_lake(
     session, lake = change.session, change.lake
     keys = [f"s{i}" for i in range(len(lake.key))]
     called = {c.source.name: c.name for c in lake.columns}
-    # A row that came into the row filter by its key: no row of the lake has its old key, of NULLs,
-    # and none of its new key is it. The source has it.
-    came = F.col("source").getField(lake.key[0].source.name).isNull()
-    own = F.struct(*(F.col("row").getField(c.source.name).alias(c.source.name) for c in lake.key))
-    partial = partial.withColumn("came", came).withColumn(
-        "source", F.when(came, own).otherwise(F.col("source"))
-    )
     by_source = as_lake(
         partial.where("not came").select("source").distinct().withColumn("of", F.col("source")),
         lake.key,

@@ -175,9 +175,10 @@ def refuse_mode(found: SourceTable, table: TableConfig) -> None:
     mode, rules = table.mode or "mirror", table.columns
     kept = {lake_column(c.name, rules.rename) for c in found.columns if c.name not in rules.exclude}
     if taken := kept & set(table.added_columns(mode)):
+        by = "metadata" if min(taken) in table.metadata else f"mode {mode}"
         raise TableProblem(
             found.id,
-            f"it has a column {min(taken)}, which mode {mode} or metadata adds",
+            f"it has a column {min(taken)}, which {by} adds",
             "Name it in columns.exclude or columns.rename, or choose another mode.",
         )
     if mode == "soft_delete" and not found.key_columns:
