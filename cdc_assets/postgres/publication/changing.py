@@ -55,10 +55,9 @@ def publish(
     other = beside or inserts_publication(publication)
     present = published_tables(connection, publication)
     tables = set(tables)
-    wrong = _filtered_otherwise(
-        connection, publication, {t: o for t, o in (present or {}).items() if t in tables}, filters
-    )
-    missing = sorted((tables - (present or {}).keys()) | (wrong - {*settled}))
+    fresh = {t: oid for t, oid in (present or {}).items() if t in tables - {*settled}}
+    wrong = _filtered_otherwise(connection, publication, fresh, filters)
+    missing = sorted((tables - (present or {}).keys()) | wrong)
     where = {table: filters[table] for table in missing if table in filters}
     if present is None:
         _create(connection, publication, missing, where, beside=beside)
