@@ -218,8 +218,8 @@ def test_a_partition_that_comes_while_tables_are_pinned_stops_no_other(
     settings = {**source.settings("public.a", "public.p"), "snapshot": {"mode": "initial"}}
     look = described
 
-    def then_attached(*given: Any) -> Any:
-        found = look(*given)
+    def then_attached(*given: Any, **how: Any) -> Any:
+        found = look(*given, **how)
         source.execute("alter table p attach partition f for values from (0) to (9)")
         return found
 
