@@ -104,7 +104,7 @@ class Plan:
         self.kept = [i for i, name in enumerate(names) if name not in spec.excluded]
         masks = dict(spec.masks)
         self.masks = tuple((i, masks[names[i]]) for i in self.kept if names[i] in masks)
-        self.doubt = spec.doubt
+        self.doubt, self.filtered = spec.doubt, spec.filtered
         # Old tuples have the columns of the replica identity, whatever the key was before. Under
         # FULL they have all columns, and the key is the catalog's.
         self.key = [i for i, c in enumerate(relation.columns) if c.is_key]
@@ -112,7 +112,8 @@ class Plan:
             self.key = [names.index(name) for name in spec.key_columns if name in names]
             if len(self.key) < len(spec.key_columns):
                 self.key = []
-        self.layout = (tuple(names), tuple(self.kept), tuple(self.key), self.doubt, self.masks)
+        known = tuple(names), tuple(self.kept), tuple(self.key)
+        self.layout = (*known, self.doubt, self.masks, self.filtered)
 
     def rows(self, batch: Changes) -> tuple[pa.Table, Ints]:
         """One padded batch: read the tuples, pick the rows to be staged, write them.
@@ -179,10 +180,10 @@ class Plan:
             odd = (batch.op != INSERT) & (marker != OLD_ROW)
             why = "doesn't say all of the old row, and the table has no key"
         if not bool(odd.any()):
-            # Only a new row that is found by its key may leave out values: they exist elsewhere.
+            # Only an update's new row may leave out values: they exist elsewhere.
             left_out = (tuples.kind == pgoutput.UNCHANGED).any(axis=0)
             odd = (old >= 0) & left_out[old]
-            if not self.key:
+            if not (self.filtered and self.key):
                 odd |= (batch.op == INSERT) & left_out[new]
             why = "leaves a value out that is nowhere else"
         if self.doubt:

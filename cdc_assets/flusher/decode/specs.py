@@ -38,6 +38,7 @@ def staging_specs(rows: Iterable[TableRow], config: SourceConfig) -> dict[int, D
             doubt="" if _makes(row, config) else _OTHER_SALT,
             masks=tuple((_masks(row.masks, config) | (config.masks(row.table) or {})).items()),
             mask_numbers=tuple(_masks(row.mask_numbers, config).items()),
+            filtered=row.filter_wanted is not None,
         )
         for row in rows
         if row.oid and row.state != TableState.PARKED and _is_staged(row, config)
@@ -70,6 +71,7 @@ class DecodeSpec:
     Names are those of ``columns``, which were the table's once: number, name, type's oid and
     modifier. ``excluded_numbers``: attribute numbers of excluded columns, as far as known.
     ``masks``: of columns by name, and ``mask_numbers`` by attribute number as far as known.
+    ``filtered``: whether the table has a row filter, which makes inserts of some updates.
 
     ``decoder_process.loop`` replaces the names by a relation's own; ``doubt`` is then why its key
     can't be determined, or empty.
@@ -83,3 +85,4 @@ class DecodeSpec:
     doubt: str = ""
     masks: tuple[tuple[str, Mask], ...] = ()
     mask_numbers: tuple[tuple[int, Mask], ...] = ()
+    filtered: bool = False
