@@ -92,8 +92,15 @@ def migrate(connection: Connection, schema: str, dsn: str) -> int:
 
 
 # "if not exists" isn't atomic: of two sessions at once, one fails, and finds it made on its retry.
+_MADE_MEANWHILE = (
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.DuplicateObject,  # a table's row type
+)
+
+
 @retry(
-    retry=retry_if_exception_type((psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable)),
+    retry=retry_if_exception_type(_MADE_MEANWHILE),
     stop=stop_after_attempt(5),
     reraise=True,
 )
