@@ -55,8 +55,7 @@ T = TypeVar("T")
 
 _OTHERS_WISH = (
     "its copy was asked for with another columns.mask, mask_salt or where than this process has:"
-    " restart"
-    " the flusher with that configuration, or ask for the copy again (resync) with this one"
+    " restart the flusher with that configuration, or ask for the copy again (resync) with this one"
 )
 
 
@@ -322,9 +321,8 @@ def _as_published(
     found = list[TableRow]()
     for row in rows:
         now = (beside if row.inserts_only else main).get(row.oid)
-        wanted = filters.get(row.table)
         if row.snapshot_lsn is not None:
             found.append(row)
-        elif now is None if wanted is None else is_published(source, row.table, wanted, now):
+        elif is_published(source, row.table, filters.get(row.table), now):
             found.append(replace(row, row_filter=now))
     return found

@@ -41,10 +41,11 @@ from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.verified import compared, remember_compared, remember_missed
 from cdc_assets.maintenance.lost_care import surviving
+from cdc_assets.materializer.reread import column_names
 from cdc_assets.pins.holders import under
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import attributes, check_oid
+from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.key_lookup import key_columns, lookups
 from cdc_assets.postgres.lsn import Lsn
@@ -279,7 +280,7 @@ def _surplus(
         key = [columns[column.source.number] for column in lake.key]
         query = sql.SQL("select k.n from {} where not exists (select from {} t where {})")
         where = row_filter(source, pipeline.config, lake.row)
-        now = {a.number: a.name for a in attributes(source, lake.row.oid) if not a.dropped}
+        now = column_names(source, lake)
         rows = filtered(lake.table.rows, where, [now[c.source.number] for c in lake.key])
         for some in lookups(key, [keys[each] for each in listed]):
             found = source.execute(query.format(some.listed, rows, some.equal))

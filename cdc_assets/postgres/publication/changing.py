@@ -112,10 +112,7 @@ def _filtered_otherwise(
     return {
         table
         for table, oid in present.items()
-        if (oid in found or table in filters)
-        and not (
-            table in filters and is_published(connection, table, filters[table], found.get(oid))
-        )
+        if not is_published(connection, table, filters.get(table), found.get(oid))
     }
 
 

@@ -19,18 +19,16 @@ from psycopg import sql
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 
-# The first server version with row filters.
-ROW_FILTERS = 150000
 # Literals and quoted names, words, spaces, and any other character by itself.
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\w+|\s+|.""", re.DOTALL)
 
 
 def is_published(
-    connection: Connection, table: TableId, configured: str, present: str | None
+    connection: Connection, table: TableId, configured: str | None, present: str | None
 ) -> bool:
     """Whether ``present``, as a publication's entry has it, is the filter as it is configured."""
-    if present is None or same_text(present, configured):
-        return present is not None
+    if present is None or configured is None or same_text(present, configured):
+        return (present is None) == (configured is None)
     with suppress(psycopg.DatabaseError):
         return present == kept(connection, table, configured).text
     return False

@@ -21,8 +21,13 @@ from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publication.contents import publication_of, published_in_bulk, row_filters
-from cdc_assets.postgres.publication.row_filters import ROW_FILTERS, kept
+from cdc_assets.postgres.publication.contents import (
+    COLUMN_LISTS,
+    publication_of,
+    published_in_bulk,
+    row_filters,
+)
+from cdc_assets.postgres.publication.row_filters import kept
 from cdc_assets.postgres.session.connect import Connection
 
 # The functions that the table's indexes, statistics and constraints call, directly or by operators,
@@ -147,7 +152,7 @@ def refuse_row_filter(
     """
     if (where := config.table(table.id).where) is None:
         return
-    if config.streams and connection.info.server_version < ROW_FILTERS:
+    if config.streams and connection.info.server_version < COLUMN_LISTS:
         raise TableProblem(
             table.id,
             "where needs Postgres 15 or later",
