@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from moto.backends import get_backend
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
@@ -184,7 +185,14 @@ class _Proxy(ThreadingHTTPServer):
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """A server with an empty bucket ``bucket``, reached through the proxy."""
+    """A server with an empty bucket ``bucket``, reached through the proxy.
+
+    What earlier servers of this process were given is forgotten: moto keeps it while the process
+    lives.
+    """
+    for regions in get_backend("s3").values():
+        for backend in regions.values():
+            backend.reset()
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     try:
