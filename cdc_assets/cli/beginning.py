@@ -33,7 +33,13 @@ _COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*\Z)')
 _SHOWN = 40
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets init",
+        "APP_DSN=postgresql://… cdc-assets init app --yes",
+        "cdc-assets init app --table 'public.*' --exclude 'public.tmp_*'",
+    )
+)
 @click.argument("name", required=False)
 @click.option("--address", metavar="DSN", help="The source's, if not in NAME_DSN.")
 @click.option("--table", "wanted", multiple=True, metavar="S.T", help="A table, or as in public.*")
@@ -56,12 +62,9 @@ def init(
     own_roles: bool | None,
     yes: bool,
 ) -> None:
-    r"""Look at a database, and write the configuration and the administrator's SQL.
+    """Look at a database, and write the configuration and the administrator's SQL.
 
-    \b
-    cdc-assets init                                   asks for all it needs
-    APP_DSN=postgresql://… cdc-assets init app --yes  asks nothing
-    cdc-assets init app --table 'public.*' --exclude 'public.tmp_*'
+    It asks for what it isn't given; --yes asks nothing.
     """
     from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
     from cdc_assets.setup import files, inventory, roles
@@ -234,7 +237,12 @@ def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files)
     sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets tables --wide",
+        "cdc-assets tables --json",
+    )
+)
 @json_option
 @wide_option
 @click.pass_context
@@ -262,7 +270,7 @@ def config_group() -> None:
     """What the configuration may say."""
 
 
-@config_group.command()
+@config_group.command(examples=("cdc-assets config schema > cdc_assets.schema.json",))
 def schema() -> None:
     """Print the JSON schema of the configuration, for editors."""
     from cdc_assets.config.schema import file_schema
@@ -270,7 +278,7 @@ def schema() -> None:
     click.echo(json.dumps(file_schema(), indent=2, ensure_ascii=False))
 
 
-@config_group.command()
+@config_group.command(examples=("cdc-assets config reference > configuration.md",))
 def reference() -> None:
     """Print every key with its default, as Markdown."""
     from cdc_assets.config.reference import page

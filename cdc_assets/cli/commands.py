@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from cdc_assets.maintenance.run import Maintained
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets snapshot",
+        "cdc-assets snapshot --table shop.orders --table 'public.\"Order Lines\"'",
+    )
+)
 @tables_option
 @click.pass_context
 def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
@@ -57,7 +62,12 @@ def _until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
     return stop
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets resync public.orders",
+        "cdc-assets --config app.yaml resync --all",
+    )
+)
 @click.argument("tables", nargs=-1, metavar="[S.T]...")
 @click.option("--all", "everything", is_flag=True, help="Every table of the source.")
 @click.pass_context
@@ -73,7 +83,12 @@ def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> Non
         copying.resync(pipeline, spark, wanted, bar)
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets pause public.orders",
+        "cdc-assets pause",
+    )
+)
 @click.argument("tables", nargs=-1, metavar="[S.T]...")
 @click.pass_context
 def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
@@ -88,7 +103,12 @@ def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
         show_paused(pipeline.store)
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets resume public.orders",
+        "cdc-assets resume",
+    )
+)
 @click.argument("tables", nargs=-1, metavar="[S.T]...")
 @click.pass_context
 def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
@@ -105,7 +125,7 @@ def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
         show_paused(pipeline.store)
 
 
-@cli.command(name="drop-source")
+@cli.command(name="drop-source", examples=("cdc-assets drop-source --yes app",))
 @click.option("--yes", metavar="NAME", help="The source's name, so that it is the right one.")
 @click.pass_context
 def drop_source(ctx: click.Context, yes: str | None) -> None:
@@ -125,7 +145,13 @@ def drop_source(ctx: click.Context, yes: str | None) -> None:
     say(f"publication {config.publication}: {gone}")
 
 
-@cli.command(name="drop-table")
+@cli.command(
+    name="drop-table",
+    examples=(
+        "cdc-assets drop-table public.orders",
+        "cdc-assets drop-table public.orders --purge",
+    ),
+)
 @click.argument("table", metavar="S.T")
 @click.option("--purge", is_flag=True, help="Drop the lake table, too, with its files.")
 @click.pass_context
@@ -150,7 +176,12 @@ def drop_table(ctx: click.Context, table: str, purge: bool) -> None:
     say(f"{wanted} is dropped; maintain removes its staged files in time")
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets flush",
+        "cdc-assets flush --until current",
+    )
+)
 @click.option("--until", metavar="current|LSN", help="End once the log has reached it.")
 @click.pass_context
 def flush(ctx: click.Context, until: str | None) -> None:
@@ -172,7 +203,12 @@ def flush(ctx: click.Context, until: str | None) -> None:
         reach(pipeline, target, stop)
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets materialize",
+        "cdc-assets materialize --follow",
+    )
+)
 @tables_option
 @click.option("--follow", is_flag=True, help="Go on for ever; share the tables with other workers.")
 @click.pass_context
@@ -193,7 +229,12 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
             show_drained(done)
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets sync",
+        "cdc-assets sync --table public.orders",
+    )
+)
 @tables_option
 @click.pass_context
 def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
@@ -207,7 +248,12 @@ def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
             show_drained(done)
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets maintain --json",
+        "cdc-assets maintain --table public.orders",
+    )
+)
 @tables_option
 @json_option
 @click.pass_context
@@ -229,7 +275,7 @@ def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None
             show_maintained(done)
 
 
-@cli.command()
+@cli.command(examples=("cdc-assets demo --changes 2000",))
 @click.option("--changes", default=20_000, show_default=True, help="Live changes to replicate.")
 def demo(changes: int) -> None:
     """The whole thing on an embedded Postgres with live traffic; finite, ends with verify."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,28 @@ _DEFAULT, _NAMED = "cdc_assets.yaml", 5
 _PLACES = ("*/defs/*/defs.yaml", "src/*/defs/*/defs.yaml")  # of a Dagster project
 
 
-class _Commands(click.Group):
+class _Command(click.Command):
+    """A command whose help ends with examples."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {example}\n" for example in self.examples))
+        super().format_epilog(ctx, formatter)
+
+
+class _Group(click.Group):
+    command_class = _Command
+
+
+class _Commands(_Group):
     """Turns every error into one message and an exit code."""
+
+    group_class = _Group
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -19,7 +19,12 @@ from cdc_assets.cli.terminal import note, say, show_compared, show_findings, sho
 from cdc_assets.config.addresses import selected, services
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets --config app.yaml check",
+        "cdc-assets check --json",
+    )
+)
 @json_option
 @click.pass_context
 def check(ctx: click.Context, as_json: bool) -> None:
@@ -36,7 +41,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
     sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
-@cli.command(name="alert-test")
+@cli.command(name="alert-test", examples=("cdc-assets alert-test",))
 @click.pass_context
 def alert_test(ctx: click.Context) -> None:
     """Send a message to every sink of alerts:, to see whether it arrives."""
@@ -48,7 +53,12 @@ def alert_test(ctx: click.Context) -> None:
     sys.exit(1 if any(problems.values()) else 0)
 
 
-@cli.command()
+@cli.command(
+    examples=(
+        "cdc-assets verify",
+        "cdc-assets verify --table public.orders --show-keys",
+    )
+)
 @tables_option
 @json_option
 @click.option("--show-keys", is_flag=True, help="Print the keys (or rows) that differ, too.")
@@ -91,7 +101,13 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool, show_keys
     sys.exit(0 if all(c.equal for c in found) else 1)
 
 
-@cli.command(name="status")
+@cli.command(
+    name="status",
+    examples=(
+        "cdc-assets status --wide",
+        "cdc-assets status --json",
+    ),
+)
 @json_option
 @wide_option
 @click.pass_context
