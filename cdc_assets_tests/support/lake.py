@@ -15,11 +15,15 @@ from cdc_assets.flusher.flusher import run
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer.drain import Drained, drain
+from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.verify.compare import Comparison, verify
 
@@ -140,3 +144,29 @@ def copied(dsn: str, spark_url: str, setup: str, *tables: Any, **settings: Any) 
         opened.pin()
         opened.copy()
         yield opened
+
+
+def used(source: Lake, table: TableId) -> None:
+    """Everything that a catalog has to serve, after the copy of a table of ids and texts.
+
+    Change, alter, merge, copy once more, merge, take care, compare, purge.
+    """
+    source.execute(f"update {table} set v = 'y' where id > 50; delete from {table} where id < 10")
+    source.execute(f"alter table {table} add w int default 7")
+    source.execute(f"insert into {table} values (100, 'z')")
+    source.catch_up()
+    mark_for_copy(source.pipeline, [table])
+    source.pin()
+    source.copy()
+    source.execute(f"update {table} set v = 'later' where id = 60")
+    source.catch_up()
+    done = list(maintain(source.pipeline, lambda: source.session, [table]))
+    assert [one.problem for one in done] == [None]
+    assert [one.equal for one in source.verify()] == [True]
+    codes = {finding.code for finding in review(source.config)}
+    assert {"catalog_unwritable", "catalog_unreachable"}.isdisjoint(codes), codes
+    loaded, there = source.lake_table(table).load(), source.lake_table(table).sql_name
+    assert loaded is not None
+    assert loaded.format_version == source.config.lake.format_version
+    with Pipeline.open(source.config.model_copy(update={"tables": ()})) as pipeline:
+        assert drop_table(pipeline, table, purge=True).purged == (there,)

@@ -10,13 +10,10 @@ import pytest
 
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
-from cdc_assets.maintenance.run import maintain
-from cdc_assets.operations.drop_table import drop_table
-from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.support.lake import Lake, NewLake, copied
+from cdc_assets_tests.support.lake import Lake, NewLake, copied, used
 from cdc_assets_tests.support.rest_catalog import (
     CREDENTIAL,
     REGION,
@@ -50,19 +47,9 @@ def _settings(server: RestCatalog, warehouse: str, properties: dict[str, str]) -
 
 
 def _used(source: Lake, server: RestCatalog) -> None:
-    """Change, merge, take care, compare, purge."""
-    source.execute("update t set v = 'y' where id > 50; delete from t where id < 10")
-    source.execute("alter table t add w int default 7; insert into t values (100, 'z')")
-    source.catch_up()
-    done = list(maintain(source.pipeline, lambda: source.session, [T]))
-    assert [one.problem for one in done] == [None]
-    assert [one.equal for one in source.verify()] == [True]
+    used(source, T)
     assert len(server.agents) > 1, "Spark and pyiceberg both came"
-    found = {finding.code: finding for finding in review(source.config)}
-    assert {"catalog_unwritable", "catalog_unreachable"}.isdisjoint(found), found
     assert server.located == set()
-    with Pipeline.open(source.config.model_copy(update={"tables": ()})) as pipeline:
-        assert drop_table(pipeline, T, purge=True).purged == ("lake.`src`.`t`",)
 
 
 def test_each_request_is_signed(copied_lake: NewLake, tmp_path: Path) -> None:
