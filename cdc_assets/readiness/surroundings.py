@@ -23,6 +23,8 @@ from psycopg import sql
 from pyarrow import fs
 from pyiceberg.exceptions import NamespaceAlreadyExistsError
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from pyiceberg.types import IntegerType, NestedField
 from pyspark.sql import SparkSession
 
@@ -31,6 +33,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, EnvironmentProblem, first_line
 from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, tried
 from cdc_assets.lake.catalog.place import TABLES, catalog_schema, passed_over
+from cdc_assets.lake.publish import PREFIX
 from cdc_assets.lake.spark.jars import PACKAGES
 from cdc_assets.lake.spark.session import open_session, server, spark_problem
 from cdc_assets.log.staged.storage import Storage, folders_as_they_were
@@ -165,11 +168,16 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
                 # Other catalogs choose it, as they do for a table.
                 chosen = location if config.lake.catalog.type == "sql" else None
                 with folders_as_they_were(path) if local else nullcontext():
-                    catalog.create_table((config.namespace, name), schema, location=chosen)
-                    catalog.purge_table((config.namespace, name))
+                    table = catalog.create_table((config.namespace, name), schema, chosen)
+                    try:
+                        asked = config.streams and config.lake.catalog.type == "rest"
+                        found = [*_changes(config, table)] if asked else []
+                    finally:
+                        catalog.purge_table((config.namespace, name))
             finally:
                 if made:
                     catalog.drop_namespace(config.namespace)
+        yield from found
         yield from _catalog_place(config)
     except Exception as error:  # noqa: BLE001 - each catalog and each store has errors of its own
         yield Finding(
@@ -183,6 +191,43 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
                 if "s3://" in config.warehouse
                 else "."
             ),
+        )
+
+
+def _changes(config: SourceConfig, table: Table) -> Iterator[Finding]:
+    """Whether a REST catalog, which applies changes by itself, can make those of merges."""
+    table.append(pa.table({"probe": pa.array([], pa.int32())}))
+    snapshot = table.metadata.current_snapshot_id
+    assert snapshot is not None
+    said = "it took one, and then there was none"
+    try:
+        table.manage_snapshots().create_branch(snapshot, PREFIX).commit()
+        kept = PREFIX in table.refresh().metadata.refs
+    except Exception as error:  # noqa: BLE001 - each catalog has errors of its own
+        kept, said = False, f"{type(error).__name__}: {first_line(error)}"
+    if not kept:
+        yield Finding(
+            "catalog_branches",
+            "error",
+            "the catalog keeps no branches of a table, and each merge is written to a branch"
+            f" first: {said}.",
+            "Have another catalog in lake.catalog. A copy without changes needs no branches:"
+            " snapshot.mode: snapshot_only.",
+        )
+    version = config.lake.format_version
+    if version == table.format_version:
+        return
+    try:
+        asked = {"action": "upgrade-format-version", "format-version": version}
+        upgrade = UpgradeFormatVersionUpdate.model_validate(asked)
+        table.catalog.commit_table(table, (), (upgrade,))
+    except Exception as error:  # noqa: BLE001 - each catalog has errors of its own
+        yield Finding(
+            "catalog_version",
+            "error",
+            f"the catalog can't upgrade a table to format version {version}, as the first merge"
+            f" does: {type(error).__name__}: {first_line(error)}",
+            "Set lake.format_version: 2, or have a newer catalog.",
         )
 
 

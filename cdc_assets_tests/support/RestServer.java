@@ -1,8 +1,10 @@
+import com.fasterxml.jackson.core.type.TypeReference;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.net.InetSocketAddress;
-import java.util.Arrays;
 import java.util.Map;
-import java.util.stream.Collectors;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.iceberg.CatalogUtil;
 import org.apache.iceberg.catalog.Catalog;
@@ -12,25 +14,24 @@ import org.sparkproject.jetty.server.Server;
 import org.sparkproject.jetty.servlet.ServletContextHandler;
 import org.sparkproject.jetty.servlet.ServletHolder;
 
-/** Serves the catalog of these settings by Iceberg's servlet; prints where, ends with stdin. */
+/** Serves a catalog by Iceberg's servlet: its settings are a line of JSON; ends when stdin does. */
 public class RestServer {
-    public static void main(String[] settings) throws Exception {
+    public static void main(String[] none) throws Exception {
         PrintStream told = System.out;
         System.setOut(System.err); // what is logged
-        Map<String, String> properties =
-                Arrays.stream(settings)
-                        .map(setting -> setting.split("=", 2))
-                        .collect(Collectors.toMap(pair -> pair[0], pair -> pair[1]));
+        BufferedReader asked = new BufferedReader(new InputStreamReader(System.in));
+        Map<String, String> settings =
+                new ObjectMapper().readValue(asked.readLine(), new TypeReference<>() {});
         Catalog catalog =
-                CatalogUtil.buildIcebergCatalog("reference", properties, new Configuration());
-        ServletContextHandler routes = new ServletContextHandler();
+                CatalogUtil.buildIcebergCatalog("reference", settings, new Configuration());
         RESTCatalogServlet servlet = new RESTCatalogServlet(new RESTCatalogAdapter(catalog));
+        ServletContextHandler routes = new ServletContextHandler();
         routes.addServlet(new ServletHolder(servlet), "/*");
         Server server = new Server(new InetSocketAddress("127.0.0.1", 0));
         server.setHandler(routes);
         server.start();
         told.println("http://127.0.0.1:" + server.getURI().getPort());
-        while (System.in.read() >= 0) {}
+        while (asked.read() >= 0) {}
         System.exit(0);
     }
 }

@@ -32,7 +32,9 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.table import CommitTableRequest, Table
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import SetSnapshotRefUpdate, TableUpdate
 
 from cdc_assets_tests.support.sigv4 import Key, signed_with
 
@@ -70,6 +72,8 @@ class RestCatalog:
     asked: list[tuple[str, str]] = field(default_factory=list)
     located: set[str] = field(default_factory=set)
     """Where clients wanted tables to be; the server chooses it, if they don't say."""
+    branches: bool = True
+    """Whether it keeps branches; Nessie takes them, and forgets them."""
     refused: int = 0
     headers: set[str] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
@@ -225,9 +229,14 @@ class _Handler(BaseHTTPRequestHandler):
         body = {**body, "identifier": {"namespace": [identifier[0]], "name": identifier[1]}}
         wanted = CommitTableRequest.model_validate(body)
         named: Any = _Named(identifier)
-        done = self.catalog.tables.commit_table(named, wanted.requirements, wanted.updates)
+        kept = tuple(u for u in wanted.updates if self.catalog.branches or not _branches(u))
+        done = self.catalog.tables.commit_table(named, wanted.requirements, kept)
         found = json.loads(done.metadata.model_dump_json())
         return {"metadata-location": done.metadata_location, "metadata": found}
+
+
+def _branches(update: TableUpdate) -> bool:
+    return isinstance(update, SetSnapshotRefUpdate) and update.ref_name != MAIN_BRANCH
 
 
 def _wanted(body: dict[str, Any]) -> CreateTableRequest:

@@ -1,11 +1,12 @@
 """The REST catalog server that Iceberg tests its own clients with: none of ours, in Java.
 
 Its routes are in the jar of iceberg-core's tests, the newest that is published; Jetty and what else
-it needs come with Spark. It lets everybody in, who is on this machine.
+it needs come with Spark. It lets anybody in who is on this machine.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pyspark
 
-from cdc_assets.lake.spark.jars import Jar, cache_folder, provide
+from cdc_assets.lake.spark.jars import JARS, Jar, cache_folder, provide
+from cdc_assets.postgres.session.jdbc import jdbc
+from cdc_assets.postgres.session.parameters import resolved
 
 
 class _TestsJar(Jar):
@@ -59,24 +62,29 @@ _JARS = (
 
 
 @contextmanager
-def rest_reference(warehouse: str, **properties: str) -> Iterator[str]:
-    """The running server's address; ``properties``: more of the catalog that keeps its tables."""
+def rest_reference(dsn: str, warehouse: str) -> Iterator[str]:
+    """The running server's address; it keeps its entries in a database, files in the warehouse."""
+    address, access = jdbc(resolved(dsn))
     settings = {
-        "catalog-impl": f"{_ICEBERG}.inmemory.InMemoryCatalog",
-        "io-impl": f"{_ICEBERG}.hadoop.HadoopFileIO",
+        "catalog-impl": f"{_ICEBERG}.jdbc.JdbcCatalog",
+        "uri": address,
+        **{f"jdbc.{name}": value for name, value in access.items()},
+        "jdbc.schema-version": "V1",
         "warehouse": warehouse,
-        **properties,
+        "unique-table-location": "true",
     }
-    jars = [*provide(cache_folder(), {}, print, _JARS), Path(pyspark.__file__).parent / "jars/*"]
-    command = ["java", "-cp", os.pathsep.join(map(str, jars))]
-    command.append(str(Path(__file__).with_name("RestServer.java")))
-    command += [f"{name}={value}" for name, value in settings.items()]
+    jars = provide(cache_folder(), {}, print, [*_JARS, JARS[2]])
+    path = os.pathsep.join(map(str, [*jars, Path(pyspark.__file__).parent / "jars/*"]))
+    command = ["java", "-cp", path, str(Path(__file__).with_name("RestServer.java"))]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as server:
         try:
+            assert server.stdin is not None
             assert server.stdout is not None
-            address = server.stdout.readline().strip()
-            assert address, "the server began to serve"
-            yield address
+            server.stdin.write(f"{json.dumps(settings)}\n")
+            server.stdin.flush()
+            uri = server.stdout.readline().strip()
+            assert uri, "the server began to serve"
+            yield uri
         finally:
             server.kill()

@@ -59,3 +59,14 @@ def test_a_wrong_credential_is_told_before_anything_begins(
             found = {finding.code: finding for finding in review(source.config)}
             assert "wr0ng" not in str(found)
             assert found["catalog_unwritable"].severity == "error"
+
+
+def test_a_catalog_that_no_merge_can_be_made_in_is_told(new_lake: NewLake, tmp_path: Path) -> None:
+    warehouse = f"file://{tmp_path}/warehouse"
+    with rest_catalog(tmp_path, warehouse, branches=False) as server:
+        access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
+        with new_lake(SETUP, "t", **_catalog(server.uri, warehouse, access)) as source:
+            found = {f.code for f in review(source.config) if f.severity == "error"}
+            assert found == {"catalog_branches", "catalog_version"}
+            assert server.tables.list_namespaces() == []
+    assert not [path for path in tmp_path.rglob("warehouse/**/*") if path.is_file()]

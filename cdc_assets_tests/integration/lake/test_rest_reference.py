@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.lake import NewLake, used
 from cdc_assets_tests.support.rest_reference import rest_reference
 
@@ -22,10 +23,10 @@ SETUP = (
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_the_reference_server_from_copy_to_purge(
-    copied_lake: NewLake, tmp_path: Path, version: int
+    copied_lake: NewLake, postgres_dsn: NewDatabase, tmp_path: Path, version: int
 ) -> None:
     warehouse = f"file://{tmp_path}/warehouse"
-    with rest_reference(warehouse, **{"unique-table-location": "true"}) as uri:
+    with rest_reference(postgres_dsn(), warehouse) as uri:
         catalog: dict[str, Any] = {"type": "rest", "uri": uri, "warehouse": warehouse}
         lake = {"catalog": catalog, "format_version": version}
         with copied_lake(SETUP, "t", lake=lake) as source:
