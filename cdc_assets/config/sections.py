@@ -66,11 +66,21 @@ class PostgresConfig(Section):
         return self
 
 
+Strategy = Literal["pinned", "incremental", "auto"]
+
+
 class SnapshotConfig(Section):
     """How the first copy is made."""
 
     mode: Literal["initial", "snapshot_only", "never"] = "initial"
     """initial: copy, then follow. snapshot_only: copy, once. never: follow what is there."""
+    strategy: Strategy = "pinned"
+    """pinned: all under one snapshot, which a session holds until everything is read: VACUUM keeps
+    what was deleted meanwhile. incremental: in many short transactions, whose differences the log
+    evens out; for mirrors of tables with a key, from Postgres 14 on, other tables are pinned.
+    auto: incremental above 100 GB."""
+    hold_at_most: Annotated[Duration, Field(ge=timedelta(seconds=0.1))] = timedelta(seconds=2)
+    """About how long a transaction of an incremental copy lasts."""
     max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
     """Runs that copy at once."""
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4

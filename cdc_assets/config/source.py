@@ -42,6 +42,7 @@ from cdc_assets.config.sections import (
     SparkConfig,
     StagingConfig,
     StateConfig,
+    Strategy,
     VerifyConfig,
 )
 from cdc_assets.config.tables import AssetsConfig, Owner, TableConfig
@@ -240,6 +241,10 @@ class SourceConfig(Section):
     @cached_property
     def _by_id(self) -> dict[TableId, TableConfig]:
         return {table.id: table for table in self.tables}
+
+    def strategy(self, table: TableId) -> Strategy:
+        """How the table's first copy is to be made, where it can be."""
+        return self.table(table).strategy or self.snapshot.strategy
 
     def table(self, name: str | TableId) -> TableConfig:
         """The configured table of that SQL name; raises ConfigurationError if there is none."""

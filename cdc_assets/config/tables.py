@@ -21,6 +21,7 @@ from cdc_assets.config.base import (
 )
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
+from cdc_assets.config.sections import Strategy
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId, is_free_in_lake, lake_column
 from cdc_assets.postgres.publication.row_filters import refuse_text
@@ -227,6 +228,8 @@ class TableConfig(Section):
     """What rows of a file are ordered by: customer_id, created_at desc."""
     chunk_pages: Annotated[int, Field(ge=1, le=2**31)] = 2048
     """Pages of 8 kB a chunk: 2,048 are 16 MB, about a second of work."""
+    strategy: Strategy | None = None
+    """How its first copy is made, instead of snapshot.strategy."""
     freshness: FreshnessConfig = FreshnessConfig()
     owners: tuple[Owner, ...] | None = None
     """Who looks after its assets, instead of the source's owners."""

@@ -10,7 +10,7 @@ other. A holder is alive when its backend is: the server decides, not a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,6 @@ from psycopg import sql
 
 from cdc_assets.errors import SnapshotLost, first_line
 from cdc_assets.log.store import LogStore
-from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import connect
 
 _SNAPSHOT_GONE = (
@@ -51,11 +50,13 @@ class Holder:
 
 
 @contextmanager
-def under(source: psycopg.Connection[Any], snapshot_name: str) -> Iterator[None]:
-    """A transaction that reads under the snapshot, the catalog too."""
+def under(source: psycopg.Connection[Any], snapshot_name: str | None) -> Iterator[None]:
+    """A transaction that reads under the snapshot (None: one of now), the catalog too."""
     with source.transaction():
         source.execute("set transaction isolation level repeatable read read only")
-        source.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name)))
+        if snapshot_name is not None:
+            name = sql.Literal(snapshot_name)
+            source.execute(sql.SQL("set transaction snapshot {}").format(name))
         yield
 
 
@@ -102,10 +103,9 @@ def join_pin(store: LogStore, source_dsn: str, pin: str) -> Holder:
     raise SnapshotLost(f"no session holds the pin {pin} any more.")
 
 
-def pin_point(store: LogStore, pin: str) -> Lsn:
-    """The consistent point of ``pin``: nothing is read later than it."""
-    row = store.connection.execute(
-        "select consistent_point::text from pins where pin = %s", (pin,)
-    ).fetchone()
-    assert row is not None  # pins are never deleted while a table names them
-    return Lsn.parse(row[0])
+def held_pins(store: LogStore, pins: Iterable[str]) -> frozenset[str]:
+    """Those of the pins whose snapshot has to be held."""
+    rows = store.connection.execute(
+        "select pin::text from pins where pin = any(%s::uuid[]) and held", (sorted(pins),)
+    ).fetchall()
+    return frozenset(pin for (pin,) in rows)

@@ -6,15 +6,19 @@ every change that committed before it. Together they are the table, without a ga
 first pin comes from the main slot itself; later ones (a table added, a pin lost) come from a
 temporary slot, which lives only until its snapshot is imported.
 
-A pin is taken and recorded by ``taking``, and kept alive by its holders (``holders``).
+A pin is taken and recorded by ``taking``, and kept alive by its holders (``holders``). That of a
+table which is copied in short transactions (``strategy``) has none: its point is a proven horizon,
+below which everything is visible to whichever snapshot reads.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import psycopg
 
@@ -27,12 +31,15 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import refuse_if_dropped
 from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
-from cdc_assets.pins.holders import Holder, hold, join_pin
+from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
+from cdc_assets.pins.strategy import incremental
 from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
 from cdc_assets.pins.taking import take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
+from cdc_assets.postgres.horizon import Horizon
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.contents import publication_oid
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import NewSlot, create_slot, export_snapshot, slot_status
@@ -42,12 +49,25 @@ from cdc_assets.readiness.admission import (
     refuse_other_cluster,
     settle,
 )
-from cdc_assets.readiness.source.now import followed, remember
+from cdc_assets.readiness.source.now import followed, look_at_tables, remember
+from cdc_assets.readiness.source.record import PublishedAs
 
 logger = logging.getLogger(__name__)
 
 # A stream that can go on waits at most this long for another process's pin.
 _PREPARE_SECONDS = 3.0
+
+
+class _Candidate(NamedTuple):
+    """A horizon, and as what tables (in their epochs) were published when it was observed."""
+
+    horizon: Horizon
+    published: Mapping[tuple[TableId, int], PublishedAs | None]
+
+
+def _told(pinned: list[TableRow], point: Lsn) -> None:
+    names = ", ".join(str(row.table) for row in pinned)
+    logger.info("pinned %d tables at %s: %s", len(pinned), point, names)
 
 
 class Pins:
@@ -58,6 +78,7 @@ class Pins:
         self._config = pipeline.config
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
+        self._candidate: _Candidate | None = None
 
     @property
     def store(self) -> LogStore:
@@ -71,6 +92,7 @@ class Pins:
         has its beginning isn't held up by another process that waits for its pin. Raises
         PreflightError, SlotBusy or SourceMismatch; nothing is streamed or published then.
         """
+        self._candidate = None
         if patient or self._store.flushed_lsn() is None:
             self._store.lock(PINS_LOCK)
         elif not self._store.lock_within(PINS_LOCK, _PREPARE_SECONDS):
@@ -94,7 +116,9 @@ class Pins:
                         self._pipeline.replication_dsn, self._config.slot, temporary=False
                     )
                     set_inserts_from(source, self._config, self._store, made.consistent_point)
-                    self._pin(source, made, waiting, first=True)
+                    later = incremental(source, self._config, waiting)
+                    pinned = [row for row in waiting if row.table not in later]
+                    self._pin(source, made, pinned, first=True)
                 elif self._store.flushed_lsn() is None:
                     # Made by hand, or by a process that died before it recorded the pin: the log
                     # starts at the slot's position, the tables get later pins of their own.
@@ -115,7 +139,9 @@ class Pins:
         try:
             refuse_if_dropped(self._store)
             alive = set[str]()  # pins, which tables share
-            for row in unread(self._store, self._store.tables(None, TableState.COPYING)):
+            copying = unread(self._store, self._store.tables(None, TableState.COPYING))
+            held = held_pins(self._store, {row.pin for row in copying if row.pin})
+            for row in (row for row in copying if row.pin in held):
                 with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
                     self._keep(row, alive)
             if self._waiting():
@@ -163,8 +189,34 @@ class Pins:
             for row in waiting
             if row.followed or not (streaming or (row.inserts_only and len(asked) == 1))
         ]
-        if pinned:
-            self._pin(source, self._temporary_slot(), pinned, first=False)
+        at_horizon = incremental(source, self._config, pinned)
+        self._pin_at_horizon(source, [row for row in pinned if row.table in at_horizon])
+        if rest := [row for row in pinned if row.table not in at_horizon]:
+            self._pin(source, self._temporary_slot(), rest, first=False)
+
+    def _pin_at_horizon(self, source: Connection, tables: list[TableRow]) -> None:
+        """Pin tables whose changes the log has from a proven horizon on; a later tick the others.
+
+        A transaction of before the tables were published, whose changes aren't streamed, is over by
+        then, too. Tables that came, or were published anew, meanwhile begin with a new candidate.
+        """
+        if not tables:
+            self._candidate = None
+            return
+        now = look_at_tables(source, self._config.publication, tables)
+        published = {(row.table, row.epoch): now[row.table].published_as for row in tables}
+        if self._candidate is None:
+            self._candidate = _Candidate(Horizon.observe(source), published)
+        horizon = self._candidate.horizon
+        among = dict(self._candidate.published.items() & published.items())
+        self._candidate = _Candidate(horizon, among) if among else None
+        if among and horizon.is_proven(source):
+            self._candidate = None
+            same = [row for row in tables if (row.table, row.epoch) in among]
+            _, pinned = take(
+                source, self._config, self._store, horizon.lsn, None, same, first=False
+            )
+            _told(pinned, horizon.lsn)
 
     def _temporary_slot(self) -> NewSlot:
         name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
@@ -191,16 +243,19 @@ class Pins:
     ) -> None:
         """Record the pin with the frozen plans, then hold its snapshot."""
         try:
-            pin, pinned = take(source, self._config, self._store, slot, tables, first=first)
+            pin, pinned = take(
+                source,
+                self._config,
+                self._store,
+                slot.consistent_point,
+                slot.snapshot_name,
+                tables,
+                first=first,
+            )
             self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
         finally:
             slot.connection.close()  # drops a temporary slot, so that it keeps no WAL any longer
-        logger.info(
-            "pinned %d tables at %s: %s",
-            len(pinned),
-            slot.consistent_point,
-            ", ".join(str(row.table) for row in pinned),
-        )
+        _told(pinned, slot.consistent_point)
 
     def _keep(self, row: TableRow, alive: set[str]) -> None:
         """Hold the pin that ``row`` is copied under, or have the rest copied under another one.

@@ -1,4 +1,4 @@
-"""Reading ranges of pages under an exported snapshot, as Arrow.
+"""Reading ranges of pages under an exported snapshot, or under one of the moment, as Arrow.
 
 A transaction lasts for a few chunks only: the table's lock is released in between, so that an ALTER
 TABLE needn't wait for the end of a large table's copy.
@@ -27,11 +27,11 @@ Read = Callable[[str, Sequence[Kind]], Iterator[pa.RecordBatch]]
 
 
 @contextmanager
-def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
+def snapshot_reader(uri: str) -> Iterator[OpenTransaction]:
     """Yields a function that opens a transaction under a snapshot; it connects if it has to."""
     opened: list[Session] = []
 
-    def open_transaction(snapshot_name: str) -> _Transaction:
+    def open_transaction(snapshot_name: str | None) -> _Transaction:
         if not opened or opened[-1].closed:
             opened.append(open_session(uri))
             opened[-1].execute(NO_NEW_TIMEOUTS)
@@ -45,17 +45,18 @@ def snapshot_reader(uri: str) -> Iterator[Callable[[str], _Transaction]]:
 
 
 class _Transaction:
-    """A read-only transaction under the snapshot."""
+    """A read-only transaction under the snapshot; None: under one of its first query's moment."""
 
-    def __init__(self, session: Session, snapshot_name: str) -> None:
+    def __init__(self, session: Session, snapshot_name: str | None) -> None:
         self._session = session
         self._name = snapshot_name
 
     def __enter__(self) -> Read:
         self._session.execute("begin isolation level repeatable read read only")
         try:
-            name = sql.Literal(self._name).as_string(None)
-            self._session.execute(f"set transaction snapshot {name}")
+            if self._name is not None:
+                name = sql.Literal(self._name).as_string(None)
+                self._session.execute(f"set transaction snapshot {name}")
         except BaseException:
             self._roll_back()
             raise
@@ -74,8 +75,8 @@ class _Transaction:
                 self._session.execute("rollback")
 
 
-OpenTransaction = Callable[[str], _Transaction]
-"""Begins a transaction under the snapshot of that name, as a context."""
+OpenTransaction = Callable[[str | None], _Transaction]
+"""Begins a transaction under the snapshot of that name (None: of now), as a context."""
 
 
 @dataclass(frozen=True, slots=True)

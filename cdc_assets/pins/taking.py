@@ -31,7 +31,6 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
-from cdc_assets.postgres.slots import NewSlot
 from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.planning import AT_ONCE, AT_ONCE_LIMITS
 
@@ -44,24 +43,26 @@ def take(
     source: Connection,
     config: SourceConfig,
     store: LogStore,
-    slot: NewSlot,
+    point: Lsn,
+    snapshot_name: str | None,
     tables: list[TableRow],
     *,
     first: bool,
 ) -> tuple[str, list[TableRow]]:
     """Record a pin with the frozen plans; returns its id, and the tables that it pins.
 
-    ``first``: the log begins at it.
+    ``point``: what committed below it is what the snapshot shows. None: no snapshot shows just
+    that, but each one from now on shows all of it. ``first``: the log begins at it.
     """
     pin = str(uuid.uuid4())
     with store.connection.transaction():
         store.connection.execute(
-            "insert into pins (pin, source, consistent_point) values (%s, %s, %s)",
-            (pin, config.name, str(slot.consistent_point)),
+            "insert into pins (pin, source, consistent_point, held) values (%s, %s, %s, %s)",
+            (pin, config.name, str(point), snapshot_name is not None),
         )
         if first:
-            store.advance(slot.consistent_point)
-        with under(source, slot.snapshot_name):
+            store.advance(point)
+        with under(source, snapshot_name):
             busy = locked(source, [row.table for row in tables])
             free = [row for row in tables if row.table not in busy]
             kinds = _as_registered(source, config, free)
@@ -75,13 +76,13 @@ def take(
                     store.set_row_filter(row.table, row.filter_wanted, row.epoch)
             if config.streams:
                 _remember_entries(source, config, store, pinned)
-                _remember_heaps(source, store, pinned, slot.consistent_point)
+                _remember_heaps(source, store, pinned, point)
             for row, chunks in plans:
                 plan_copy(
                     store,
                     row,
                     pin,
-                    slot.consistent_point,
+                    point,
                     chunks,
                     resumes=row.snapshot_lsn is not None,
                     state_without=TableState.STREAMING if config.streams else TableState.COPIED,

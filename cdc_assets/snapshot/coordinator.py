@@ -26,7 +26,7 @@ from cdc_assets.log.copies.chunks import ChunkProgress, chunks
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.pins.holders import Holder, join_pin
+from cdc_assets.pins.holders import Holder, held_pins, join_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.table_copy import CopyProgress, TableCopy
@@ -119,7 +119,7 @@ class _Coordinator:
         self._session = session
         self._copies = list(copies)
         self._failed: dict[TableId, CdcError] = {}
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, Holder | None] = {}
         self._worker = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
 
     def run(self) -> dict[TableId, CdcError]:
@@ -163,18 +163,25 @@ class _Coordinator:
         def prepare(copy: TableCopy) -> bool:
             if copy.claimable():
                 if copy.pin not in self._holders:
-                    self._holders[copy.pin] = join_pin(
-                        self._pipeline.store, self._pipeline.source_dsn, copy.pin
-                    )
-                tasks.append(copy.task(self._holders[copy.pin].snapshot_name, self._worker))
+                    self._holders[copy.pin] = self._holder(copy.pin)
+                holder = self._holders[copy.pin]
+                snapshot = holder.snapshot_name if holder is not None else None
+                tasks.append(copy.task(snapshot, self._worker))
             return False
 
         self._each(prepare)
         return tasks
 
+    def _holder(self, pin: str) -> Holder | None:
+        """None for a pin whose tables are read without a snapshot that has to be held."""
+        store = self._pipeline.store
+        held = held_pins(store, [pin])
+        return join_pin(store, self._pipeline.source_dsn, pin) if held else None
+
     def _let_go(self) -> None:
         for holder in self._holders.values():
-            holder.close()
+            if holder is not None:
+                holder.close()
 
     def _job(self, tasks: Sequence[CopyTask]) -> list[tuple[str, str, str]]:
         parallel = self._pipeline.config.snapshot

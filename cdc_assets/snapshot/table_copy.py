@@ -27,13 +27,19 @@ from cdc_assets.config.addresses import coordination_dsn
 from cdc_assets.config.layout import parse_part
 from cdc_assets.errors import CopyRestarted, Fenced, SnapshotLost, TableProblem
 from cdc_assets.log.batch import Window, facts, outline
-from cdc_assets.log.copies.chunks import ChunkProgress, chunks, claimable, restart_copy, void_copy
+from cdc_assets.log.copies.chunks import (
+    ChunkProgress,
+    chunks,
+    claimable,
+    read_until,
+    restart_copy,
+    void_copy,
+)
 from cdc_assets.log.copies.claims import ClaimScope
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import TableState
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.pins.holders import pin_point
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
@@ -187,8 +193,8 @@ class TableCopy:
         with self._pipeline.connect_source("copy") as source:
             return row_filter(source, config, row)
 
-    def task(self, snapshot_name: str, worker: str) -> CopyTask:
-        """This table's task of a job."""
+    def task(self, snapshot_name: str | None, worker: str) -> CopyTask:
+        """This table's task of a job; without a snapshot, it reads in short transactions."""
         config, row = self._pipeline.config, self._row
         listed = sql.SQL(", ").join(
             select_expression(c.source, c.mapping, c.policy, is_key=c.is_key)
@@ -203,6 +209,7 @@ class TableCopy:
             numbers=tuple(c.source.number for c in self._landing.lake.columns),
             source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
             snapshot_name=snapshot_name,
+            hold_at_most=config.snapshot.hold_at_most.total_seconds(),
             columns=listed.as_string(self._store.connection),
             row_filter=self._row_filter(),
             publication=(
@@ -332,10 +339,9 @@ class TableCopy:
             if self._over() or not self._landing.complete():
                 return
             self._landing.publish(self._session)
-            # No chunk was read later than the last pin's consistent point (invariant 10).
             self._store.finish_copy(
                 self.table,
                 self._row.epoch,
-                pin_point(self._store, self.pin),
+                read_until(self._store, self._row, self.pin),
                 streams=self._pipeline.config.streams,
             )

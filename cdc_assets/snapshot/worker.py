@@ -1,10 +1,11 @@
 """A Spark task of a copy: claim chunks, read them, write a Parquet file, record it.
 
 A task lives until nothing is left to claim, so one table costs a few long tasks. It claims some
-neighbouring chunks at a time, reads them in one short transaction under the pinned snapshot, writes
-their rows to one file below the lake table's location, and records the file with its claim: from
-then on any coordinator can commit it (``snapshot.landing``). A task whose coordinator died goes on
-and loses nothing; one that was fenced deletes what it wrote.
+neighbouring chunks at a time, reads them in one short transaction under the pinned snapshot (each
+in several, under snapshots of the moment, if the copy is incremental), writes their rows to one
+file below the lake table's location, and records the file with its claim: from then on any
+coordinator can commit it (``snapshot.landing``). A task whose coordinator died goes on and loses
+nothing; one that was fenced deletes what it wrote.
 
 This module runs inside Spark's Python workers.
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -30,6 +32,7 @@ from cdc_assets.postgres.names import TableId, quoted
 from cdc_assets.postgres.types import refused_array
 from cdc_assets.snapshot.convert import DoesNotFit, LakeField
 from cdc_assets.snapshot.lake_file import LakeFile
+from cdc_assets.snapshot.pace import Pace
 
 # SQL states that a coordinator can do something about.
 # invalid_parameter_value, undefined_object, object_not_in_prerequisite_state
@@ -61,6 +64,13 @@ with recursive base as (
 select pg_catalog.format_type(oid, null) from base where typbasetype = 0
 """)
 
+# How many pages a heap has, and where the WAL ends: both of now, and not of the snapshot.
+_HEAP_PAGES = sql.SQL(
+    "select pg_catalog.pg_relation_size({}::oid)"
+    " / pg_catalog.current_setting('block_size')::bigint,"
+    " pg_catalog.pg_current_wal_insert_lsn()::text"
+)
+
 OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
 
 
@@ -68,6 +78,7 @@ OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
 class CopyTask:
     """All that a task needs to know of one table.
 
+    Without ``snapshot_name`` it is read in transactions of about ``hold_at_most`` seconds.
     ``columns`` is the SELECT list, of the columns with these ``names`` and attribute ``numbers`` of
     the table that has ``oid``. ``chunks``: about how many are to be read. ``location``: the folder
     of the lake table's data files. ``io``: the properties of its FileIO. ``row_filter``: in SQL,
@@ -79,7 +90,8 @@ class CopyTask:
     names: tuple[str, ...]
     numbers: tuple[int, ...]
     source_uri: str
-    snapshot_name: str
+    snapshot_name: str | None
+    hold_at_most: float
     columns: str
     row_filter: str | None
     publication: str | None
@@ -128,19 +140,21 @@ def copy_worker(
 
 
 def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) -> tuple[str, str]:
+    pace = Pace(task.hold_at_most)
     try:
         while chunks := claims.take():
-            with (
-                LakeFile(task.location, dict(task.io), task.scope.epoch, task.fields) as file,
-                open_transaction(task.snapshot_name) as run,
-            ):
-                heaps = _heaps(run, task.table, chunks)
-                for heap in heaps.values():
-                    _check_types(run, task, heap)
-                _check_names(run, task)
-                _check_filter(run, task)
-                written = [_copy(task, run, chunk, heaps[chunk.oid], file) for chunk in chunks]
-                _check(run, heaps, chunks)
+            with LakeFile(task.location, dict(task.io), task.scope.epoch, task.fields) as file:
+                if task.snapshot_name is not None:
+                    with _checked(task, chunks, open_transaction) as (run, heaps):
+                        written = [
+                            _copy(task, run, chunk, _pages(chunk), heaps[chunk.oid], file)
+                            for chunk in chunks
+                        ]
+                else:
+                    written = [
+                        _copy_in_parts(task, chunk, open_transaction, pace, file)
+                        for chunk in chunks
+                    ]
             if not claims.wrote(written, file.path):
                 file.delete()
     except _Rewritten as error:
@@ -161,6 +175,21 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
     finally:
         claims.release()
     return "done", ""
+
+
+@contextmanager
+def _checked(
+    task: CopyTask, chunks: Sequence[Claimed], open_transaction: OpenTransaction
+) -> Iterator[tuple[Read, dict[int, TableId]]]:
+    """A transaction in which the chunks' heaps, which come by oid, are as they were planned."""
+    with open_transaction(task.snapshot_name) as run:
+        heaps = _heaps(run, task.table, chunks)
+        for heap in heaps.values():
+            _check_types(run, task, heap)
+        _check_names(run, task)
+        _check_filter(run, task)
+        yield run, heaps
+        _check(run, heaps, chunks)
 
 
 def _heaps(run: Read, table: TableId, chunks: Sequence[Claimed]) -> dict[int, TableId]:
@@ -250,9 +279,44 @@ def _rows(run: Read, query: sql.Composed, kinds: Sequence[Kind]) -> list[tuple[A
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
-def _copy(task: CopyTask, run: Read, chunk: Claimed, heap: TableId, file: LakeFile) -> Written:
+def _pages(chunk: Claimed) -> CtidRange:
+    return CtidRange(chunk.first_block, chunk.end_block)
+
+
+def _copy_in_parts(
+    task: CopyTask,
+    chunk: Claimed,
+    open_transaction: OpenTransaction,
+    pace: Pace,
+    file: LakeFile,
+) -> Written:
+    """Read a chunk in short transactions: between them no snapshot holds VACUUM back.
+
+    What moves between them is in the log, whose point is ``read_lsn`` by then.
+    """
+    with open_transaction(None) as run:
+        ((now, _),) = _rows(run, _HEAP_PAGES.format(sql.Literal(chunk.oid)), (INT8, TEXT))
+    parts = list[Written]()
+    for pages in pace.parts(_pages(chunk), now or 0):
+        began = time.monotonic()
+        with _checked(task, [chunk], open_transaction) as (run, heaps):
+            part = _copy(task, run, chunk, pages, heaps[chunk.oid], file)
+            ((_, lsn),) = _rows(run, _HEAP_PAGES.format(sql.Literal(chunk.oid)), (INT8, TEXT))
+        pace.took(time.monotonic() - began)
+        parts.append(replace(part, read_lsn=lsn))
+    return Written(
+        chunk.key,
+        sum(part.rows for part in parts),
+        sum(part.bytes for part in parts),
+        sum(part.seconds for part in parts),
+        parts[-1].read_lsn,
+    )
+
+
+def _copy(
+    task: CopyTask, run: Read, chunk: Claimed, pages: CtidRange, heap: TableId, file: LakeFile
+) -> Written:
     began, rows, size = time.monotonic(), 0, 0
-    pages = CtidRange(chunk.first_block, chunk.end_block)
     relation = heap.identifier.as_string(None)
     # A filter may name the table, whose rows are those of a partition here.
     called = quoted(task.table.name) if task.row_filter is not None else ""

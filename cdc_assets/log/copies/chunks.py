@@ -201,6 +201,18 @@ def chunks(store: LogStore, table: TableId, epoch: int) -> list[ChunkProgress]:
     return [ChunkProgress(key, CtidRange.parse(key)[1], *rest) for key, *rest in rows]
 
 
+def read_until(store: LogStore, row: TableRow, pin: str) -> Lsn:
+    """An LSN that whatever the copy has read had committed below; ``pin``: its last one."""
+    found = store.connection.execute(
+        "select greatest(p.consistent_point, (select max(c.read_lsn) from snapshot_progress c"
+        " where c.source = %s and c.table_name = %s and c.epoch = %s))::text"
+        " from pins p where p.pin = %s",
+        (store.source, str(row.table), row.epoch, pin),
+    ).fetchone()
+    assert found is not None  # pins are never deleted while a table names them
+    return Lsn.parse(found[0])
+
+
 def mark_landed(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
     """Remember that the Iceberg table holds these chunks."""
     store.connection.execute(

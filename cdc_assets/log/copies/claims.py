@@ -60,12 +60,16 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A written chunk, and its cost: rows, bytes (of Arrow data), seconds."""
+    """A written chunk, and its cost: rows, bytes (of Arrow data), seconds.
+
+    ``read_lsn``: what was seen of it had committed below, if it wasn't read under the pin.
+    """
 
     key: str
     rows: int
     bytes: int
     seconds: float
+    read_lsn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,8 @@ class Claims:
                 for chunk in chunks:
                     done = self._connection.execute(
                         "update snapshot_progress set state = 'written', file = %s, rows = %s,"
-                        " bytes = %s, seconds = %s, heartbeat_at = clock_timestamp()"
+                        " bytes = %s, seconds = %s, read_lsn = %s,"
+                        " heartbeat_at = clock_timestamp()"
                         " where source = %s and table_name = %s and epoch = %s and chunk = %s"
                         " and state = 'claimed' and claim = %s",
                         (
@@ -144,6 +149,7 @@ class Claims:
                             chunk.rows,
                             chunk.bytes,
                             chunk.seconds,
+                            chunk.read_lsn,
                             self._scope.source,
                             self._scope.table,
                             self._scope.epoch,

@@ -39,7 +39,9 @@ def test_tables_that_were_copied_before_keys_had_other_texts_are_parked_and_no_o
                 "alter table _pg2iceberg.claims drop column problem, drop column problem_since;"
                 " alter table _pg2iceberg.tables"
                 " drop column masks, drop column mask_numbers, drop column mask_wish,"
-                " drop column filter_wanted, drop column row_filter, drop column filter_wish"
+                " drop column filter_wanted, drop column row_filter, drop column filter_wish;"
+                " alter table _pg2iceberg.pins drop column held;"
+                " alter table _pg2iceberg.snapshot_progress drop column read_lsn"
             )
             LogStore.open(made.dsn, made.name, "_pg2iceberg").close()
             return {name.removeprefix("public.") for name in made.parked()}

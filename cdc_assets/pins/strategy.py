@@ -1,0 +1,64 @@
+"""Which tables are copied without a snapshot that a session would have to hold.
+
+An incremental copy reads a table in many short transactions. What moves between them shows up
+twice or not at all; the log from the pin on evens that out, by key, in a mirror (see
+``snapshot.table_copy``). What can't be so is pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cdc_assets.config.source import SourceConfig
+from cdc_assets.log.table_row import TableRow
+from cdc_assets.postgres.ctid import TID_RANGE_SCANS
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.connect import Connection
+
+# With auto, of a table and its partitions; half an hour to an hour of reading.
+LARGE_BYTES = 100 * 10**9
+
+_SIZES = """
+select r.oid::bigint, pg_catalog.sum(greatest(c.relpages, 0))
+         * pg_catalog.current_setting('block_size')::bigint
+  from pg_catalog.unnest(%s::oid[]) r (oid)
+  left join lateral pg_catalog.pg_partition_tree(r.oid) t on true  -- none of a plain table
+  join pg_catalog.pg_class c on c.oid = coalesce(t.relid, r.oid)
+ group by 1
+"""
+
+
+def why_pinned(
+    config: SourceConfig, mode: str, key: Sequence[str], server_version: int
+) -> str | None:
+    """What keeps a table from an incremental copy; None if nothing does."""
+    if not config.streams:
+        return "it is only copied, so no log evens out what moves meanwhile"
+    if mode != "mirror":
+        return f"its lake table, in mode {mode}, would show what moves meanwhile twice"
+    if not key:
+        return "it has no key by which the log could even out what moves meanwhile"
+    if server_version < TID_RANGE_SCANS:
+        return "before Postgres 14 a range of pages is read by reading the whole table"
+    return None
+
+
+def incremental(
+    source: Connection, config: SourceConfig, rows: Sequence[TableRow]
+) -> frozenset[TableId]:
+    """Those of the waiting tables that are to be copied in short transactions."""
+    able = {
+        row.table: (config.strategy(row.table), row.oid)
+        for row in rows
+        if config.strategy(row.table) != "pinned"
+        and why_pinned(config, row.mode, row.key_columns, source.info.server_version) is None
+    }
+    unsure = [oid for strategy, oid in able.values() if strategy == "auto"]
+    sizes: Mapping[int, int] = {}
+    if unsure:
+        sizes = {int(oid): int(size) for oid, size in source.execute(_SIZES, (unsure,)).fetchall()}
+    return frozenset(
+        table
+        for table, (strategy, oid) in able.items()
+        if strategy == "incremental" or sizes.get(oid, 0) > LARGE_BYTES
+    )

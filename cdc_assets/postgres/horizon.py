@@ -1,0 +1,48 @@
+"""An LSN such that whatever committed below it is visible to every snapshot from now on.
+
+A commit record is in the WAL before its transaction is visible: after its flush it waits for
+synchronous standbys, as long as they take. So a snapshot may lack what committed below the LSN that
+is current then. But each transaction that writes holds a lock on its own id from its first write
+until it is visible: once all that held one when the LSN was current have ended, nothing is missing.
+
+Source: PostgreSQL, src/backend/access/transam/xact.c, CommitTransaction: the record is flushed and
+replicated (RecordTransactionCommit) before ProcArrayEndTransaction makes it visible, and locks are
+released after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.connect import Connection
+
+# Prepared transactions' locks are among them; neither statement needs a right.
+_RUNNING = (
+    "select transactionid::text from pg_catalog.pg_locks"
+    " where locktype = 'transactionid' and granted"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """``running``: the ids of all transactions that may have committed below ``lsn`` unseen."""
+
+    lsn: Lsn
+    running: frozenset[str]
+
+    @classmethod
+    def observe(cls, source: Connection) -> Self:
+        """Of a primary, in two statements: what began between them may be among the running."""
+        row = source.execute("select pg_catalog.pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        return cls(Lsn.parse(row[0]), _running(source))
+
+    def is_proven(self, source: Connection) -> bool:
+        """Whether all of them have ended: then what committed below ``lsn`` is visible."""
+        return not self.running or self.running.isdisjoint(_running(source))
+
+
+def _running(source: Connection) -> frozenset[str]:
+    return frozenset(xid for (xid,) in source.execute(_RUNNING).fetchall())
