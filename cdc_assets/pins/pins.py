@@ -32,7 +32,6 @@ from cdc_assets.log.wishes import refuse_if_dropped
 from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
-from cdc_assets.pins.strategy import incremental
 from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
 from cdc_assets.pins.taking import take
 from cdc_assets.pipeline import Pipeline
@@ -51,6 +50,7 @@ from cdc_assets.readiness.admission import (
 )
 from cdc_assets.readiness.source.now import followed, look_at_tables, remember
 from cdc_assets.readiness.source.record import PublishedAs
+from cdc_assets.readiness.strategy import incremental
 
 logger = logging.getLogger(__name__)
 

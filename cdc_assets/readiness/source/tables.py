@@ -33,6 +33,7 @@ from cdc_assets.readiness.source.enrolment import (
     without_identity,
 )
 from cdc_assets.readiness.source.planning import filter_findings, refuse_unplannable
+from cdc_assets.readiness.strategy import why_pinned
 
 
 def table_findings(
@@ -63,6 +64,16 @@ def table_findings(
             yield Finding("filtered_rows", "info", rows, "")
         if follows:
             yield from _whole(connection, config, table, found, inserts_only=inserts_only)
+    if config.strategy(found.id) == "incremental":
+        mode = "append" if inserts_only else table.mode or "mirror"
+        version = connection.info.server_version
+        if (why := why_pinned(config, mode, found.key_columns, version)) is not None:
+            yield Finding(
+                "copy_pinned",
+                "info",
+                f"{table.name} is copied under one snapshot, and not incrementally: {why}.",
+                "While it is copied, VACUUM keeps what was deleted meanwhile.",
+            )
     generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
     if generated:
         yield Finding(

@@ -221,7 +221,12 @@ def test_no_session_holds_a_snapshot_for_long(new_lake: NewLake, strategy: str) 
     snapshot: dict[str, Any] = {**INCREMENTAL, "strategy": strategy}
     with new_lake(setup, {"name": "t", "chunk_pages": 4096}, snapshot=snapshot) as source:
         source.pin()
-        longest = longest_snapshots(source.pipeline.source_dsn, source.copy)
+
+        def copy() -> None:
+            time.sleep(1)  # until its turn comes
+            source.copy()
+
+        longest = longest_snapshots(source.pipeline.source_dsn, copy)
         assert (longest < 0.5) == (strategy == "incremental"), longest
         assert [(found.equal, found.lake_rows) for found in source.verify()] == [(True, 800_000)]
 
@@ -279,7 +284,7 @@ def test_a_large_table_alone_is_incremental_with_auto(
     setup += "create table u1 partition of u for values from (0) to (99999);"
     setup += f"insert into {large} select i, repeat('x', 100) from generate_series(1, 20000) i;"
     setup += "analyze t, u"
-    monkeypatch.setattr("cdc_assets.pins.strategy.LARGE_BYTES", 2_000_000)
+    monkeypatch.setattr("cdc_assets.readiness.strategy.LARGE_BYTES", 2_000_000)
     with new_lake(setup, "t", "u", snapshot={"strategy": "auto"}) as source:
         source.pin()
         assert source.execute(
