@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 
-import pyarrow as pa
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -33,7 +32,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import Mask
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.names import lake_column, safe_folder
-from cdc_assets.postgres.types import Policy, TypeMapping, arrow_type, mapping
+from cdc_assets.postgres.types import Policy, TypeMapping, mapping
 
 # A batch's column has to fit into one Arrow vector, which grows by doubling to less than 2 GB:
 # values of 10 MB do. A scan of narrow rows costs no more than with Iceberg's 5,000.
@@ -151,32 +150,6 @@ class LakeTable:
     def copy_id(self) -> str:
         """The copy's id, which no other copy has, even in a coordination schema made anew."""
         return f"{self.row.table}@{self.row.epoch}:{self.row.snapshot_lsn}"
-
-    def create_for_copy(self) -> Table:
-        """Create the table, unless it exists, for files that a copy adds.
-
-        Of format version 2, unpartitioned, without a snapshot: pyiceberg, which adds the files,
-        doesn't write version 3 yet; the first merge upgrades the table.
-        """
-        properties = {
-            **self.creation_properties(),
-            "format-version": "2",
-            "write.delete.mode": "copy-on-write",
-            COPYING: self.copy_id,
-        }
-        catalog = open_catalog(self.config)
-        catalog.create_namespace_if_not_exists(self.namespace)
-        return catalog.create_table_if_not_exists(
-            self.identifier,
-            pa.schema(
-                [
-                    *(pa.field(c.name, arrow_type(c.mapping.lake)) for c in self.columns),
-                    *(pa.field(name, arrow_type(lake)) for name, lake in self.extra.items()),
-                ]
-            ),
-            self.location,
-            properties=properties,
-        )
 
     def upgrade(self, session: SparkSession, loaded: Table) -> None:
         """Give the table, as it was ``loaded``, the properties that it is configured with.

@@ -33,6 +33,8 @@ from cdc_assets.snapshot.table_copy import CopyProgress, TableCopy
 from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, CopyTask, copy_worker
 
 _LOOK_SECONDS = 0.5
+# What pyiceberg raises where a table isn't as it takes it.
+_CANT = (ValueError, NotImplementedError)
 
 
 def copy_table(
@@ -83,7 +85,7 @@ def copy_tables(
                 copies.append(copy)
         except CdcError as error:
             failed[table] = error
-        except (ValueError, NotImplementedError) as error:  # what pyiceberg can't do
+        except _CANT as error:
             failed[table] = TableProblem(table, f"its copy can't begin: {first_line(error)}")
     # The largest first: the rest at the end is then small, and shared evenly.
     copies.sort(key=lambda copy: -copy.outstanding())
@@ -154,6 +156,10 @@ class _Coordinator:
                     self._copies.remove(copy)
             except CdcError as error:
                 self._failed[copy.table] = error
+                self._copies.remove(copy)
+            except _CANT as error:
+                why = f"its copy can't go on: {first_line(error)}"
+                self._failed[copy.table] = TableProblem(copy.table, why)
                 self._copies.remove(copy)
 
     def _tasks(self) -> list[CopyTask]:

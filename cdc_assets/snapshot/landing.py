@@ -32,7 +32,14 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import Fenced, TableProblem, first_line
 from cdc_assets.lake.catalog.files import PLACES
 from cdc_assets.lake.columns import PROPERTY
-from cdc_assets.lake.copies import SUFFIX, drop_copy, is_copy
+from cdc_assets.lake.copies import (
+    COPIED_AS,
+    SUFFIX,
+    create_for_copy,
+    drop_copy,
+    is_copy,
+    refuse_other_columns,
+)
 from cdc_assets.lake.lineage import foreign_change
 from cdc_assets.lake.lost_reply import is_readable
 from cdc_assets.lake.place import below
@@ -50,7 +57,7 @@ from cdc_assets.log.staged.places import ForeignPath
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.snapshot.convert import LakeField
-from cdc_assets.snapshot.swap import swap
+from cdc_assets.snapshot.swap import settle, swap
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +90,8 @@ class Landing:
     def open(self) -> None:
         """Find the target or make it, and correct the progress by its landed chunks.
 
-        Raises TableProblem if the lake has a table of that name that isn't ours.
+        Raises TableProblem if the lake has a table of that name that isn't ours, or if the copy was
+        begun with other columns.
         """
         loaded = self._ours(self.lake)
         shadow = LakeTable(
@@ -100,7 +108,8 @@ class Landing:
             self._target = self.lake
         if loaded is None:
             with self._store.locked(CATALOG_LOCK):  # "if not exists" isn't atomic in every catalog
-                loaded = self._target.create_for_copy()
+                loaded = create_for_copy(self._target)
+        refuse_other_columns(self.lake, loaded)
         self._seen = loaded
         landed = self._landed(loaded)
         mark_landed(self._store, self._row.table, self._row.epoch, landed)
@@ -173,7 +182,7 @@ class Landing:
             if keys | landed >= self._keys and self._target is self.lake:
                 described = self.lake.described(loaded.schema())
                 transaction.set_properties({PROPERTY: described.dump()})
-                transaction.remove_properties(COPYING)
+                transaction.remove_properties(*({COPYING, COPIED_AS} & {*loaded.properties}))
             try:
                 transaction.commit_transaction()
             except CommitFailedException as error:
@@ -190,10 +199,7 @@ class Landing:
         if self._target is not None and self._target is not self.lake:
             said = {COPY: self.lake.copy_id, CHUNKS: ",".join(sorted(self._keys))}
             swap(session, self.lake, self._target, said | self._reached(target))
-        loaded = self.lake.load()
-        # A dead coordinator may have left it. Not by pyiceberg, which can't write format version 3.
-        if loaded is not None and loaded.properties.get(COPYING) in ("", self.lake.copy_id):
-            session.sql(f"alter table {self.lake.sql_name} unset tblproperties ('{COPYING}')")
+        settle(session, self.lake)
         self._drop_shadows()
 
     # --- parts ---

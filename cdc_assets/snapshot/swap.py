@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.errors import Fenced
 from cdc_assets.lake.columns import PROPERTY
+from cdc_assets.lake.copies import COPIED_AS, copied_as
 from cdc_assets.lake.layout import arrange
 from cdc_assets.lake.lost_reply import is_readable
 from cdc_assets.lake.publish import published
@@ -40,7 +41,7 @@ def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[
     if before is not None and made is not None and _fits(before, made):
         _overwrite(session, lake, before, copy, said)
         return
-    properties = lake.creation_properties()
+    properties = {**lake.creation_properties(), COPIED_AS: copied_as(lake)}
     if before is not None and COPYING in before.properties:
         properties[COPYING] = ""  # an unfinished earlier copy is replaced
     make = "create table" if before is None else "create or replace table"
@@ -52,6 +53,20 @@ def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[
         if before is None and lake.load() is not None:
             raise Fenced(f"{lake.row.table}: another coordinator came before.") from error
         raise
+
+
+def settle(session: SparkSession, lake: LakeTable) -> None:
+    """Take the copy's own properties from the lake table, which has all rows. May be repeated.
+
+    A dead coordinator may have left them. Not by pyiceberg, which can't write format version 3.
+    """
+    if (loaded := lake.load()) is None:
+        return
+    left = [COPYING] if loaded.properties.get(COPYING) in ("", lake.copy_id) else []
+    left += [COPIED_AS] if COPIED_AS in loaded.properties else []
+    if left:
+        names = ", ".join(f"'{name}'" for name in left)
+        session.sql(f"alter table {lake.sql_name} unset tblproperties ({names})")
 
 
 def _fits(before: Table, made: Table) -> bool:

@@ -24,7 +24,7 @@ from cdc_assets.cli.main import cli
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import TableProblem
-from cdc_assets.lake.copies import SUFFIX
+from cdc_assets.lake.copies import SUFFIX, create_for_copy
 from cdc_assets.lake.lineage import OFFSET
 from cdc_assets.lake.publish import PREFIX
 from cdc_assets.lake.spark.server import SparkServer
@@ -267,7 +267,7 @@ def test_orphans_go_when_they_are_old_and_no_copy_runs(source: Lake) -> None:
     shadow = LakeTable(
         source.config, source.config.table(M), source.lake_table(M).row, suffix=suffix
     )
-    shadow.create_for_copy()
+    create_for_copy(shadow)
     assert shadow.location is not None
     left = Path(shadow.location.removeprefix("file://")) / "data" / "0001-left.parquet"
     left.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import SparkProblem
+from cdc_assets.lake.copies import create_for_copy
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.locks import write_lock
@@ -300,7 +301,7 @@ def untidy(pipeline: Pipeline) -> LakeTable:
     row = pipeline.store.table(T)
     assert row is not None
     lake = LakeTable(pipeline.config, pipeline.config.table(T), row)
-    made = lake.create_for_copy().transaction()
+    made = create_for_copy(lake).transaction()
     made.remove_properties("write.metadata.previous-versions-max")
     with made.update_snapshot(lake.reached(cursor(20))).fast_append():
         pass
