@@ -56,12 +56,17 @@ def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[
 
 
 def settle(session: SparkSession, lake: LakeTable) -> None:
-    """Take the copy's own properties from the lake table, which has all rows. May be repeated.
+    """End what the copy began in the lake table, which has all rows. May be repeated.
 
-    A dead coordinator may have left them. Not by pyiceberg, which can't write format version 3.
+    Its columns are known by their field ids from now on, as the configuration may give them other
+    names. Not by pyiceberg, which can't write format version 3.
     """
     if (loaded := lake.load()) is None:
         return
+    if not lake.recorded(loaded).fields:
+        described = listed({PROPERTY: lake.described(loaded.schema()).dump()})
+        session.sql(f"alter table {lake.sql_name} set tblproperties ({described})")
+    # A dead coordinator may have left the first.
     left = [COPYING] if loaded.properties.get(COPYING) in ("", lake.copy_id) else []
     left += [COPIED_AS] if COPIED_AS in loaded.properties else []
     if left:

@@ -11,6 +11,7 @@ from cdc_assets.config.tables import ColumnsConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.copies.chunks import chunks
 from cdc_assets.log.states import TableState
+from cdc_assets.materializer.drain import drain
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -80,3 +81,19 @@ def test_a_copy_that_pyiceberg_refuses_leaves_the_others_alone(
         assert isinstance(failed.pop(T), TableProblem)
         assert failed == {}
         assert source.row(OTHER).state == TableState.STREAMING
+
+
+@pytest.mark.parametrize("renamed", [{"a": "b", "b": "a"}, {"a": "x"}])
+def test_a_copy_of_partitions_may_be_renamed_before_its_first_merge(
+    copied_lake: NewLake, renamed: dict[str, str]
+) -> None:
+    setup = "create table m (id int primary key, a text, b text); insert into m values"
+    partitioned = {"name": "m", "partition_by": ["bucket(2, id)"]}
+    with copied_lake(f"{setup} (1, 'a', 'b'), (2, 'a', 'b')", partitioned) as source:
+        source.execute("insert into m values (3, 'a', 'b')")
+        source.flush()
+        with Pipeline.open(_with(source, {"rename": renamed})) as pipeline:
+            drain(pipeline, source.session, T)
+        assert source.rows(T) == [(i, "a", "b") for i in (1, 2, 3)]
+        names = source.session.table(source.lake_table(T).sql_name).columns
+        assert names == ["id", renamed["a"], renamed.get("b", "b")]
