@@ -12,7 +12,9 @@ rows get the values that the source shows (``fill``). Changes that can't be foll
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NoReturn
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -97,12 +99,7 @@ def follow(
         assert loaded is not None
         statements = alterations(after, loaded.schema(), described.fields)
     except Refused as refused:
-        way_out = f"Then run: cdc-assets resync {lake.row.table}."
-        if not refused.remedy:
-            way_out = f"Copy it anew: cdc-assets resync {lake.row.table}."
-        problem = TableProblem(lake.row.table, refused.what, f"{refused.remedy} {way_out}".strip())
-        store.park(lake.row.table, str(problem), lake.row.epoch)
-        raise problem from refused
+        _park(store, lake, refused)
     if statements or described.fill:
         # A writer that finds the table half-way sees that the change is ours. The field ids are
         # recorded now: until here names may have identified the columns, and names are to change.
@@ -125,6 +122,15 @@ def follow(
 
 
 # --- parts ---
+
+
+def _park(store: LogStore, lake: LakeTable, refused: Refused) -> NoReturn:
+    if not refused.remedy:
+        park(store, lake, refused.what)
+    way_out = f"{refused.remedy} Then run: cdc-assets resync {lake.row.table}."
+    problem = TableProblem(lake.row.table, refused.what, way_out)
+    store.park(lake.row.table, str(problem), lake.row.epoch)
+    raise problem from refused
 
 
 def _alter(store: LogStore, session: SparkSession, lake: LakeTable, statement: str) -> None:
@@ -171,19 +177,35 @@ def _restored(
                 raise Refused(f"its lake table has no column {name} any more")
         statements = alterations(lake, schema, fields)
     except Refused as refused:
-        park(store, lake, f"{refused.what} (somebody altered it)")
-    added = [
-        f"add column {ticked(name)} {lake.extra[name]}"
-        for name in lake.table.metadata
-        if name not in ids
-    ]
-    for statement in added:
-        _alter(store, session, lake, statement)
+        if not refused.remedy:
+            refused = Refused(f"{refused.what} (somebody altered it)")
+        _park(store, lake, refused)
     for statement in statements:
-        logger.warning("%s: somebody altered its lake table: %s", lake.row.table, statement)
+        logger.warning(
+            "%s: columns.rename was changed, or somebody altered its lake table: %s",
+            lake.row.table,
+            statement,
+        )
+        _alter(store, session, lake, statement)
+    # After those: a column that had a name of metadata's may have another one now.
+    added = _added(lake, ids, fields)
+    for statement in added:
         _alter(store, session, lake, statement)
     if fields != described.fields:
         described = replace(described, fields=fields)
         _describe(store, session, lake, described)
         return described, True
     return described, bool(statements or added)
+
+
+def _added(lake: LakeTable, ids: Mapping[str, int], fields: Mapping[int, int]) -> list[str]:
+    """The statements that add metadata's columns; ``ids`` are the table's fields as it was."""
+    owned, found = {*fields.values()}, list[str]()
+    live = {fields.get(column.source.number) for column in lake.columns}
+    for name in lake.table.metadata:
+        there = ids.get(name)
+        if there in owned - live:  # it has the values of a column that the source has dropped
+            found.append(f"rename column {ticked(name)} to {ticked(f'{name}__dropped_{there}')}")
+        if there is None or there in owned:
+            found.append(f"add column {ticked(name)} {lake.extra[name]}")
+    return found

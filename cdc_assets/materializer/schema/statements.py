@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pyiceberg.schema import Schema
 
+from cdc_assets.config.tables import METADATA_COLUMNS
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.materializer.schema.columns import Refused
@@ -28,12 +29,23 @@ def alterations(after: LakeTable, schema: Schema, fields: Mapping[int, int]) -> 
     for column in after.columns:
         field_id = fields.get(column.source.number)
         if field_id is None and (there := id_of.get(column.name)) not in owned:
-            field_id = there  # a dead writer added it
+            # A dead writer added it. But metadata's column, even of earlier, has other values.
+            field_id = there if column.name not in METADATA_COLUMNS else None
         if field_id is None:
             added.append(column)
         else:
             wanted[field_id] = column
     taken = {column.name for column in after.columns}
+    if both := taken & set(after.extra):
+        name = min(both)
+        by = "metadata" if name in after.table.metadata else f"mode {after.row.mode}"
+        raise Refused(
+            f"it has a column {name}, which {by} adds",
+            "Name it in columns.exclude, or give it another name by columns.rename"
+            + (
+                ", or take it out of metadata." if by == "metadata" else ", or choose another mode."
+            ),
+        )
     statements = []
     for field_id, name in list(name_of.items()):
         column_there = wanted.get(field_id)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cdc_assets.config.tables import TableConfig
+from cdc_assets.config.tables import ColumnsConfig, TableConfig
+from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer.drain import drain
@@ -35,6 +36,8 @@ SETUP = (
     )
     + "alter table counted replica identity full;"
 )
+KEYED = TableId("public", "keyed")
+ONE = "create table keyed (id int primary key, v text); insert into keyed values (1, 'a')"
 Told = dict[int, tuple[datetime, int]]
 
 
@@ -102,6 +105,77 @@ def test_they_may_come_and_go(copied_lake: NewLake) -> None:
         source.execute("insert into keyed values (3, 'c')")
         assert merged()[2] == (3, "c", None)
         assert [c.equal for c in source.verify()] == [True]
+
+
+def _merged(source: Lake, table: TableId = KEYED, **settings: Any) -> None:
+    """Merge what has changed, with other settings of the first table."""
+    made = source.config.tables[0].model_copy(update=settings)
+    source.flush()
+    with Pipeline.open(source.config.model_copy(update={"tables": (made,)})) as pipeline:
+        drain(pipeline, source.session, table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "said"),
+    [
+        ({"metadata": ["_lsn"]}, "alter table keyed add column _lsn bigint", "which metadata adds"),
+        ({"mode": "append"}, "alter table keyed add column _lsn bigint", "which mode append adds"),
+        (
+            {"mode": "soft_delete"},
+            "alter table keyed add column _deleted_at timestamptz",
+            "which mode soft_delete adds",
+        ),
+    ],
+)
+def test_a_column_of_an_added_name_parks_the_table(
+    copied_lake: NewLake, settings: dict[str, Any], changes: str, said: str
+) -> None:
+    with copied_lake(ONE, {"name": "keyed", **settings}) as source:
+        source.execute(f"{changes}; insert into keyed values (2, 'b')")
+        with pytest.raises(TableProblem, match=said):
+            source.catch_up()
+        assert "Name it in columns.exclude, or" in str(source.row(KEYED).reason)
+
+
+def test_a_rename_to_an_added_name_parks_the_table(copied_lake: NewLake) -> None:
+    with copied_lake(ONE, {"name": "keyed", "mode": "soft_delete"}) as source:
+        source.execute("insert into keyed values (2, 'b')")
+        with pytest.raises(TableProblem, match="_deleted_at, which mode soft_delete adds"):
+            _merged(source, columns=ColumnsConfig(rename={"v": "_deleted_at"}))
+        names = source.session.table(source.lake_table(KEYED).sql_name).columns
+        assert names == ["id", "v", "_deleted_at"]
+
+
+def test_the_sources_column_never_gets_the_values_of_metadata(copied_lake: NewLake) -> None:
+    with copied_lake(ONE, {"name": "keyed", "metadata": ["_lsn"]}) as source:
+        source.execute("insert into keyed values (2, 'b')")
+        _merged(source, metadata=())
+        source.execute("alter table keyed add column _lsn bigint")
+        source.execute("insert into keyed values (3, 'c', 42)")
+        _merged(source, metadata=())
+        found = source.session.sql("select id, _lsn from lake.src.keyed order by id").collect()
+        assert [tuple(row) for row in found] == [(1, None), (2, None), (3, 42)]
+
+
+def test_metadata_never_goes_into_a_column_that_was_dropped(copied_lake: NewLake) -> None:
+    setup = "create table keyed (id int primary key, _lsn boolean); insert into keyed values"
+    with copied_lake(f"{setup} (1, true)", "keyed") as source:
+        source.execute("alter table keyed drop column _lsn; insert into keyed values (2)")
+        source.catch_up()
+        source.execute("insert into keyed values (3)")
+        _merged(source, metadata=("_lsn",))
+        first, _, last = source.session.sql("select * from lake.src.keyed order by id").collect()
+        assert first[1:] == (True, None)
+        assert last[1] is None
+        assert last["_lsn"] > 0
+
+
+def test_metadata_takes_a_name_that_a_rename_leaves(copied_lake: NewLake) -> None:
+    with copied_lake(ONE, {"name": "keyed", "columns": {"rename": {"v": "_lsn"}}}) as source:
+        source.execute("insert into keyed values (2, 'b')")
+        _merged(source, metadata=("_lsn",), columns=ColumnsConfig())
+        rows = source.session.sql("select v, _lsn from lake.src.keyed order by id").collect()
+        assert [(row[0], row[1] is not None) for row in rows] == [("a", False), ("b", True)]
 
 
 @pytest.mark.parametrize(
