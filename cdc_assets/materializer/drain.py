@@ -244,6 +244,7 @@ class _Drain:
             tasks,
             facts,
             found.reached,
+            found.lsn,
             reread,
             mixed=mixed,
             inserts_add=lambda: (

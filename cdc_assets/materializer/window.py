@@ -16,13 +16,18 @@ from cdc_assets.postgres.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class NextWindow:
-    """Rows for one merge, all of one relation; the table's cursor is ``reached`` afterwards."""
+    """Rows for one merge, all of one relation; the table's cursor is ``reached`` afterwards.
+
+    ``lsn``: one that all of the rows committed below. The cursor's is lower where a truncate ends
+    the window within a file.
+    """
 
     entries: Sequence[LogEntry]
     window: Window
     relation: Told
     facts: Facts
     reached: Cursor
+    lsn: Lsn
 
 
 def next_window(
@@ -53,7 +58,8 @@ def next_window(
     batch = [one.entry for one in outlined]
     last = batch[-1]
     applied = last.flushable_lsn if below is None else min(below, last.flushable_lsn)
+    lsn = applied
     if window.until is not None and found.end_offset < last.end_offset:
         applied = cursor.applied_lsn
     reached = Cursor(found.end_offset, applied, last.commit_time)
-    return NextWindow(batch, window, relation, found, reached)
+    return NextWindow(batch, window, relation, found, reached, lsn)

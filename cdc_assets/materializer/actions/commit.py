@@ -26,6 +26,7 @@ from cdc_assets.log.batch import Facts
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.reread import Reread
+from cdc_assets.postgres.lsn import Lsn
 
 # A batch of 64 MB has at most some millions of keys; broadcasting them costs less than a shuffle of
 # the table.
@@ -57,9 +58,10 @@ class Change:
     """A batch of the log, to be applied to ``lake`` so that its cursor becomes ``cursor``.
 
     ``state``: the table's state that the batch was cut for, ``loaded``: the table then. ``facts``
-    decide how the batch's rows are folded; Spark reads them with ``tasks`` tasks. ``mixed``: the
-    table's rows may be of several moments, the last of which is ``complete_lsn``. ``inserts_add``:
-    whether a key that is inserted surely has no row in the table.
+    decide how the batch's rows are folded; Spark reads them with ``tasks`` tasks. ``lsn``: one that
+    all of them committed below. ``mixed``: the table's rows may be of several moments, the last of
+    which is ``complete_lsn``. ``inserts_add``: whether a key that is inserted surely has no row in
+    the table.
     """
 
     session: SparkSession
@@ -70,6 +72,7 @@ class Change:
     tasks: int
     facts: Facts
     cursor: Cursor
+    lsn: Lsn
     reread: Reread
     mixed: bool
     inserts_add: Callable[[], bool]
@@ -152,7 +155,7 @@ def _whole(change: Change, rows: DataFrame) -> DataFrame:
     """``rows`` with what metadata adds, and NULL in columns that the source has dropped."""
     lake = change.lake
     if lake.table.metadata:
-        lsn = F.lit(int(change.cursor.applied_lsn)).cast("bigint")
+        lsn = F.lit(int(change.lsn)).cast("bigint")
         told = {SYNCED_AT: F.current_timestamp(), LSN: lsn}
         rows = rows.withColumns({name: told[name] for name in lake.table.metadata})
     # Not ``rows.columns``: a server would be asked, and sent all of them.

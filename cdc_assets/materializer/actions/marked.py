@@ -13,7 +13,7 @@ def mark_all(change: Change) -> Merged:
     """Apply a truncate, a batch of its own here: every row not yet marked is marked deleted."""
     session, lake, state = change.session, change.lake, change.state
     at = change.events.agg(F.max("ts")).collect()[0][0]
-    told = {SYNCED_AT: "current_timestamp()", LSN: f"{int(change.cursor.applied_lsn)}L"}
+    told = {SYNCED_AT: "current_timestamp()", LSN: f"{int(change.lsn)}L"}
     marked = [f"{DELETED_AT} = timestamp_micros({at})"]
     marked += [f"{name} = {told[name]}" for name in lake.table.metadata]
     marks = f"update {{}} set {', '.join(marked)} where {DELETED_AT} is null"

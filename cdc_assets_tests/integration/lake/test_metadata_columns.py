@@ -178,6 +178,19 @@ def test_metadata_takes_a_name_that_a_rename_leaves(copied_lake: NewLake) -> Non
         assert [(row[0], row[1] is not None) for row in rows] == [("a", False), ("b", True)]
 
 
+def test_a_truncate_raises_the_lsn_of_what_it_marks(copied_lake: NewLake) -> None:
+    settings = {"name": "keyed", "metadata": ["_lsn"], "mode": "soft_delete"}
+    with copied_lake(ONE, settings) as source:
+        source.execute("update keyed set v = 'b'")
+        source.catch_up()
+        [(last,)] = source.session.sql("select max(_lsn) from lake.src.keyed").collect()
+        source.execute("truncate keyed")
+        source.execute("insert into keyed values (2, 'c')")
+        source.catch_up()
+        query = f"select id from lake.src.keyed where _lsn > {last} order by id"
+        assert [row[0] for row in source.session.sql(query).collect()] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
