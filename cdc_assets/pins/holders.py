@@ -105,7 +105,9 @@ def join_pin(store: LogStore, source_dsn: str, pin: str) -> Holder:
 
 def held_pins(store: LogStore, pins: Iterable[str]) -> frozenset[str]:
     """Those of the pins whose snapshot has to be held."""
+    if not (asked := sorted(pins)):
+        return frozenset()
     rows = store.connection.execute(
-        "select pin::text from pins where pin = any(%s::uuid[]) and held", (sorted(pins),)
+        "select pin::text from pins where pin = any(%s::uuid[]) and held", (asked,)
     ).fetchall()
     return frozenset(pin for (pin,) in rows)

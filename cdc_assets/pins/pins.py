@@ -14,6 +14,7 @@ below which everything is visible to whichever snapshot reads.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from cdc_assets.errors import SnapshotLost, TableProblem
+from cdc_assets.errors import SlotBusy, SnapshotLost, TableProblem
 from cdc_assets.log.copies.chunks import await_another_pin, planned_files, restart_copy, unread
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
@@ -41,7 +42,14 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.contents import publication_oid
 from cdc_assets.postgres.session.connect import Connection
-from cdc_assets.postgres.slots import NewSlot, create_slot, export_snapshot, slot_status
+from cdc_assets.postgres.session.waits import writers
+from cdc_assets.postgres.slots import (
+    SLOT_PATIENCE_SECONDS,
+    NewSlot,
+    create_slot,
+    export_snapshot,
+    slot_status,
+)
 from cdc_assets.readiness.admission import (
     make_slot_follow_failovers,
     refuse_or_park,
@@ -63,6 +71,7 @@ class _Candidate(NamedTuple):
 
     horizon: Horizon
     published: Mapping[tuple[TableId, int], PublishedAs | None]
+    since: float
 
 
 def _told(pinned: list[TableRow], point: Lsn) -> None:
@@ -190,26 +199,29 @@ class Pins:
             if row.followed or not (streaming or (row.inserts_only and len(asked) == 1))
         ]
         at_horizon = incremental(source, self._config, pinned)
-        self._pin_at_horizon(source, [row for row in pinned if row.table in at_horizon])
+        held_up = self._pin_at_horizon(source, [row for row in pinned if row.table in at_horizon])
         if rest := [row for row in pinned if row.table not in at_horizon]:
             self._pin(source, self._temporary_slot(), rest, first=False)
+        if held_up is not None:
+            raise held_up
 
-    def _pin_at_horizon(self, source: Connection, tables: list[TableRow]) -> None:
+    def _pin_at_horizon(self, source: Connection, tables: list[TableRow]) -> SlotBusy | None:
         """Pin tables whose changes the log has from a proven horizon on; a later tick the others.
 
         A transaction of before the tables were published, whose changes aren't streamed, is over by
         then, too. Tables that came, or were published anew, meanwhile begin with a new candidate.
+        Returns what is to be raised of one that waits for longer than slot creation would.
         """
         if not tables:
             self._candidate = None
-            return
+            return None
         now = look_at_tables(source, self._config.publication, tables)
         published = {(row.table, row.epoch): now[row.table].published_as for row in tables}
         if self._candidate is None:
-            self._candidate = _Candidate(Horizon.observe(source), published)
-        horizon = self._candidate.horizon
+            self._candidate = _Candidate(Horizon.observe(source), published, time.monotonic())
+        horizon, _, since = self._candidate
         among = dict(self._candidate.published.items() & published.items())
-        self._candidate = _Candidate(horizon, among) if among else None
+        self._candidate = _Candidate(horizon, among, since) if among else None
         if among and horizon.is_proven(source):
             self._candidate = None
             same = [row for row in tables if (row.table, row.epoch) in among]
@@ -217,6 +229,14 @@ class Pins:
                 source, self._config, self._store, horizon.lsn, None, same, first=False
             )
             _told(pinned, horizon.lsn)
+        elif among and (waited := time.monotonic() - since) > SLOT_PATIENCE_SECONDS:
+            names = ", ".join(sorted(str(table) for table, _ in among))
+            return SlotBusy(
+                f"for {waited:.0f} s transactions that had written by then keep from copying"
+                f" {names}. The oldest: {'; '.join(writers(source))}.",
+                "End them, or wait: their copies begin by themselves.",
+            )
+        return None
 
     def _temporary_slot(self) -> NewSlot:
         name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"

@@ -13,6 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from cdc_assets.errors import SlotBusy
 from cdc_assets.log.states import TableState
 from cdc_assets.observe.status import collect
 from cdc_assets.postgres.ctid import CtidRange
@@ -167,6 +168,19 @@ def test_invariant_5_a_commit_that_hangs_while_the_table_is_pinned(source: Lake)
     source.catch_up()
     assert source.execute("select v from t where id = 5000") == [("hung",)]
     assert source.equal(T)
+
+
+def test_who_holds_a_copy_up_is_told_where_it_takes_long(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.pins.prepare()
+    monkeypatch.setattr("cdc_assets.pins.pins.SLOT_PATIENCE_SECONDS", 0)
+    with psycopg.connect(source.pipeline.source_dsn, application_name="nightly") as writer:
+        writer.execute("delete from t where id = 5000")
+        with pytest.raises(SlotBusy, match=r"public\.t\. The oldest: .*nightly"):
+            source.pins.tick()
+    source.pins.tick()
+    assert source.row(T).state == TableState.COPYING
 
 
 def test_a_horizon_of_before_the_table_was_published_anew_is_dropped(source: Lake) -> None:
