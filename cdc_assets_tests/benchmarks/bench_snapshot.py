@@ -1,12 +1,13 @@
 """``python -m cdc_assets_tests.benchmarks.bench_snapshot``: the snapshot against plain COPY.
 
 All eight TPC-H tables are read by turns: by two ``psql`` with binary COPY into nothing, which is as
-fast as this Postgres gives rows away; and by the snapshot into Iceberg tables, with a warm Spark
-server, while a flusher streams light traffic on one more table. What was copied is counted in the
-lake. Prints progress on stderr and one JSON line on stdout; the ratio is the median of the rounds':
-the snapshot's time over COPY's. With ``--compare-scales`` it measures a tenth of the rows as well,
-and a hundredth, which is hardly more than what a snapshot of eight tables costs before its first
-row; it ends with 1 if the two scales' costs of each row beyond that are far apart.
+fast as this Postgres gives rows away; and by the snapshot, pinned and incremental, into Iceberg
+tables, with a warm Spark server, while a flusher streams light traffic on one more table. What was
+copied is counted in the lake. Prints progress on stderr and one JSON line on stdout; the ratio is
+the median of the rounds': the snapshot's time over COPY's. With ``--compare-scales`` it measures a
+tenth of the rows as well, and a hundredth, which is hardly more than what a snapshot of eight
+tables costs before its first row; it ends with 1 if the two scales' costs of each row beyond that
+are far apart.
 
 The databases are kept in ``--cache`` for the next time; everything else is removed.
 """
@@ -76,6 +77,7 @@ class Round:
     limit_seconds: float
     limit_cpu_us_row: float
     snapshot_seconds: float
+    incremental_seconds: float
     ratio: float
     cpu_us_row: float
     flusher_cpu_seconds: float
@@ -87,13 +89,16 @@ class Round:
 # -- the snapshot
 
 
-def _config(name: str, dsn: str, tables: Sequence[str], parallel: Parallel) -> SourceConfig:
+def _config(
+    name: str, dsn: str, tables: Sequence[str], parallel: Parallel, strategy: str = "pinned"
+) -> SourceConfig:
     """Slot, publication, schema, staging and warehouse are all called after ``name``."""
     settings = {
         "name": name,
         "postgres": {"dsn": dsn},
         "tables": [{"name": f"public.{table}"} for table in (*tables, "traffic")],
         "snapshot": {
+            "strategy": strategy,
             "max_parallel_tables": parallel.tables,
             "max_parallel_chunks": parallel.chunks,
         },
@@ -250,11 +255,15 @@ def measure(
             f"round {number}: snapshot {wall:.2f} s, {rows / wall:,.0f} rows/s,"
             f" {limit / wall:.2f} of COPY's, {client / rows * 1e6:.1f} µs of CPU a row"
         )
+        short = _config(f"bench_{number}_short", tpch.dsn, list(TABLES), parallel, "incremental")
+        in_parts, _, _ = _copy(postgres, short, Spark(short), tpch.rows)
+        stderr.print(f"round {number}: incremental {in_parts:.2f} s, {wall / in_parts:.2f} of it")
         taken.append(
             Round(
                 limit_seconds=round(limit, 3),
                 limit_cpu_us_row=round(limit_cpu / rows * 1e6, 3),
                 snapshot_seconds=round(wall, 3),
+                incremental_seconds=round(in_parts, 3),
                 ratio=round(limit / wall, 3),
                 cpu_us_row=round(client / rows * 1e6, 2),
                 flusher_cpu_seconds=round(watch.flusher.cpu_seconds, 2),
@@ -275,6 +284,9 @@ def measure(
         "limit_rows_s": round(rows / limit),
         "snapshot_rows_s": round(rows / wall),
         "ratio": round(statistics.median(r.ratio for r in taken), 3),
+        "incremental_against_pinned": round(
+            statistics.median(r.snapshot_seconds / r.incremental_seconds for r in taken), 3
+        ),
         "cpu_us_row": round(cpu, 2),
         "limit_cpu_us_row": round(limit_cpu, 2),
         "cpu_against_limit": round(cpu / limit_cpu, 3),

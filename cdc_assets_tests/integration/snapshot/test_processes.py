@@ -39,14 +39,19 @@ def snapshot_process(path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def large(new_lake: NewLake) -> Iterator[Lake]:
+def large(new_lake: NewLake, request: pytest.FixtureRequest) -> Iterator[Lake]:
     setup = WIDE.replace("20000", "150000") + "create table u as table t; alter table u add"
     setup += " primary key (id);"
     with new_lake(
         setup,
         {"name": "t", "chunk_pages": 8},
         {"name": "u", "chunk_pages": 8},
-        snapshot={"max_parallel_chunks": 1, "max_parallel_tables": 1},
+        snapshot={
+            "strategy": getattr(request, "param", "pinned"),
+            "hold_at_most": "0.1s",
+            "max_parallel_chunks": 1,
+            "max_parallel_tables": 1,
+        },
     ) as opened:
         yield opened
 
@@ -90,6 +95,7 @@ def test_a_killed_process_is_made_up_for_by_the_other(large: Lake, tmp_path: Pat
     assert large.equal(T)
 
 
+@pytest.mark.parametrize("large", ["pinned", "incremental"], indirect=True)
 def test_a_copy_killed_again_and_again_ends_with_the_truth(large: Lake, tmp_path: Path) -> None:
     """The only process is killed at moments that come closer; changes go on all the while."""
     path = configuration(large, tmp_path)
