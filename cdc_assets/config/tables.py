@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -99,6 +99,10 @@ class ColumnsConfig(Section):
         WithJsonSchema({"enum": ["null", "clamp", "fail", None]}),
     ] = "null"
     """A value that Iceberg can't hold becomes NULL, or the nearest one that it can, or fails."""
+
+    def renamed(self, names: Collection[str]) -> Mapping[str, str]:
+        """``rename`` of the columns that there are: a wrong name takes no other column's."""
+        return {name: other for name, other in self.rename.items() if name in names}
 
     @model_validator(mode="after")
     def _masked_alone(self) -> Self:

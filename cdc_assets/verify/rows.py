@@ -97,7 +97,9 @@ def as_of(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Be
             lake.row.table,
             f"its lake table lacks {', '.join(lacking)}, which the source has"
             f" (it has {', '.join(now.columns)})",
-            "If another writer renamed or dropped it, put it back, or resync the table.",
+            "If columns.rename was changed since a table was copied that no merge reaches"
+            " (snapshot_only), or another writer renamed or dropped it: put it back, or resync the"
+            " table.",
         )
     rows = now if snapshot_id is None else _rows_of(session, lake, snapshot_id, now.schema)
     types = {field.name: field.dataType for field in now.schema.fields}

@@ -170,10 +170,17 @@ def without_identity(
     raise TableProblem(found.id, what, way_out)
 
 
+def lake_names(found: SourceTable, table: TableConfig) -> Mapping[str, str]:
+    """What its columns are called in the lake."""
+    names = {c.name for c in found.columns}
+    renamed = table.columns.renamed(names)
+    return {name: lake_column(name, renamed) for name in names - {*table.columns.exclude}}
+
+
 def refuse_mode(found: SourceTable, table: TableConfig) -> None:
     """Raise TableProblem if the table has a column that its mode adds, or lacks its key."""
-    mode, rules = table.mode or "mirror", table.columns
-    kept = {lake_column(c.name, rules.rename) for c in found.columns if c.name not in rules.exclude}
+    mode = table.mode or "mirror"
+    kept = {*lake_names(found, table).values()}
     if taken := kept & set(table.added_columns(mode)):
         by = "metadata" if min(taken) in table.metadata else f"mode {mode}"
         raise TableProblem(

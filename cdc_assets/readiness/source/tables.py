@@ -15,7 +15,6 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import listed, named, one_line
 from cdc_assets.postgres.catalog import SourceTable
-from cdc_assets.postgres.names import lake_column
 from cdc_assets.postgres.publication.contents import publication_of, row_filters
 from cdc_assets.postgres.publication.identity import remedy, sentence
 from cdc_assets.postgres.publication.row_filters import is_published
@@ -25,6 +24,7 @@ from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.types import mapping
 from cdc_assets.readiness.source.enrolment import (
     Facts,
+    lake_names,
     refuse_excluded_key,
     refuse_inherited,
     refuse_made_from_masked,
@@ -83,12 +83,21 @@ def table_findings(
             f" ({listed(generated)}); the lake table will lack them.",
             "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
         )
-    renamed = table.columns.rename
+    renamed, called_in_lake = table.columns.rename, lake_names(found, table)
+    for name, other in called_in_lake.items():
+        alike = {o for n, o in called_in_lake.items() if n != name and o.lower() == other.lower()}
+        if name in renamed and alike:
+            yield Finding(
+                "column_renamed",
+                "error",
+                f"{table.name}: columns.rename calls {named(name)} {named(other)}, and the lake has"
+                f" {named(min(alike))} beside it: most engines take the two for one.",
+                "Choose a name that differs by more than upper and lower case.",
+            )
     if called := [
-        f"{named(c.name)} as {named(lake_column(c.name, renamed))}"
-        for c in found.columns
-        if c.name not in {*table.columns.exclude, *renamed}
-        and lake_column(c.name, renamed) != c.name
+        f"{named(name)} as {named(other)}"
+        for name, other in called_in_lake.items()
+        if name not in renamed and other != name
     ]:
         yield Finding(
             "column_renamed",

@@ -102,6 +102,23 @@ def test_another_name_is_given_by_the_next_merge(copied_lake: NewLake) -> None:
         assert sorted(source.rows(T)) == [(1, 2, 3), (4, 5, 6)]
 
 
+def test_a_rename_of_no_column_takes_no_name(new_lake: NewLake) -> None:
+    wrong = {"name": "mirrored", "columns": {"rename": {"nosuch": "b"}}}
+    with new_lake("create table mirrored (id int primary key, b int)", wrong) as source:
+        codes = {f.code for f in review(source.config) if "mirrored" in f.message}
+        assert "column_missing" in codes and "column_renamed" not in codes
+        source.pin()
+        source.copy()
+        assert _names(source) == ["id", "b"]
+
+
+def test_a_rename_that_differs_by_case_alone_is_found(new_lake: NewLake) -> None:
+    alike = {"name": "mirrored", "columns": {"rename": {"b": "ID"}}}
+    with new_lake("create table mirrored (id int primary key, b int)", alike) as source:
+        [found] = [f for f in review(source.config) if f.code == "column_renamed"]
+        assert "the lake has id beside it" in found.message
+
+
 def test_no_two_columns_have_one_name() -> None:
     renamed = {"a": "x", "b": "y"}
     names = ("a", "b", "x", "y", "x__source", "x__source__source", "_pos", "_pos__source", "c")
