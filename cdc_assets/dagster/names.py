@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -129,6 +130,11 @@ class TableAssets:
     @property
     def partitions(self) -> dg.DynamicPartitionsDefinition:
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is merged into the table by itself at this time of the day."""
+        return self.config.table(self.table).freshness.quiet_seconds(datetime.now(UTC)) > 0
 
     @property
     def owners(self) -> tuple[str, ...]:

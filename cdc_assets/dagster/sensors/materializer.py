@@ -62,11 +62,8 @@ class Look:
     @property
     def is_able(self) -> bool:
         """Whether a run may be given the table: its log can be applied, or soon."""
-        return (
-            self.status.state in (TableState.COPYING, TableState.STREAMING)
-            and not self.wait_seconds
-            and self.status.paused_since is None
-        )
+        able = self.status.state in (TableState.COPYING, TableState.STREAMING)
+        return able and not self.wait_seconds and self.status.paused_since is None
 
     def wants(self, *, proven: bool) -> bool:
         """Whether there is something to be done with the table's log."""
@@ -102,7 +99,9 @@ def to_merge(looks: Sequence[Look], *, active: bool, proven: bool) -> tuple[Tabl
     serves what becomes pending while it lasts, and what is copied meanwhile.
     """
     able = [look for look in looks if look.is_able]
-    wanted = not active and any(look.wants(proven=proven) for look in able)
+    # For a quiet table a run would find nothing due, and the next tick would ask for another.
+    to_do = [look for look in able if look.wants(proven=proven) and not look.names.is_quiet]
+    wanted = not active and bool(to_do)
     return tuple(look.names for look in able) if wanted else ()
 
 
