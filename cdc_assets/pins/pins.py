@@ -34,7 +34,7 @@ from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
 from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
-from cdc_assets.pins.taking import take
+from cdc_assets.pins.taking import Seen, look_at, take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.horizon import Horizon
@@ -56,8 +56,7 @@ from cdc_assets.readiness.admission import (
     refuse_other_cluster,
     settle,
 )
-from cdc_assets.readiness.source.now import followed, look_at_tables, remember
-from cdc_assets.readiness.source.record import PublishedAs
+from cdc_assets.readiness.source.now import followed, remember
 from cdc_assets.readiness.strategy import incremental
 
 logger = logging.getLogger(__name__)
@@ -67,10 +66,11 @@ _PREPARE_SECONDS = 3.0
 
 
 class _Candidate(NamedTuple):
-    """A horizon, and as what tables (in their epochs) were published when it was observed."""
+    """A horizon, with the tables that may begin at it, and what they were like before it."""
 
     horizon: Horizon
-    published: Mapping[tuple[TableId, int], PublishedAs | None]
+    tables: Mapping[TableId, tuple[object, ...]]
+    seen: Seen
     since: float
 
 
@@ -153,10 +153,12 @@ class Pins:
             for row in (row for row in copying if row.pin in held):
                 with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
                     self._keep(row, alive)
-            if self._waiting():
-                with self._pipeline.connect_source("pins") as source:
-                    self._pin_waiting(source)
-            self._release()
+            try:
+                if self._waiting():
+                    with self._pipeline.connect_source("pins") as source:
+                        self._pin_waiting(source)
+            finally:
+                self._release()
         finally:
             self._store.unlock(PINS_LOCK)
 
@@ -209,28 +211,29 @@ class Pins:
         """Pin tables whose changes the log has from a proven horizon on; a later tick the others.
 
         A transaction of before the tables were published, whose changes aren't streamed, is over by
-        then, too. Tables that came, or were published anew, meanwhile begin with a new candidate.
+        then, too. A table that came, was altered, or was published anew meanwhile begins with a
+        new candidate: the log would have its changes as of before, or not at all.
         Returns what is to be raised of one that waits for longer than slot creation would.
         """
         if not tables:
             self._candidate = None
             return None
-        now = look_at_tables(source, self._config.publication, tables)
-        published = {(row.table, row.epoch): now[row.table].published_as for row in tables}
+        described = {
+            row.table: (row.epoch, row.oid, row.columns, row.key_columns) for row in tables
+        }
         if self._candidate is None:
-            self._candidate = _Candidate(Horizon.observe(source), published, time.monotonic())
-        horizon, _, since = self._candidate
-        among = dict(self._candidate.published.items() & published.items())
-        self._candidate = _Candidate(horizon, among, since) if among else None
+            seen = look_at(source, self._config, tables)
+            self._candidate = _Candidate(Horizon.observe(source), described, seen, time.monotonic())
+        horizon, before, seen, since = self._candidate
+        among = {table: then for table, then in before.items() if described.get(table) == then}
+        self._candidate = _Candidate(horizon, among, seen, since) if among else None
         if among and horizon.is_proven(source):
             self._candidate = None
-            same = [row for row in tables if (row.table, row.epoch) in among]
-            _, pinned = take(
-                source, self._config, self._store, horizon.lsn, None, same, first=False
-            )
+            same = [row for row in tables if row.table in among]
+            _, pinned = take(source, self._config, self._store, horizon.lsn, None, same, seen=seen)
             _told(pinned, horizon.lsn)
         elif among and (waited := time.monotonic() - since) > SLOT_PATIENCE_SECONDS:
-            names = ", ".join(sorted(str(table) for table, _ in among))
+            names = ", ".join(sorted(map(str, among)))
             return SlotBusy(
                 f"for {waited:.0f} s transactions that had written by then keep from copying"
                 f" {names}. The oldest: {'; '.join(writers(source))}.",

@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import LiteralString
 
 import psycopg
@@ -18,7 +19,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.copies.chunks import plan_copy
 from cdc_assets.log.heaps.files import remember_heaps
-from cdc_assets.log.heaps.record import Moment
+from cdc_assets.log.heaps.record import HeapFile, Moment
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
@@ -33,6 +34,7 @@ from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.planning import AT_ONCE, AT_ONCE_LIMITS
+from cdc_assets.readiness.source.record import PublishedAs
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +49,14 @@ def take(
     snapshot_name: str | None,
     tables: list[TableRow],
     *,
-    first: bool,
+    first: bool = False,
+    seen: Seen | None = None,
 ) -> tuple[str, list[TableRow]]:
     """Record a pin with the frozen plans; returns its id, and the tables that it pins.
 
     ``point``: what committed below it is what the snapshot shows. None: no snapshot shows just
-    that, but each one from now on shows all of it. ``first``: the log begins at it.
+    that, but each one from now on shows all of it. ``first``: the log begins at it. ``seen``: what
+    the tables were like before the point; one that is otherwise by now can't be pinned.
     """
     pin = str(uuid.uuid4())
     with store.connection.transaction():
@@ -67,6 +71,9 @@ def take(
             free = [row for row in tables if row.table not in busy]
             kinds = _as_registered(source, config, free)
             known = [row for row in free if row.table in kinds]
+            if seen is not None:
+                now = look_at(source, config, known)
+                known = [row for row in known if now.of(row) == seen.of(row)]
             if config.streams:
                 known = _filtered_as_wanted(source, config, known)
             plans = [*_plans(source, config, known, kinds)]
@@ -88,6 +95,25 @@ def take(
                     state_without=TableState.STREAMING if config.streams else TableState.COPIED,
                 )
     return pin, pinned
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The files of tables' heaps, by oid, and the tables' entries in the publication."""
+
+    files: Mapping[int, Mapping[int, HeapFile]]
+    published_as: Mapping[TableId, PublishedAs | None]
+
+    def of(self, row: TableRow) -> tuple[object, object]:
+        return self.files.get(row.oid), self.published_as.get(row.table)
+
+
+def look_at(source: Connection, config: SourceConfig, rows: Sequence[TableRow]) -> Seen:
+    now = look_at_tables(source, config.publication, rows)
+    return Seen(
+        heap_files(source, [row.oid for row in rows]),
+        {row.table: now[row.table].published_as for row in rows},
+    )
 
 
 def _filtered_as_wanted(

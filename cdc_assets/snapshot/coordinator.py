@@ -29,8 +29,9 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.holders import Holder, held_pins, join_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.snapshot.planned import CopyTask
 from cdc_assets.snapshot.table_copy import CopyProgress, TableCopy
-from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, CopyTask, copy_worker
+from cdc_assets.snapshot.worker import OUTCOME_SCHEMA, copy_worker
 
 _LOOK_SECONDS = 0.5
 # What pyiceberg raises where a table isn't as it takes it.

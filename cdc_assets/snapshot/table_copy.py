@@ -51,7 +51,7 @@ from cdc_assets.postgres.types import select_expression
 from cdc_assets.readiness.source.enrolment import refuse_made_otherwise
 from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.snapshot.landing import Landing
-from cdc_assets.snapshot.worker import CopyTask
+from cdc_assets.snapshot.planned import CopyTask
 
 logger = logging.getLogger(__name__)
 

@@ -19,29 +19,44 @@ def hanging_commits(dsn: str, statement: str) -> Iterator[psycopg.Connection]:
     """
     with (
         psycopg.connect(dsn, autocommit=True) as admin,
+        psycopg.connect(dsn, autocommit=True) as first,
         psycopg.connect(dsn, autocommit=True) as writer,
     ):
         name = admin.info.dbname
         admin.execute("set synchronous_commit = local")
         admin.execute(f'alter database "{name}" set synchronous_commit = local'.encode())
-        writer.execute("set synchronous_commit = on")
-        pid = writer.info.backend_pid
 
-        def waits() -> bool:
+        def hangs(session: psycopg.Connection, sent: bytes) -> bool:
+            """Whether its COMMIT does by now; sends the statement while it is idle."""
+            if session.pgconn.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+                session.pgconn.send_query(sent)
+            session.pgconn.consume_input()
+            if not session.pgconn.is_busy():
+                _end(session)
             found = admin.execute(
-                "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", (pid,)
+                "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s",
+                (session.info.backend_pid,),
             ).fetchone()
             return bool(found and found[0])
 
         try:
             _names(admin, "nobody")
-            writer.pgconn.send_query(statement.encode())
-            wait_for(waits)
+            for session in (first, writer):
+                session.execute("set synchronous_commit = on")
+            # The setting counts once the checkpointer has read it.
+            wait_for(lambda: hangs(first, b"select pg_logical_emit_message(true, 'hangs', '')"))
+            wait_for(lambda: hangs(writer, statement.encode()))
             yield admin
         finally:
             _names(admin, "")
-            while (result := writer.pgconn.get_result()) is not None:
-                assert result.status == psycopg.pq.ExecStatus.COMMAND_OK, result.error_message
+            for session in (first, writer):
+                _end(session)
+
+
+def _end(session: psycopg.Connection) -> None:
+    while (result := session.pgconn.get_result()) is not None:
+        done = result.status in (psycopg.pq.ExecStatus.COMMAND_OK, psycopg.pq.ExecStatus.TUPLES_OK)
+        assert done, result.error_message
 
 
 def _names(admin: psycopg.Connection, names: str) -> None:

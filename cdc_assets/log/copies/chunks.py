@@ -213,6 +213,14 @@ def read_until(store: LogStore, row: TableRow, pin: str) -> Lsn:
     return Lsn.parse(found[0])
 
 
+def last_read(store: LogStore) -> Lsn | None:
+    """An LSN that whatever incremental copies have read had committed below."""
+    found = store.connection.execute(
+        "select max(read_lsn)::text from snapshot_progress where source = %s", (store.source,)
+    ).fetchone()
+    return Lsn.parse(found[0]) if found and found[0] else None
+
+
 def mark_landed(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
     """Remember that the Iceberg table holds these chunks."""
     store.connection.execute(

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from cdc_assets.config.addresses import replication_dsn
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.log.copies.chunks import last_read
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.postgres.lsn import Lsn
@@ -50,6 +51,7 @@ def recorded(store: LogStore) -> Recorded:
         store.meta("database"),
         store.meta("publication"),
         SlotRestart.parse(restart) if restart else None,
+        last_read(store),
     )
 
 

@@ -39,7 +39,10 @@ class SlotRestart:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The coordination database's record of the source; None where there is none yet."""
+    """The coordination database's record of the source; None where there is none yet.
+
+    ``read``: what copies have seen had committed below.
+    """
 
     flushed: Lsn | None
     system: str | None = None
@@ -47,6 +50,7 @@ class Recorded:
     database: str | None = None
     publication: str | None = None
     slot_restart: SlotRestart | None = None
+    read: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)

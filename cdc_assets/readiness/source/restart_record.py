@@ -56,7 +56,7 @@ def compare(known: Recorded, now: Source, slot: str, publication: str) -> Iterat
             f"Correct postgres.dsn; if the data really moved: {ANEW}",
         )
     if known.flushed is not None:
-        yield from _compare_wal(known, known.flushed, now)
+        yield from _compare_wal(known, max(known.flushed, known.read or known.flushed), now)
     yield from compare_slot(known, now.slot, now.database_name, slot)
     yield from _compare_restart(known, now, slot)
     if known.publication is not None and known.publication != now.publication:
@@ -74,8 +74,8 @@ def _compare_wal(known: Recorded, flushed: Lsn, now: Source) -> Iterator[Finding
         yield Finding(
             "source_behind_log",
             "error",
-            f"the source's WAL ends at {now.end}, but the log has changes up to {flushed}: a backup"
-            " was restored, or a standby promoted that lacked the end.",
+            f"the source's WAL ends at {now.end}, but log or copies have changes up to {flushed}:"
+            " a backup was restored, or a standby promoted that lacked the end.",
             f"{ANEW} (What the log has beyond it isn't in the source any more.)",
         )
     if known.timeline is None or known.timeline == now.timeline:
@@ -85,9 +85,9 @@ def _compare_wal(known: Recorded, flushed: Lsn, now: Source) -> Iterator[Finding
         yield Finding(
             "timeline_diverged",
             "error",
-            f"the log has changes up to {flushed} of timeline {known.timeline}; the source is on"
-            f" timeline {now.timeline}, which {where}: a backup was restored, or a standby promoted"
-            " that lacked the end.",
+            f"log or copies have changes up to {flushed} of timeline {known.timeline}; the source"
+            f" is on timeline {now.timeline}, which {where}: a backup was restored, or a standby"
+            " promoted that lacked the end.",
             ANEW,
         )
 

@@ -21,7 +21,7 @@ from cdc_assets.dagster.sensors import runs
 from cdc_assets.errors import TableProblem
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot.coordinator import _Coordinator, copy_table, copy_tables
-from cdc_assets.snapshot.worker import CopyTask
+from cdc_assets.snapshot.planned import CopyTask
 from cdc_assets_tests.integration.dagster.world import World, copy_by_command
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]

@@ -203,6 +203,51 @@ def test_a_horizon_of_before_the_table_was_published_anew_is_dropped(source: Lak
     assert source.equal(T)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update t set pad = 'x'; alter table t drop column pad; alter table t add column pad text",
+        "update t set v = 'x' where id = 5000; alter table t add column w int default 1",
+        "update t set v = 'x' where id = 5000; truncate t; insert into t values (1, 'one', null)",
+    ],
+)
+def test_a_horizon_of_before_the_table_was_altered_is_dropped(source: Lake, change: str) -> None:
+    """Nor is one used where its rows lie elsewhere by now: the log of before isn't of them."""
+    source.pins.prepare()
+    source.execute("create table other (id int)")
+    with psycopg.connect(source.pipeline.source_dsn) as writer:
+        writer.execute("insert into other values (1)")
+        source.pins.tick()
+        for statement in change.split(";"):
+            source.execute(statement)
+    for _ in range(3):
+        source.pins.tick()
+    source.copy()
+    source.catch_up()
+    assert source.row(T).state == TableState.STREAMING
+    assert [found.equal for found in source.verify()] == [True]
+
+
+def test_a_horizon_of_before_a_partition_was_detached_is_dropped(new_lake: NewLake) -> None:
+    setup = "create table t (id int primary key, v text) partition by range (id);"
+    setup += "create table low partition of t for values from (0) to (10);"
+    setup += "create table high partition of t for values from (10) to (20);"
+    setup += "insert into t select i, 'old' from generate_series(0, 19) i; create table o (i int)"
+    with new_lake(setup, "t", snapshot=INCREMENTAL) as source:
+        source.pins.prepare()
+        with psycopg.connect(source.pipeline.source_dsn) as writer:
+            writer.execute("insert into o values (1)")
+            source.pins.tick()
+            source.execute("update t set v = 'new' where id = 7")
+            source.execute("alter table t detach partition low")
+        for _ in range(3):
+            source.pins.tick()
+        source.copy()
+        source.catch_up()
+        assert source.equal(T)
+        assert len(source.rows(T)) == 10
+
+
 def longest_snapshots(dsn: str, during: Callable[[], None]) -> float:
     """For how long one of our readers has held back VACUUM, at most, as was seen."""
     longest, over = 0.0, threading.Event()

@@ -35,6 +35,12 @@ def test_a_promoted_standby_that_lacks_the_end_is_named() -> None:
     assert codes(KNOWN, replace(NOW, timeline=2, left_at=Lsn(999))) == ["timeline_diverged"]
 
 
+def test_a_promoted_standby_that_lacks_what_a_copy_has_read_is_named() -> None:
+    known = replace(KNOWN, read=Lsn(1600))
+    assert codes(known, replace(NOW, timeline=2, left_at=Lsn(1700))) == []
+    assert codes(known, replace(NOW, timeline=2, left_at=Lsn(1500))) == ["timeline_diverged"]
+
+
 def test_what_is_written_down_is_read_again() -> None:
     assert SlotRestart.parse(str(SlotRestart(Lsn.parse("1/2A"), 3))) == SlotRestart(
         Lsn.parse("1/2A"), 3
