@@ -219,7 +219,8 @@ class Pins:
             self._candidate = None
             return None
         described = {
-            row.table: (row.epoch, row.oid, row.columns, row.key_columns) for row in tables
+            row.table: (row.epoch, row.oid, row.columns, row.key_columns, row.masks, row.excluded)
+            for row in tables
         }
         if self._candidate is None:
             seen = look_at(source, self._config, tables)

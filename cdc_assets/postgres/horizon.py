@@ -35,7 +35,8 @@ class Horizon:
     @classmethod
     def observe(cls, source: Connection) -> Self:
         """Of a primary, in two statements: what began between them may be among the running."""
-        row = source.execute("select pg_catalog.pg_current_wal_insert_lsn()::text").fetchone()
+        # What isn't flushed yet may be lost, and other commits come in its place.
+        row = source.execute("select pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
         assert row is not None
         return cls(Lsn.parse(row[0]), _running(source))
 

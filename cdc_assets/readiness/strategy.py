@@ -19,11 +19,13 @@ from cdc_assets.postgres.session.connect import Connection
 LARGE_BYTES = 100 * 10**9
 
 _SIZES = """
-select r.oid::bigint, pg_catalog.sum(greatest(c.relpages, 0))
+select r.oid::bigint,
+       pg_catalog.sum(greatest(c.relpages, 0) + greatest(coalesce(o.relpages, 0), 0))
          * pg_catalog.current_setting('block_size')::bigint
   from pg_catalog.unnest(%s::oid[]) r (oid)
   left join lateral pg_catalog.pg_partition_tree(r.oid) t on true  -- none of a plain table
   join pg_catalog.pg_class c on c.oid = coalesce(t.relid, r.oid)
+  left join pg_catalog.pg_class o on o.oid = c.reltoastrelid and c.reltoastrelid <> 0
  group by 1
 """
 

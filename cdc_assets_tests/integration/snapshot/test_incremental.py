@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_assets.errors import SlotBusy
+from cdc_assets.log.copies.claims import Claims, Written
 from cdc_assets.log.states import TableState
 from cdc_assets.observe.status import collect
 from cdc_assets.postgres.ctid import CtidRange
@@ -51,7 +52,7 @@ def held_pins(source: Lake) -> int:
 
 @contextmanager
 def between_parts(
-    monkeypatch: pytest.MonkeyPatch, do: Callable[[int], None], pages: int = 16
+    monkeypatch: pytest.MonkeyPatch, do: Callable[[int], object], pages: int = 16
 ) -> Iterator[None]:
     """``do`` is called after each part, which all have so many pages; in this process."""
     count = iter(range(1_000_000))
@@ -168,6 +169,36 @@ def test_invariant_5_a_commit_that_hangs_while_the_table_is_pinned(source: Lake)
     source.catch_up()
     assert source.execute("select v from t where id = 5000") == [("hung",)]
     assert source.equal(T)
+
+
+def test_what_a_copy_has_seen_is_flushed_before_it_counts(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash would take a commit back that nobody waited for, and the log would never have it."""
+    source.execute("alter system set wal_writer_delay = '10s'")
+    source.execute("select pg_reload_conf()")
+    source.pin()
+    wrote, seen = Claims.wrote, list[bool]()
+
+    def check(claims: Claims, chunks: list[Written], file: str | None) -> bool:
+        for chunk in chunks:
+            ((flushed,),) = source.execute(
+                f"select pg_current_wal_flush_lsn() >= '{chunk.read_lsn}'::pg_lsn"
+            )
+            seen.append(flushed)
+        return wrote(claims, chunks, file)
+
+    monkeypatch.setattr(Claims, "wrote", check)
+    with psycopg.connect(source.pipeline.source_dsn, autocommit=True) as writer:
+        writer.execute("set synchronous_commit = off")
+        with between_parts(
+            monkeypatch, lambda part: writer.execute(f"delete from t where id = {part + 5000}")
+        ):
+            copy_here(source)
+    source.execute("alter system reset wal_writer_delay")
+    source.execute("select pg_reload_conf()")
+    assert seen
+    assert all(seen)
 
 
 def test_who_holds_a_copy_up_is_told_where_it_takes_long(
