@@ -7,7 +7,7 @@ twice or not at all; the log from the pin on evens that out, by key, in a mirror
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.table_row import TableRow
@@ -49,18 +49,19 @@ def incremental(
     source: Connection, config: SourceConfig, rows: Sequence[TableRow]
 ) -> frozenset[TableId]:
     """Those of the waiting tables that are to be copied in short transactions."""
-    able = {
-        row.table: (config.strategy(row.table), row.oid)
+    version = source.info.server_version
+    wanted = {
+        row.table: config.strategy(row.table)
         for row in rows
-        if config.strategy(row.table) != "pinned"
-        and why_pinned(config, row.mode, row.key_columns, source.info.server_version) is None
+        if why_pinned(config, row.mode, row.key_columns, version) is None
     }
-    unsure = [oid for strategy, oid in able.values() if strategy == "auto"]
-    sizes: Mapping[int, int] = {}
-    if unsure:
-        sizes = {int(oid): int(size) for oid, size in source.execute(_SIZES, (unsure,)).fetchall()}
+    large = set[int]()
+    if unsure := [row.oid for row in rows if wanted.get(row.table) == "auto"]:
+        sizes = source.execute(_SIZES, (unsure,)).fetchall()
+        large = {int(oid) for oid, size in sizes if size > LARGE_BYTES}
     return frozenset(
-        table
-        for table, (strategy, oid) in able.items()
-        if strategy == "incremental" or sizes.get(oid, 0) > LARGE_BYTES
+        row.table
+        for row in rows
+        if (strategy := wanted.get(row.table)) == "incremental"
+        or (strategy == "auto" and row.oid in large)
     )
