@@ -68,11 +68,11 @@ def keep(config: SourceConfig, instance: dg.DagsterInstance, workers: Sequence[K
         settings=json.dumps(settings),
     )
     status = children.supervise(_child(config), spec)
-    if not status.running:
+    if status.ended or not status.running:
         raise FollowerProblem(
             f"the follower of {config.name} ended with code {status.last_returncode}"
             f" ({status.failures} times in a row): {children.last_words(spec.log)}",
-            f"It is started again in {status.next_start_in_seconds:.0f} s; its log is {spec.log}.",
+            f"{status.again}; its log is {spec.log}.",
         )
     name = children.process_name(status.pid)
     # One that began anew may be there twice for a moment.

@@ -46,6 +46,8 @@ IDLE_STEP_BYTES = 2**20
 IDLE_STEP_SECONDS = 10.0
 # How often the registrar looks for new tables, and whether its session (with the lock) exists.
 REFRESH_SECONDS = 2.0
+# How soon it is seen that somebody waits for what passed without changes of ours.
+AWAITED_SECONDS = 0.5
 # How long the decoder takes to be gone after its pipe has ended.
 _LAST_SECONDS = 5.0
 
@@ -124,8 +126,11 @@ class Registrar:
         try:
             self._store.mark_followed(row for row in self._rows if self._unfollowed(row))
             while not self.finished.is_set():
-                if decoder.pipe.poll(REFRESH_SECONDS):
+                ahead = self._position > self.flushed
+                if decoder.pipe.poll(AWAITED_SECONDS if ahead else REFRESH_SECONDS):
                     self._take(decoder.pipe.recv())
+                elif ahead:
+                    self._awaited = self._store.awaited_lsn()
                 self._advance()
                 if time.monotonic() - self._refreshed_at >= REFRESH_SECONDS:
                     self._refresh()

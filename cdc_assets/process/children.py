@@ -204,10 +204,23 @@ class Status:
     last_returncode: int | None
     next_start_in_seconds: float
     """0 while it runs."""
+    ended: bool = False
+    """Whether this tick noticed that it ended by itself."""
+
+    @property
+    def again(self) -> str:
+        """When it runs again after an end."""
+        if self.running:
+            return f"It runs again (pid {self.pid})"
+        return f"It is started again in {self.next_start_in_seconds:.0f} s"
 
 
 class Supervised:
-    """A child that is wanted: each tick starts it if it is down and the back-off is over."""
+    """A child that is wanted: each tick starts it if it is down and the back-off is over.
+
+    The tick that notices the first end starts it at once: ticks are further apart than the first
+    back-off.
+    """
 
     def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
         self.spec = spec
@@ -220,7 +233,8 @@ class Supervised:
     def tick(self) -> Status:
         """Notice an end, start again when it is time; never waits. Raises OSError."""
         now = time.monotonic()
-        if self.child is not None and not self.child.alive:
+        ended = self.child is not None and not self.child.alive
+        if self.child is not None and ended:
             self._last_returncode = self.child.returncode
             self._failures = self.backoff.failures(self._failures, now - self.child.started_at)
             self._ended_at = now
@@ -235,7 +249,7 @@ class Supervised:
         elif self.child is not None and now - self.child.started_at >= self.backoff.healthy_seconds:
             self._failures = 0
         wait = self.backoff.delay_seconds(self._failures) - (now - self._ended_at)
-        if self.child is None and (self._failures == 0 or wait <= 0):
+        if self.child is None and (self._failures <= 1 or wait <= 0):
             self.child = Child.start(self.spec)
         running = self.child is not None
         return Status(
@@ -244,6 +258,7 @@ class Supervised:
             failures=self._failures,
             last_returncode=self._last_returncode,
             next_start_in_seconds=0.0 if running else wait,
+            ended=ended,
         )
 
     def stop(self, timeout_seconds: float = GRACE_SECONDS) -> None:

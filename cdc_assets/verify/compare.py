@@ -124,11 +124,10 @@ def verify(
         some: Sequence[TableId] = group
         while some:
             on_progress(f"{len(some)} of {len(tables)} together: {', '.join(map(str, some))}")
-            done = comparing.compare_together(some)
-            found |= done or {}
+            done, left = comparing.compare_together(some)
+            found |= done
             # Those that were truncated, altered or merged by others meanwhile: once more.
-            again = done is not None and some is group
-            some = [table for table in group if table not in found] if again else ()
+            some = left if some is group else ()
     for table in tables:
         if table not in found:
             on_progress(f"{len(found) + 1} of {len(tables)}: {table}")
@@ -160,19 +159,24 @@ class _Comparing:
     late: Event = field(default_factory=Event)
     """Set once a table was locked, and the log didn't come in time."""
 
-    def compare_together(self, tables: Sequence[TableId]) -> dict[TableId, Comparison] | None:
-        """Without those that couldn't be; None if they have to be compared one by one."""
+    def compare_together(
+        self, tables: Sequence[TableId]
+    ) -> tuple[dict[TableId, Comparison], list[TableId]]:
+        """What is equal, and what may be compared with others at a later LSN."""
         self._await_flusher()
         began = time.monotonic()
         try:
-            found = compare_together(
-                self.pipeline, self.session, tables, self.flush_to, show_keys=self.show_keys
-            )
+            found = compare_together(self.pipeline, self.session, tables, self.flush_to)
         except Exception as problem:  # noqa: BLE001 - some table's: it is told when that is alone
             self.on_progress(f"they are compared one by one: {first_line(problem)}")
             self._note(problem)
-            return None
-        return {table: self._over(_compared(table, seen), began) for table, seen in found.items()}
+            return {}, []
+        equal = {
+            table: self._over(_compared(table, seen), began)
+            for table, seen in found.items()
+            if seen is not None
+        }
+        return equal, [table for table in tables if table not in found]
 
     def compare(self, table: TableId) -> Comparison:
         self._await_flusher()

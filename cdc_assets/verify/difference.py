@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.key_names import NameKey
 
 # As many differing keys as a person will read; the count covers all of them.
@@ -29,12 +27,51 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """Rows of two sides, and how many distinct ones don't occur equally often on both."""
+class Fingerprint:
+    """How many rows there are, and sums of their hashes, which don't depend on the rows' order.
 
-    source_rows: int
-    lake_rows: int
-    odd: int
+    Equal rows have equal fingerprints. Other rows have the same one by chance once in 2**128: two
+    hashes of 64 bits a row are summed, each in two halves.
+    """
+
+    rows: int = 0
+    sums: tuple[int, ...] = (0, 0, 0, 0)
+
+    @staticmethod
+    def of(row: Sequence[int | None]) -> Fingerprint:
+        """From a row of :func:`fingerprints`, without what it is grouped by."""
+        rows, *sums = (value or 0 for value in row)
+        return Fingerprint(rows, tuple(sums))
+
+    def __add__(self, more: Fingerprint) -> Fingerprint:
+        """Of the rows of both."""
+        sums = zip(self.sums, more.sums, strict=True)
+        return Fingerprint(self.rows + more.rows, tuple(map(sum, sums)))
+
+
+_SEEDS = (1, 2)
+_LOW_HALF = 0xFFFF_FFFF
+
+
+def fingerprints(frame: DataFrame, cells: Sequence[Column], times: Column, *by: str) -> DataFrame:
+    """A row for each group of ``frame``: ``by``, how many rows it has, and four sums of hashes.
+
+    ``cells``: the texts of a row; ``times``: how often it counts, a long. The sums don't overflow
+    below 2**31 rows.
+    """
+    # A hash passes over NULLs, so a flag stands before each cell.
+    flagged = [part for cell in cells for part in (cell.isNull(), cell)]
+    hashes = [F.xxhash64(F.lit(seed), *flagged).alias(f"h{seed}") for seed in _SEEDS]
+    halves = [
+        half
+        for seed in _SEEDS
+        for half in (F.col(f"h{seed}").bitwiseAND(F.lit(_LOW_HALF)), F.shiftright(f"h{seed}", 32))
+    ]
+    return (
+        frame.select(*by, times.alias("times"), *hashes)
+        .groupBy(*by)
+        .agg(F.sum("times"), *(F.sum(F.col("times") * half) for half in halves))
+    )
 
 
 def balance(
@@ -53,11 +90,13 @@ def balance(
     less often in the lake.
     """
     odd_ones = "balance > 0" if at_least else "balance != 0"
-    grouped = _balanced(_both(read, theirs), "key", "digest").persist()
+    grouped = _balanced(read, theirs).persist()
     try:
-        found = Totals(*map(int, grouped.agg(*_totals(odd_ones)).collect()[0]))
-        if not found.odd:
-            return Balance(found.source_rows, found.lake_rows, 0, (), ())
+        totals = (F.coalesce(F.sum(side), F.lit(0)) for side in ("source", "lake"))
+        counts = grouped.agg(*totals, F.count_if(F.expr(odd_ones))).collect()[0]
+        source_rows, lake_rows, odd_rows = map(int, counts)
+        if not odd_rows:
+            return Balance(source_rows, lake_rows, 0, (), ())
         odd = grouped.where(odd_ones)
         shown = (
             odd.groupBy("key")
@@ -75,8 +114,8 @@ def balance(
         ]
         named = {name for names in columns.values() for name in names}
         return Balance(
-            found.source_rows,
-            found.lake_rows,
+            source_rows,
+            lake_rows,
             odd.select("key").distinct().count(),
             tuple(keys),
             tuple(c.name for c in lake.columns if c.name in named),
@@ -85,39 +124,15 @@ def balance(
         grouped.unpersist()
 
 
-def totals(sides: Mapping[TableId, tuple[DataFrame, DataFrame]]) -> dict[TableId, Totals]:
-    """How the two sides of each table compare, in one Spark job."""
-    both = [
-        _both(read, theirs).withColumn("number", F.lit(number))
-        for number, (read, theirs) in enumerate(sides.values())
-    ]
-    if not both:
-        return {}
-    # A digest is one of all columns, the key's too.
-    grouped = _balanced(reduce(DataFrame.unionByName, both), "number", "digest")
-    rows = grouped.groupBy("number").agg(*_totals("balance != 0")).collect()
-    found = {int(row[0]): Totals(*map(int, row[1:])) for row in rows}
-    return {table: found.get(number, Totals(0, 0, 0)) for number, table in enumerate(sides)}
-
-
-def _both(read: DataFrame, theirs: DataFrame) -> DataFrame:
-    return read.select(
+def _balanced(read: DataFrame, theirs: DataFrame) -> DataFrame:
+    """How often a row occurs on each side, and the balance of that."""
+    both = read.select(
         "key", "digest", F.lit(1).alias("source"), F.lit(0).alias("lake")
     ).unionByName(theirs.select("key", "digest", F.lit(0).alias("source"), "lake"))
-
-
-def _balanced(both: DataFrame, *by: str) -> DataFrame:
-    """How often a row occurs on each side, and the balance of that."""
-    sums = both.groupBy(*by).agg(F.sum("source").alias("source"), F.sum("lake").alias("lake"))
-    return sums.withColumn("balance", F.col("source") - F.col("lake"))
-
-
-def _totals(odd_ones: str) -> tuple[Column, ...]:
-    return (
-        F.coalesce(F.sum("source"), F.lit(0)),
-        F.coalesce(F.sum("lake"), F.lit(0)),
-        F.count_if(F.expr(odd_ones)),
+    sums = both.groupBy("key", "digest").agg(
+        F.sum("source").alias("source"), F.sum("lake").alias("lake")
     )
+    return sums.withColumn("balance", F.col("source") - F.col("lake"))
 
 
 def _columns(

@@ -168,6 +168,19 @@ def lake_side(beside: Beside, some: DataFrame | None = None) -> DataFrame:
     return digested(found, beside.lake, lake_expressions(beside), "lake")
 
 
+def lake_cells(beside: Beside, names: Sequence[str]) -> DataFrame:
+    """The rows that the source should have, as texts called ``names``; ``lake``: how often each.
+
+    NULL where there are more names than columns.
+    """
+    found = present(beside.rows, beside.lake, beside.rows)
+    expressions = lake_expressions(beside)
+    nothing = ["cast(null as string)"] * (len(names) - len(expressions))
+    cells = zip(names, [*expressions, *nothing], strict=True)
+    times = F.col("lake").cast("long").alias("lake")
+    return found.select(times, *(F.expr(cell).alias(name) for name, cell in cells))
+
+
 def lake_expressions(beside: Beside) -> list[str]:
     """The comparable text of each of the lake's columns."""
     return [lake_text(ticked(column.name), kind) for column, kind in beside.columns]

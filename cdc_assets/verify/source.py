@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
@@ -30,7 +30,8 @@ from cdc_assets.postgres.ctid import CtidRange, plan_chunks
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.row_filters import and_filter
 from cdc_assets.postgres.session.connect import uri
-from cdc_assets.verify.canonical import source_text
+from cdc_assets.verify.canonical import comparable_text, source_text
+from cdc_assets.verify.difference import Fingerprint, fingerprints
 from cdc_assets.verify.rows import Beside
 
 # A column with the numbers of the columns whose value has no form in the lake, by commas.
@@ -97,53 +98,62 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """All rows of some tables in one frame of texts; each row with its table's number."""
+    """All rows of some tables in one frame of texts, each row with its table's number.
+
+    ``p0`` … are the texts of a table's columns, in the order of ``besides``; NULL beyond the last.
+    """
 
     texts: DataFrame
-    columns: Mapping[TableId, Sequence[str]]
+    besides: Sequence[Beside]
 
-    def of(self, table: TableId) -> DataFrame:
-        """The rows of one table, as :func:`read_source` has them."""
-        mine = [F.col(f"p{i}").alias(name) for i, name in enumerate(self.columns[table])]
-        return self.texts.where(F.col(NUMBER) == self.number(table)).select(*mine, LOST)
+    @property
+    def width(self) -> int:
+        """How many columns the widest table has."""
+        return max((len(beside.columns) for beside in self.besides), default=0)
 
-    def number(self, table: TableId) -> str:
-        return str(list(self.columns).index(table))
+    def counted(self) -> dict[TableId, tuple[Counted, Fingerprint]]:
+        """What was read of each table, and its fingerprint in ``width`` cells, in one Spark job."""
+        cells, once = [self._cell(place) for place in range(self.width)], F.lit(1).cast("long")
+        found = fingerprints(self.texts, cells, once, NUMBER, LOST).collect()
+        by_table = dict[TableId, tuple[Counted, Fingerprint]]()
+        for number, beside in enumerate(self.besides):
+            mine = [(lost, Fingerprint.of(sums)) for n, lost, *sums in found if int(n) == number]
+            read = _summed(((lost, some.rows) for lost, some in mine), beside.lake)
+            whole = sum((some for _, some in mine), Fingerprint())
+            by_table[beside.lake.row.table] = read, whole
+        return by_table
 
-    def counted(self, lakes: Iterable[LakeTable]) -> dict[TableId, Counted]:
-        """As :func:`counted` has it of each table, in one Spark job."""
-        by_number = dict[str, list[Sequence[Any]]]()
-        for row in self.texts.groupBy(NUMBER, LOST).count().collect():
-            by_number.setdefault(row[0], []).append(row[1:])
-        return {
-            lake.row.table: _summed(by_number.get(self.number(lake.row.table), ()), lake)
-            for lake in lakes
-            if lake.row.table in self.columns
-        }
+    def _cell(self, place: int) -> Column:
+        """The comparable text of the column at a place, of whichever table a row is."""
+        text = f"p{place}"
+        cell = F.col(text)
+        for number, beside in enumerate(self.besides):
+            if place < len(beside.columns):
+                comparable = comparable_text(text, beside.columns[place][1])
+                if comparable != text:
+                    cell = F.when(F.col(NUMBER) == str(number), F.expr(comparable)).otherwise(cell)
+        return cell
 
 
 def read_together(
     pipeline: Pipeline, session: SparkSession, besides: Sequence[Beside], snapshot_name: str
 ) -> Together:
     """The rows of several tables under a snapshot; without tables that were altered."""
-    queries, found = list[TextQuery](), dict[TableId, Sequence[str]]()
+    queries, lists = list[TextQuery](), list[tuple[Beside, _Listed, str | None]]()
     with closing(pipeline.connect_source("verify")) as source:
-        lists, filters = {}, dict[TableId, str | None]()
         for beside in besides:
             with suppress(TableProblem):
-                row = beside.lake.row
-                filters[row.table] = row_filter(source, pipeline.config, row)
-                lists[row.table] = beside, *_listed(source, beside)
-        most = max((len(columns) for _, columns, _ in lists.values()), default=0)
-        for number, (table, (beside, columns, lost)) in enumerate(lists.items()):
+                where = row_filter(source, pipeline.config, beside.lake.row)
+                lists.append((beside, _listed(source, beside), where))
+        most = max((len(columns) for _, (columns, _), _ in lists), default=0)
+        for number, (beside, (columns, lost), where) in enumerate(lists):
             nothing = [sql.SQL("null::text")] * (most - len(columns))
             listed = [sql.Literal(str(number)), *columns.values(), *nothing, lost]
             masks = _masks(beside, columns, first=1)
-            comma = sql.SQL(", ")
-            queries += _queries(source, beside, comma.join(listed), filters[table], masks=masks)
-            found[table] = list(columns)
+            queries += _queries(source, beside, sql.SQL(", ").join(listed), where, masks=masks)
     names = (NUMBER, *(f"p{i}" for i in range(most)), LOST)
-    return Together(_read(pipeline, session, snapshot_name, queries, names), found)
+    texts = _read(pipeline, session, snapshot_name, queries, names)
+    return Together(texts, [beside for beside, _, _ in lists])
 
 
 def _masks(beside: Beside, columns: Iterable[str], first: int = 0) -> tuple[tuple[int, Mask], ...]:
@@ -252,9 +262,10 @@ def whole(found: Sequence[Part], chunk_pages: int) -> list[CtidRange]:
     return plan_chunks(largest, max(1, chunk_pages * largest // total))
 
 
-def _listed(
-    source: psycopg.Connection[Any], beside: Beside
-) -> tuple[dict[str, sql.Composable], sql.Composable]:
+_Listed = tuple[dict[str, sql.Composable], sql.Composable]
+
+
+def _listed(source: psycopg.Connection[Any], beside: Beside) -> _Listed:
     """The select list: the columns by their names (``t`` and number), and LOST."""
     row, excluded = beside.lake.row, beside.lake.table.columns.exclude
     check_oid(source, row.table, row.oid)

@@ -1,8 +1,11 @@
 """Comparing small tables together: what a comparison of one costs is its steps, not its rows.
 
-They share a point, a wait for the flusher and two Spark jobs, and are merged side by side while the
-source is read. Each is merged up to the point under its writer lock, as a table that is compared
-alone is. All locks are wished for when the point is made: a merge that begins later would pass it.
+They share a point, a wait for the flusher and two Spark jobs, which make fingerprints of both
+sides. A table whose fingerprints differ is compared alone after that, which names its rows.
+
+They are merged side by side while the source is read. Each is merged up to the point under its
+writer lock, as a table that is compared alone is. All locks are wished for when the point is made:
+a merge that begins later would pass it.
 
 A table that can't go with the others is left out: it is compared alone, and its problem told there.
 Snapshots aren't kept from expiry: a read takes seconds, and fails if one is gone.
@@ -14,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import reduce
 from threading import Event
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.beside import sessions_beside
@@ -28,8 +33,7 @@ from cdc_assets.materializer.schema.ahead import Look
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
-from cdc_assets.verify.difference import Balance, balance, totals
-from cdc_assets.verify.key_names import key_names
+from cdc_assets.verify.difference import Balance, Fingerprint, fingerprints
 from cdc_assets.verify.others import other_columns
 from cdc_assets.verify.point import LOCKED_SECONDS, FlushTo, moment, offset_of, passed, whole_at
 from cdc_assets.verify.rows import (
@@ -37,11 +41,10 @@ from cdc_assets.verify.rows import (
     Shape,
     as_of,
     comparable,
-    lake_side,
+    lake_cells,
     shapes,
-    source_side,
 )
-from cdc_assets.verify.source import Counted, count_sources, read_together
+from cdc_assets.verify.source import NUMBER, Counted, count_sources, read_together
 
 # A comparison of more rows is mostly its rows.
 SMALL_ROWS = 1_000_000
@@ -83,10 +86,11 @@ def compare_together(
     session: SparkSession,
     tables: Sequence[TableId],
     flush_to: FlushTo,
-    *,
-    show_keys: bool,
-) -> dict[TableId, Seen]:
-    """Compare ``tables`` at one LSN; those that have to be compared alone are left out."""
+) -> dict[TableId, Seen | None]:
+    """Compare ``tables`` at one LSN; None of one that differs, which is compared alone for more.
+
+    Those that couldn't be compared are left out.
+    """
     offsets = dict[TableId, int]()
     for table in tables:
         with suppress(Exception):  # told when the table is compared alone
@@ -100,8 +104,7 @@ def compare_together(
             levelled = levelling(point, flush_to)
             expected = _as_they_are(pipeline, session, list(offsets))
             read = read_together(pipeline, session, list(expected.values()), snapshot_name)
-            cleanup.callback(read.texts.persist().unpersist)
-            counts = read.counted(beside.lake for beside in expected.values())
+            counts = read.counted()
             there = count_sources(pipeline, [expected[table] for table in counts], snapshot_name)
         besides = dict[TableId, Beside]()
         for lake, snapshot_id in levelled():
@@ -110,20 +113,33 @@ def compare_together(
                     besides[table] = as_of(session, lake, snapshot_id)
         # What a worker altered since its merge here is seen by these: the source was first.
         after = shapes(pipeline, list(besides))
-        sides = {
-            table: (source_side(read.of(table), beside), lake_side(beside))
+        same = {
+            table: beside
             for table, beside in besides.items()
             if after.get(table) == before[table] and _read_as(beside) == _read_as(expected[table])
         }
-        found = dict[TableId, Seen]()
-        for table, both in totals(sides).items():
-            told, beside = Balance(both.source_rows, both.lake_rows, 0, (), ()), besides[table]
-            if both.odd:
-                name = key_names(pipeline.store, beside.lake, asked=show_keys)
-                told = balance(*sides[table], beside.lake, name)
-            others = other_columns(beside)
-            found[table] = Seen(point, counts[table], there[table], told, others)
+        found = dict[TableId, Seen | None]()
+        for table, theirs in _fingerprints(same, read.width).items():
+            (counted, ours), others = counts[table], other_columns(same[table])
+            whole = Balance(ours.rows, theirs.rows, 0, (), ())
+            seen = Seen(point, counted, there[table], whole, others)
+            found[table] = seen if ours == theirs else None
         return found
+
+
+def _fingerprints(besides: Mapping[TableId, Beside], width: int) -> dict[TableId, Fingerprint]:
+    """Of the lake's rows, in ``width`` cells, in one Spark job."""
+    if not besides:
+        return {}
+    names = [f"c{place}" for place in range(width)]
+    sides = [
+        lake_cells(beside, names).withColumn(NUMBER, F.lit(number))
+        for number, beside in enumerate(besides.values())
+    ]
+    cells = [F.col(name) for name in names]
+    both = fingerprints(reduce(DataFrame.unionByName, sides), cells, F.col("lake"), NUMBER)
+    found = {number: Fingerprint.of(sums) for number, *sums in both.collect()}
+    return {table: found.get(number, Fingerprint()) for number, table in enumerate(besides)}
 
 
 def _as_they_are(

@@ -1,7 +1,7 @@
 """The sensor that keeps the flusher running and reports the staged log.
 
 The tick starts the child and looks at it; it never flushes. A child that ended by itself is an
-error of this sensor, with its last words, until it runs again.
+error of this sensor, with its last words: of the tick that notices it, and until it runs again.
 """
 
 from __future__ import annotations
@@ -69,12 +69,11 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
                 " again."
             )
         status = flusher.tick()
-        if not status.running:
+        if status.ended or not status.running:
             raise ReplicationProblem(
                 f"the flusher of {config.name} ended with code {status.last_returncode}"
                 f" ({status.failures} times in a row): {flusher.last_words()}",
-                f"It is started again in {status.next_start_in_seconds:.0f} s; its log is"
-                f" {flusher.log_path}.",
+                f"{status.again}; its log is {flusher.log_path}.",
             )
         with reachable(config), session(config, "flusher sensor") as pipeline:
             found = status_of(pipeline, "flusher")

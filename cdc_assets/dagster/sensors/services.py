@@ -94,12 +94,11 @@ def _spark(config: SourceConfig) -> str:
     _left.discard(config.name)
     spark = server(config)
     status = spark.start()
-    if not status.running:
+    if status.ended or not status.running:
         raise SparkProblem(
             f"the local Spark server ended with code {status.last_returncode}"
             f" ({status.failures} times in a row).",
-            f"It is started again in {status.next_start_in_seconds:.0f} s; its log is"
-            f" {spark.log_path}.",
+            f"{status.again}; its log is {spark.log_path}.",
         )
     return "Spark is up" if spark.url() else "Spark is starting"
 

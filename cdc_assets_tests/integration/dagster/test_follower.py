@@ -120,7 +120,7 @@ def test_a_follower_that_ends_is_an_error_of_the_sensor_and_is_started_again(
     assert len(world.materializations(key)) == reports + 1
     said = str(raised.value.__cause__ or raised.value)
     assert "the follower of world ended with code -9" in said
-    assert "It is started again in" in said
+    assert "It runs again (pid" in said
 
     def runs_again() -> bool:
         try:

@@ -193,21 +193,32 @@ def test_a_terminal_interrupt_does_not_reach_the_child(spec: ChildSpec) -> None:
     assert child.stop() == 0
 
 
+def killed(name: str) -> None:
+    child = process.child_of(name)
+    assert child is not None
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait(5.0)
+
+
 def test_the_registry_restarts_what_died_and_waits_longer_each_time(spec: ChildSpec) -> None:
     backoff = Backoff(first_seconds=0.2, cap_seconds=10.0)
     first = process.supervise("it", spec, backoff)
     assert first.running
     assert process.supervise("it", spec, backoff).pid == first.pid, "a tick starts no second one"
-    child = process.child_of("it")
-    assert child is not None
-    os.killpg(child.pid, signal.SIGKILL)
-    child.wait(5.0)
+    killed("it")
+    second = process.supervise("it", spec, backoff)
+    assert second.running, "the tick that notices the first end starts it again"
+    assert second.pid != first.pid
+    assert (second.ended, second.failures, second.last_returncode) == (True, 1, -signal.SIGKILL)
+    assert second.again == f"It runs again (pid {second.pid})"
+    assert not process.supervise("it", spec, backoff).ended
+    killed("it")
     down = process.supervise("it", spec, backoff)
-    assert not down.running
-    assert (down.failures, down.last_returncode) == (1, -signal.SIGKILL)
-    assert 0.0 < down.next_start_in_seconds <= 0.2
+    assert (down.running, down.ended, down.failures) == (False, True, 2)
+    assert 0.0 < down.next_start_in_seconds <= 0.4
+    assert down.again.startswith("It is started again in")
     wait_for(lambda: process.supervise("it", spec, backoff).running)
-    assert process.supervise("it", spec, backoff).pid != first.pid
+    assert process.supervise("it", spec, backoff).pid != second.pid
     process.stop("it")
     assert process.child_of("it") is None
 

@@ -20,9 +20,9 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import create_slot
 from cdc_assets.verify import compare, point, together
-from cdc_assets.verify.difference import totals
 from cdc_assets.verify.rows import as_of, comparable
 from cdc_assets.verify.source import count_sources, read_source, read_together
+from cdc_assets.verify.together import _fingerprints as fingerprints
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.lake import Lake, copied
 from cdc_assets_tests.support.waiting import wait_for
@@ -88,7 +88,7 @@ def test_a_difference_is_found_in_its_table_alone(source: Lake, alone: list[str]
     source.session.sql("insert into lake.src.h select * from lake.src.h limit 1")
     t, h, u = source.verify()
     assert (t.differing, h.differing, u.differing) == (2, 1, 0)
-    assert (t.columns, h.source_rows, h.lake_rows, alone) == (("v",), 9, 10, [])
+    assert (t.columns, h.source_rows, h.lake_rows, alone) == (("v",), 9, 10, ["t", "h"])
     assert source.verify()[2].equal
 
 
@@ -102,14 +102,14 @@ def test_nobody_else_merges_the_tables_until_each_is_level_and_then_they_may(
 
     def add(*arguments: Any) -> object:
         adding.append(locked())
-        return totals(*arguments)
+        return fingerprints(*arguments)
 
     def flush() -> None:
         waits.append(None)
         if len(waits) == 2:  # for the point; the first one is for what is older
             wait_for(lambda: locked() == {"t", "h", "u"})
 
-    monkeypatch.setattr(together, "totals", add)
+    monkeypatch.setattr(together, "_fingerprints", add)
     waits: list[None] = []
     assert all(c.equal for c in source.verify(flush))
     assert (len(waits), adding) == (2, [set()])
@@ -228,10 +228,10 @@ def test_one_tables_merge_that_fails_keeps_no_other_locked(
     def add(*arguments: Any) -> object:
         locked = [source.pipeline.store.is_locked(write_lock(table)) for table in (T, H, U)]
         assert not any(locked)
-        return totals(*arguments)
+        return fingerprints(*arguments)
 
     monkeypatch.setattr(together, "drain", merge)
-    monkeypatch.setattr(together, "totals", add)
+    monkeypatch.setattr(together, "_fingerprints", add)
     assert [c.outcome for c in source.verify()] == ["equal"] * 3
     assert alone == ["h"]
 

@@ -181,22 +181,23 @@ def _past(*succeeded: bool, **more: Any) -> list[PastRun]:
 
 
 def test_back_off_doubles_and_is_capped() -> None:
-    assert [delay_seconds(n) for n in (0, 1, 2, 3, 99)] == [0.0, 3.0, 6.0, 12.0, 600.0]
+    assert [delay_seconds(n) for n in (0, 1, 2, 3, 99)] == [0.0, 0.0, 6.0, 12.0, 600.0]
     assert failures_in_a_row(_past(False, False, True, False)) == 2
     assert wait_seconds(_past(False, False), NOW + timedelta(seconds=5)) == 1.0
     assert wait_seconds(_past(True, False), NOW) == 0.0
 
 
 def test_a_table_is_not_blamed_for_another_ones_failure() -> None:
-    assert wait_seconds(_past(False, failed_tables=frozenset({"public.bad"})), NOW, NAMES) == 0.0
-    assert wait_seconds(_past(False, failed_tables=frozenset({"public.t"})), NOW, NAMES) == 3.0
+    for table, seconds in (("public.bad", 0.0), ("public.t", 6.0)):
+        past = _past(False, False, failed_tables=frozenset({table}))
+        assert wait_seconds(past, NOW, NAMES) == seconds
 
 
 def test_a_run_without_the_table_ends_no_back_off_of_it() -> None:
     without = PastRun(succeeded=True, ended_at=NOW, assets=frozenset({dg.AssetKey("other")}))
-    assert wait_seconds([without, *_past(False)], NOW, NAMES) == 3.0
+    assert wait_seconds([without, *_past(False, False)], NOW, NAMES) == 6.0
     within = PastRun(succeeded=True, ended_at=NOW, assets=frozenset({NAMES.lake}))
-    assert wait_seconds([within, *_past(False)], NOW, NAMES) == 0.0
+    assert wait_seconds([within, *_past(False, False)], NOW, NAMES) == 0.0
 
 
 def _look(
