@@ -234,7 +234,7 @@ class _Drain:
         batch = Batch(found.entries, found.window, self._storage)
         tasks = self._pipeline.config.spark.cores
         mixed = facts.first_commit is not None and facts.first_commit < self._whole_from
-        reread = rereader(self._pipeline, lake)
+        reread = rereader(self._pipeline, lake, batch.transactions)
         change = Change(
             session,
             lake,

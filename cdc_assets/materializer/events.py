@@ -54,6 +54,11 @@ class Batch:
         read = _selected(entry.rows, entry.start_offset, self.window, self.storage, columns)
         return read.drop_columns("commit_lsn")
 
+    def transactions(self) -> frozenset[str]:
+        """The ids of the transactions in its files."""
+        read = (entry.rows.read(self.storage, ["_xid"])["_xid"] for entry in self.entries)
+        return frozenset(str(xid) for xids in read for xid in xids.unique().to_pylist())
+
     def frame(self, session: SparkSession, tasks: int, *, whole: bool = False) -> DataFrame:
         """Their events, see :func:`events`."""
         return events(session, self.entries, self.window, self.storage, tasks, whole=whole)

@@ -6,11 +6,16 @@ and under the old key the lake may have the row that has it by now (invariant 8)
 it is *now*, which may be later than the log's position; the changes in between are still to come
 and end with the same row. A row that is gone needs nothing: its delete is still to come. Until the
 log is applied up to the LSN of that read, the table isn't whole: ``complete_lsn`` records that LSN.
+
+A transaction is in the log once its commit record is flushed, and visible only after that; where
+its COMMIT waits for a synchronous standby, long after. A row that is read in between lacks a change
+that no later one repeats. So the transactions of the batch are awaited first.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +27,17 @@ from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
+from cdc_assets.postgres.horizon import running
 from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups
 from cdc_assets.postgres.publication.row_filters import filtered
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import text_form
 
 Reread = Callable[[Sequence[Key]], list[str]]
+
+# How long a batch's transactions are awaited: a merge holds its table's lock meanwhile.
+VISIBLE_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
 
 
 def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
@@ -68,8 +78,29 @@ def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
     return [found[number] for number in numbers]
 
 
-def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
+def _await_visible(
+    source: psycopg.Connection[Any], lake: LakeTable, transactions: frozenset[str]
+) -> None:
+    """Return once all of them are visible to the next snapshot. Raises TableProblem."""
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while hanging := running(source) & transactions:
+        if time.monotonic() > deadline:
+            raise TableProblem(
+                lake.row.table,
+                "rows of it have to be read again, and the source doesn't show transaction"
+                f" {min(hanging)} yet, which is in the log",
+                "Its COMMIT waits, most likely for a synchronous standby: pg_stat_activity has it,"
+                " with wait_event SyncRep. The merge is tried again.",
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def rereader(
+    pipeline: Pipeline, lake: LakeTable, transactions: Callable[[], frozenset[str]]
+) -> Reread:
     """A function from keys to rows, both in text form; rows are JSON as in ``_data``.
+
+    ``transactions``: the ids of those that changed the keys' rows in the batch.
 
     The log records that the table isn't whole before the moment that they were read at.
     """
@@ -81,6 +112,7 @@ def rereader(pipeline: Pipeline, lake: LakeTable) -> Reread:
             check_oid(source, lake.row.table, lake.row.oid)
             now = column_names(source, lake)
             select, key = _select(lake, now), _key(source, lake)
+            _await_visible(source, lake, transactions())
             query = sql.SQL("select {} from {} join {} t on {}")
             where = row_filter(source, pipeline.config, lake.row)
             numbers = {c.source.number for c in [*lake.columns, *lake.key]}

@@ -38,12 +38,13 @@ class Horizon:
         # What isn't flushed yet may be lost, and other commits come in its place.
         row = source.execute("select pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
         assert row is not None
-        return cls(Lsn.parse(row[0]), _running(source))
+        return cls(Lsn.parse(row[0]), running(source))
 
     def is_proven(self, source: Connection) -> bool:
         """Whether all of them have ended: then what committed below ``lsn`` is visible."""
-        return not self.running or self.running.isdisjoint(_running(source))
+        return not self.running or self.running.isdisjoint(running(source))
 
 
-def _running(source: Connection) -> frozenset[str]:
+def running(source: Connection) -> frozenset[str]:
+    """The ids of the transactions that have written, and that no snapshot shows yet."""
     return frozenset(xid for (xid,) in source.execute(_RUNNING).fetchall())

@@ -51,7 +51,9 @@ def read_again(config: SourceConfig, name: str, *keys: Key) -> list[str]:
     with Pipeline.open(config) as pipeline:
         row = pipeline.store.table(TableId("public", name))
         assert row is not None
-        found = rereader(pipeline, LakeTable(config, config.table(str(row.table)), row))(keys)
+        found = rereader(pipeline, LakeTable(config, config.table(str(row.table)), row), frozenset)(
+            keys
+        )
     return sorted(json.loads(each)["n"] for each in found)
 
 

@@ -6,11 +6,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 
 from cdc_assets.errors import SlotBusy
@@ -20,22 +18,12 @@ from cdc_assets.observe.status import collect
 from cdc_assets.postgres.ctid import CtidRange
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.snapshot.pace import Pace
-from cdc_assets.snapshot.table_copy import TableCopy
-from cdc_assets.snapshot.worker import copy_worker
 from cdc_assets_tests.integration.snapshot.sources import WIDE, T
+from cdc_assets_tests.support.incremental import INCREMENTAL, TOAST, between_parts, copy_here
 from cdc_assets_tests.support.lake import Lake, NewLake
 from cdc_assets_tests.support.synchronous import hanging_commits
 
 pytestmark = pytest.mark.spark
-
-INCREMENTAL = {"strategy": "incremental", "hold_at_most": "0.1s"}
-TOAST = """
-create table t (id int primary key, v text not null, pad text);
-alter table t alter pad set storage external;
-insert into t select i, 'old ' || i, repeat('x', case when i % 7 = 0 then 5000 else 100 end)
-  from generate_series(1, 20000) i;
-delete from t where id <= 2000;
-"""
 
 
 @pytest.fixture
@@ -48,31 +36,6 @@ def source(new_lake: NewLake) -> Iterator[Lake]:
 def held_pins(source: Lake) -> int:
     ((number,),) = source.execute("select count(*) from _pg2iceberg.pin_holders")
     return int(number)
-
-
-@contextmanager
-def between_parts(
-    monkeypatch: pytest.MonkeyPatch, do: Callable[[int], object], pages: int = 16
-) -> Iterator[None]:
-    """``do`` is called after each part, which all have so many pages; in this process."""
-    count = iter(range(1_000_000))
-    with monkeypatch.context() as patch:
-        patch.setattr(Pace, "took", lambda *_: do(next(count)))
-        patch.setattr("cdc_assets.snapshot.pace._FIRST", pages)
-        yield
-
-
-def copy_here(source: Lake) -> None:
-    """Copy the table in this process, where a test can come between two transactions."""
-    row = source.row(T)
-    copy = TableCopy(source.pipeline, source.session, row, None, lambda _: None)
-    copy.open()
-    task = copy.task(None, "test")
-    batch = pa.record_batch({"id": [0]})
-    found = [each.to_pylist() for each in copy_worker([task])([batch])]
-    assert [(each["outcome"], each["detail"]) for [each] in found] == [("done", "")]
-    while not copy.step(at_once=True):
-        pass
 
 
 class Writer:
