@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from cdc_assets.config.tables import DELETED_AT
 from cdc_assets.errors import TableProblem
-from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.spark.sql import ours, ticked
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.relation import Told, told_by_catalog
 from cdc_assets.log.states import TableState
@@ -25,6 +25,8 @@ from cdc_assets.postgres.catalog import Heap, describe, heaps
 from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.source.enrolment import made_otherwise
 from cdc_assets.verify.canonical import comparable_text, lake_text, source_text
+
+TIMES, _NEWEST = ours("times"), ours("newest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ def lake_side(beside: Beside, some: DataFrame | None = None) -> DataFrame:
     ``some``: all rows that the lake table has of some keys, instead of all rows.
     """
     found = present(beside.rows if some is None else some, beside.lake, beside.rows)
-    return digested(found, beside.lake, lake_expressions(beside), "lake")
+    made = digested(found, beside.lake, lake_expressions(beside), TIMES)
+    return made.withColumnRenamed(TIMES, "lake")
 
 
 def lake_cells(beside: Beside, names: Sequence[str]) -> DataFrame:
@@ -177,7 +180,7 @@ def lake_cells(beside: Beside, names: Sequence[str]) -> DataFrame:
     expressions = lake_expressions(beside)
     nothing = ["cast(null as string)"] * (len(names) - len(expressions))
     cells = zip(names, [*expressions, *nothing], strict=True)
-    times = F.col("lake").cast("long").alias("lake")
+    times = F.col(TIMES).cast("long").alias("lake")
     return found.select(times, *(F.expr(cell).alias(name) for name, cell in cells))
 
 
@@ -187,20 +190,20 @@ def lake_expressions(beside: Beside) -> list[str]:
 
 
 def present(rows: DataFrame, lake: LakeTable, whole: DataFrame) -> DataFrame:
-    """The rows that the table shows now, by its mode; column ``lake``: how often a row counts."""
+    """The rows that the table shows now, by its mode; column TIMES: how often a row counts."""
     if lake.row.mode == "soft_delete":
         rows = rows.where(F.col(DELETED_AT).isNull())
     if lake.row.mode != "append":
-        return rows.withColumn("lake", F.lit(1))
+        return rows.withColumn(TIMES, F.lit(1))
     # What was copied has no _xid, and is older than every change.
     age = F.struct(F.col("_xid").isNotNull().alias("changed"), F.col("_lsn").alias("lsn"))
     emptied = whole.where("_op = 'T'").agg(F.max("_lsn")).collect()[0][0]
     if emptied is not None:
         rows = rows.where(F.col("_xid").isNotNull() & (F.col("_lsn") > emptied))
     if not lake.key:
-        return rows.withColumn("lake", F.when(F.col("_op") == "D", -1).otherwise(1))
+        return rows.withColumn(TIMES, F.when(F.col("_op") == "D", -1).otherwise(1))
     names = [c.name for c in lake.columns] + list(lake.extra)
     newest = rows.groupBy(*(F.col(ticked(c.name)) for c in lake.key)).agg(
-        F.max_by(F.struct(*(F.col(ticked(name)) for name in names)), age).alias("r")
+        F.max_by(F.struct(*(F.col(ticked(name)) for name in names)), age).alias(_NEWEST)
     )
-    return newest.select("r.*").where("_op <> 'D'").withColumn("lake", F.lit(1))
+    return newest.select(f"{_NEWEST}.*").where("_op <> 'D'").withColumn(TIMES, F.lit(1))

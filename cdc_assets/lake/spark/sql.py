@@ -18,3 +18,8 @@ def listed(properties: Mapping[str, str]) -> str:
 def quoted(text: str) -> str:
     """A string as Spark SQL writes it."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def ours(name: str) -> str:
+    """A name that no column of a source's table has: it is longer than Postgres allows."""
+    return name + "_" * 64

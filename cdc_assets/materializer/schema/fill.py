@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.lake.publish import published
 from cdc_assets.lake.spark.session import summary
-from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.spark.sql import ours, ticked
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.lake.values import naming_refusals, of_later, typed
@@ -72,22 +72,17 @@ def fill(
             )
 
 
-def _ours(name: str) -> str:
-    """A name that no column of the table has: it is longer than Postgres allows."""
-    return name + "_" * 64
-
-
 def _joined(
     rows: DataFrame, read: DataFrame, lake: LakeTable, again: Sequence[LakeColumn]
 ) -> DataFrame:
     """``rows`` with the columns ``again`` from the row with the same key in ``read``."""
     condition = F.lit(True)
     for i, c in enumerate(lake.key):
-        condition = condition & (rows[ticked(c.name)] == read[_ours(f"k{i}")])
+        condition = condition & (rows[ticked(c.name)] == read[ours(f"k{i}")])
     both = rows.join(read, condition, "left")
     for i, c in enumerate(again):
         has_values = F.col("_op").isin("I", "U") if lake.row.mode == "append" else F.lit(True)
-        both = both.withColumn(c.name, F.when(has_values, F.col(_ours(f"v{i}"))))
+        both = both.withColumn(c.name, F.when(has_values, F.col(ours(f"v{i}"))))
     return both
 
 
@@ -133,8 +128,8 @@ def _read_again(
             share(queries, tasks),
             tuple(f"t{i}" for i in range(len(wanted))),
         )
-        keys = [_ours(f"k{i}") for i in range(len(lake.key))]
-        names = [*keys, *(_ours(f"v{i}") for i in range(len(again)))]
+        keys = [ours(f"k{i}") for i in range(len(lake.key))]
+        names = [*keys, *(ours(f"v{i}") for i in range(len(again)))]
         texts = read_texts(session, plan)
         for i, c in enumerate(lake.key):
             # The source may be ahead, and have a key that no row of the lake can have.

@@ -24,7 +24,7 @@ from cdc_assets.verify.rows import as_of, comparable
 from cdc_assets.verify.source import count_sources, read_source, read_together
 from cdc_assets.verify.together import _fingerprints as fingerprints
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.support.lake import Lake, copied
+from cdc_assets_tests.support.lake import Lake, NewLake, copied
 from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
@@ -318,3 +318,25 @@ def test_large_tables_and_those_far_behind_are_compared_alone(
         opened.flush()
         assert list(together.groups(opened.pipeline, [T, H, U])) == []
         assert all(c.equal for c in opened.verify())
+
+
+def test_columns_that_are_called_as_ours_are_compared(
+    copied_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together, and each alone."""
+    setup = """
+    create table a (id int primary key, lake text, "source" text, digest text);
+    insert into a values (1, 'x', 'y', 'z');
+    create table r (r int primary key, v text, key text, cells int);
+    insert into r values (1, 'x', 'y', 2), (2, 'x', 'y', 3);
+    """
+    with copied_lake(setup, "a", {"name": "r", "mode": "append"}) as lake:
+        lake.execute("update a set lake = 'changed'; delete from r where r = 1")
+        lake.execute("update r set v = 'changed'")
+        for rows in (together.SMALL_ROWS, -1):
+            monkeypatch.setattr(together, "SMALL_ROWS", rows)
+            found = lake.verify()
+            assert [(c.outcome, c.source_rows, c.problem) for c in found] == [
+                ("equal", 1, None),
+                ("equal", 1, None),
+            ]
