@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -89,7 +89,8 @@ class ColumnsConfig(Section):
     types: Mapping[str, Literal["string"]] = Field(default_factory=dict)
     """Columns to be kept in Postgres's text form instead of their native type."""
     rename: Mapping[str, str] = Field(default_factory=dict)
-    """What columns are called in the lake, and so in partition_by and sort_by: {id: order_id}."""
+    """What columns are called in the lake, and so in partition_by and sort_by: {id: order_id}. A
+    name that is given here is no other column's, whether the table has the column or not."""
     mask: Mapping[str, MaskKind] = Field(default_factory=dict)
     """Columns whose values don't leave the source as they are: sha256 (of mask_salt and the text,
     in hexadecimal), redact (***), last4 (**** and the last four characters). They are text in the
@@ -99,10 +100,6 @@ class ColumnsConfig(Section):
         WithJsonSchema({"enum": ["null", "clamp", "fail", None]}),
     ] = "null"
     """A value that Iceberg can't hold becomes NULL, or the nearest one that it can, or fails."""
-
-    def renamed(self, names: Collection[str]) -> Mapping[str, str]:
-        """``rename`` of the columns that there are: a wrong name takes no other column's."""
-        return {name: other for name, other in self.rename.items() if name in names}
 
     @model_validator(mode="after")
     def _masked_alone(self) -> Self:

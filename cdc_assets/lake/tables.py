@@ -71,10 +71,9 @@ class LakeTable:
 
     def __post_init__(self) -> None:
         found = [c for c in self.row.columns if c.name not in self.table.columns.exclude]
-        renamed = self.table.columns.renamed({c.name for c in found})
-        object.__setattr__(self, "columns", tuple(self._column(c, renamed) for c in found))
+        object.__setattr__(self, "columns", tuple(self._column(c) for c in found))
 
-    def _column(self, column: Column, renamed: Mapping[str, str]) -> LakeColumn:
+    def _column(self, column: Column) -> LakeColumn:
         rules, is_key = self.table.columns, column.name in self.row.key_columns
         rule = self.row.mask_rule(column)
         as_text = rule is not None or column.number in self.row.text_numbers
@@ -82,7 +81,8 @@ class LakeTable:
         # Two keys with one value in the lake would be duplicate rows.
         policy = "fail" if is_key and found.fits is not None else rules.unrepresentable
         mask = Mask.of_rule(rule, self.config.salt) if rule is not None else None
-        return LakeColumn(lake_column(column.name, renamed), column, found, policy, is_key, mask)
+        name = lake_column(column.name, rules.rename)
+        return LakeColumn(name, column, found, policy, is_key, mask)
 
     @property
     def key(self) -> tuple[LakeColumn, ...]:

@@ -172,9 +172,8 @@ def without_identity(
 
 def lake_names(found: SourceTable, table: TableConfig) -> Mapping[str, str]:
     """What its columns are called in the lake."""
-    names = {c.name for c in found.columns}
-    renamed = table.columns.renamed(names)
-    return {name: lake_column(name, renamed) for name in names - {*table.columns.exclude}}
+    names = {c.name for c in found.columns} - {*table.columns.exclude}
+    return {name: lake_column(name, table.columns.rename) for name in names}
 
 
 def refuse_mode(found: SourceTable, table: TableConfig) -> None:

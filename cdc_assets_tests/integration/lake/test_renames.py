@@ -102,14 +102,23 @@ def test_another_name_is_given_by_the_next_merge(copied_lake: NewLake) -> None:
         assert sorted(source.rows(T)) == [(1, 2, 3), (4, 5, 6)]
 
 
-def test_a_rename_of_no_column_takes_no_name(new_lake: NewLake) -> None:
-    wrong = {"name": "mirrored", "columns": {"rename": {"nosuch": "b"}}}
-    with new_lake("create table mirrored (id int primary key, b int)", wrong) as source:
-        codes = {f.code for f in review(source.config) if "mirrored" in f.message}
-        assert "column_missing" in codes and "column_renamed" not in codes
+def test_a_columns_name_depends_on_no_other_column(new_lake: NewLake) -> None:
+    """A name that is given is kept free while its column isn't there yet, or any more."""
+    given = {"name": "mirrored", "columns": {"rename": {"a": "b"}}}
+    with new_lake("create table mirrored (id int primary key, b int)", given) as source:
+        found = {f.code: f.message for f in review(source.config) if "mirrored" in f.message}
+        assert "column_missing" in found
+        assert "b as b__source" in found["column_renamed"]
         source.pin()
         source.copy()
-        assert _names(source) == ["id", "b"]
+        assert _names(source) == ["id", "b__source"]
+        source.execute("alter table mirrored add a int; insert into mirrored values (1, 2, 3)")
+        source.catch_up()
+        assert _names(source) == ["id", "b__source", "b"]
+        source.execute("alter table mirrored drop a; insert into mirrored values (4, 5)")
+        source.catch_up()
+        assert _names(source) == ["id", "b__source", "b"]
+        assert sorted(source.rows(T)) == [(1, 2, 3), (4, 5, None)]
 
 
 def test_a_rename_that_differs_by_case_alone_is_found(new_lake: NewLake) -> None:
