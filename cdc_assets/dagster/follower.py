@@ -71,7 +71,7 @@ def keep(config: SourceConfig, instance: dg.DagsterInstance, workers: Sequence[K
     if status.ended or not status.running:
         raise FollowerProblem(
             f"the follower of {config.name} ended with code {status.last_returncode}"
-            f" ({status.failures} times in a row): {children.last_words(spec.log)}",
+            f" ({status.failures} times in a row): {status.last_words}",
             f"{status.again}; its log is {spec.log}.",
         )
     name = children.process_name(status.pid)

@@ -205,7 +205,9 @@ class Status:
     next_start_in_seconds: float
     """0 while it runs."""
     ended: bool = False
-    """Whether this tick noticed that it ended by itself."""
+    """Whether it ended by itself since the last one."""
+    last_words: str = ""
+    """The last line of its log when it ended."""
 
     @property
     def again(self) -> str:
@@ -229,15 +231,16 @@ class Supervised:
         self._failures = 0
         self._last_returncode: int | None = None
         self._ended_at = 0.0
+        self._ended, self._last_words = False, ""
 
     def tick(self) -> Status:
         """Notice an end, start again when it is time; never waits. Raises OSError."""
         now = time.monotonic()
-        ended = self.child is not None and not self.child.alive
-        if self.child is not None and ended:
+        if self.child is not None and not self.child.alive:
             self._last_returncode = self.child.returncode
             self._failures = self.backoff.failures(self._failures, now - self.child.started_at)
-            self._ended_at = now
+            self._ended_at, self._ended = now, True
+            self._last_words = last_words(self.spec.log)
             _log.warning(
                 "%s ended with %s (failure %s in a row); see %s",
                 self.spec.module,
@@ -251,7 +254,7 @@ class Supervised:
         wait = self.backoff.delay_seconds(self._failures) - (now - self._ended_at)
         if self.child is None and (self._failures <= 1 or wait <= 0):
             self.child = Child.start(self.spec)
-        running = self.child is not None
+        running, ended, self._ended = self.child is not None, self._ended, False
         return Status(
             running=running,
             pid=self.child.pid if self.child is not None else None,
@@ -259,6 +262,7 @@ class Supervised:
             last_returncode=self._last_returncode,
             next_start_in_seconds=0.0 if running else wait,
             ended=ended,
+            last_words=self._last_words,
         )
 
     def stop(self, timeout_seconds: float = GRACE_SECONDS) -> None:

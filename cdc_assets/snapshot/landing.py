@@ -144,16 +144,13 @@ class Landing:
         there = self._last_seen().schema().column_names
         return [name for name in self.lake.extra if name in _COPIED and name in there]
 
-    def extra_values(self) -> sql.Composed:
+    def extra_values(self) -> list[sql.Composed]:
         """What is selected for them, behind the source's columns."""
         lsn = sql.Literal(int(self._row.snapshot_lsn or 0))
-        values = [
-            sql.SQL(", " + _COPIED[name][1] + " as {name}").format(
-                lsn=lsn, name=sql.Identifier(name)
-            )
+        return [
+            sql.SQL(_COPIED[name][1] + " as {name}").format(lsn=lsn, name=sql.Identifier(name))
             for name in self.extra
         ]
-        return sql.Composed(values)
 
     def place(self) -> tuple[str, Mapping[str, str]]:
         """The folder of the target's data files, and the properties of the FileIO to get there."""

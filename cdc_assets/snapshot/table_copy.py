@@ -196,11 +196,11 @@ class TableCopy:
     def task(self, snapshot_name: str | None, worker: str) -> CopyTask:
         """This table's task of a job; without a snapshot, it reads in short transactions."""
         config, row = self._pipeline.config, self._row
-        listed = sql.SQL(", ").join(
+        columns = (
             select_expression(c.source, c.mapping, c.policy, is_key=c.is_key)
             for c in self._landing.lake.columns
         )
-        listed += self._landing.extra_values()
+        listed = sql.SQL(", ").join([*columns, *self._landing.extra_values()])
         location, io = self._landing.place()
         return CopyTask(
             table=self.table,

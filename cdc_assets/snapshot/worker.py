@@ -43,9 +43,9 @@ _PAGES = sql.SQL(
     "select pg_catalog.pg_relation_size({}::oid) / pg_catalog.current_setting('block_size')::bigint"
 )
 _END = sql.SQL("select pg_catalog.pg_current_wal_insert_lsn()::text").format()
-# A commit that is flushed, and with it all that is before it.
+# A commit that is flushed, and with it all that is before it; synchronous standbys have it as well.
 _FLUSH = sql.SQL(
-    "select pg_catalog.set_config('synchronous_commit', 'local', true),"
+    "select pg_catalog.set_config('synchronous_commit', 'on', true),"
     " pg_catalog.pg_logical_emit_message(true, 'cdc_assets', '')::text"
 ).format()
 

@@ -119,19 +119,20 @@ def verify(
     """
     _await_log(pipeline, flush_to)  # so that no table waits for what is older than its comparison
     comparing = _Comparing(pipeline, session, flush_to, on_progress, show_keys)
-    found = dict[TableId, Comparison]()
+    found, differ = dict[TableId, Comparison](), dict[TableId, Comparison]()
     for group in groups(pipeline, tables):
         some: Sequence[TableId] = group
         while some:
             on_progress(f"{len(some)} of {len(tables)} together: {', '.join(map(str, some))}")
             done, left = comparing.compare_together(some)
-            found |= done
+            found |= {table: each for table, each in done.items() if not each.differing}
+            differ |= {table: each for table, each in done.items() if each.differing}
             # Those that were truncated, altered or merged by others meanwhile: once more.
             some = left if some is group else ()
     for table in tables:
         if table not in found:
             on_progress(f"{len(found) + 1} of {len(tables)}: {table}")
-            found[table] = comparing.compare(table)
+            found[table] = comparing.compare(table, differ.get(table))
     return [found[table] for table in tables]
 
 
@@ -162,7 +163,10 @@ class _Comparing:
     def compare_together(
         self, tables: Sequence[TableId]
     ) -> tuple[dict[TableId, Comparison], list[TableId]]:
-        """What is equal, and what may be compared with others at a later LSN."""
+        """Those that were compared, and those that may be with others at a later LSN.
+
+        One that differs isn't told yet: comparing it alone will say in what.
+        """
         self._await_flusher()
         began = time.monotonic()
         try:
@@ -171,30 +175,32 @@ class _Comparing:
             self.on_progress(f"they are compared one by one: {first_line(problem)}")
             self._note(problem)
             return {}, []
-        equal = {
-            table: self._over(_compared(table, seen), began)
-            for table, seen in found.items()
-            if seen is not None
-        }
-        return equal, [table for table in tables if table not in found]
+        done = {table: _compared(table, seen) for table, seen in found.items()}
+        done = {t: each if each.differing else self._over(each, began) for t, each in done.items()}
+        return done, [table for table in tables if table not in found]
 
-    def compare(self, table: TableId) -> Comparison:
+    def compare(self, table: TableId, differs: Comparison | None = None) -> Comparison:
+        """``differs``: what is known of a table that was compared with others."""
         self._await_flusher()
-        began, rounds = time.monotonic(), ROUNDS
-        while True:
-            rounds -= 1
-            try:
-                done = self._once(table)
-            except _Again as again:
-                if rounds:
-                    continue
-                done = Comparison(table, None, problem=str(again))
-            except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
-                said = first_line(explained(problem, self.pipeline.config))
-                done = Comparison(table, None, problem=said)
-                self._note(problem)
-            break
+        began = time.monotonic()
+        done = self._alone(table)
+        if done.problem is not None and differs is not None:
+            said = f"Which rows differ isn't known: {done.problem}"
+            done = replace(differs, others=(*differs.others, said))
         return self._over(done, began)
+
+    def _alone(self, table: TableId) -> Comparison:
+        for left in reversed(range(ROUNDS)):
+            try:
+                return self._once(table)
+            except _Again as again:
+                if not left:
+                    return Comparison(table, None, problem=str(again))
+            except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
+                self._note(problem)
+                said = first_line(explained(problem, self.pipeline.config))
+                return Comparison(table, None, problem=said)
+        raise AssertionError("ROUNDS is 0")
 
     def _note(self, problem: Exception) -> None:
         if isinstance(problem, LogBehind):

@@ -48,6 +48,8 @@ from cdc_assets.verify.source import NUMBER, Counted, count_sources, read_togeth
 
 # A comparison of more rows is mostly its rows.
 SMALL_ROWS = 1_000_000
+# All of a group are hashed in one statement, which has cells for the columns of the widest.
+_COLUMNS = 100
 # Tables of one group: while the log is awaited, none of them is merged.
 _GROUP = 12
 # How long the tables' locks are waited for, about as long as a merge takes; nobody begins to merge
@@ -73,8 +75,9 @@ def groups(pipeline: Pipeline, tables: Sequence[TableId]) -> Iterator[list[Table
     small = []
     for table in tables:
         with suppress(Exception):  # told when the table is compared alone
-            rows = comparable(pipeline, table).state().total_rows
-            if table not in behind and rows <= SMALL_ROWS:
+            lake = comparable(pipeline, table)
+            narrow = len(lake.columns) <= _COLUMNS
+            if table not in behind and narrow and lake.state().total_rows <= SMALL_ROWS:
                 small.append(table)
     for first in range(0, len(small), _GROUP):
         if len(group := small[first : first + _GROUP]) > 1:
@@ -86,10 +89,10 @@ def compare_together(
     session: SparkSession,
     tables: Sequence[TableId],
     flush_to: FlushTo,
-) -> dict[TableId, Seen | None]:
-    """Compare ``tables`` at one LSN; None of one that differs, which is compared alone for more.
+) -> dict[TableId, Seen]:
+    """Compare ``tables`` at one LSN; those that couldn't be compared are left out.
 
-    Those that couldn't be compared are left out.
+    The balance of one that differs names no row, and counts as few differing keys as possible.
     """
     offsets = dict[TableId, int]()
     for table in tables:
@@ -118,12 +121,12 @@ def compare_together(
             for table, beside in besides.items()
             if after.get(table) == before[table] and _read_as(beside) == _read_as(expected[table])
         }
-        found = dict[TableId, Seen | None]()
+        found = dict[TableId, Seen]()
         for table, theirs in _fingerprints(same, read.width).items():
             (counted, ours), others = counts[table], other_columns(same[table])
-            whole = Balance(ours.rows, theirs.rows, 0, (), ())
-            seen = Seen(point, counted, there[table], whole, others)
-            found[table] = seen if ours == theirs else None
+            odd = 0 if ours == theirs else max(1, abs(ours.rows - theirs.rows))
+            whole = Balance(ours.rows, theirs.rows, odd, (), ())
+            found[table] = Seen(point, counted, there[table], whole, others)
         return found
 
 

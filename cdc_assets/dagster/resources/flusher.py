@@ -33,10 +33,6 @@ class FlusherResource(dg.ConfigurableResource[None]):
         """Start it if it is down and its back-off is over; returns at once."""
         return process.supervise(self._name, flusher_child(configuration(self.source)))
 
-    def last_words(self) -> str:
-        """The last line of its log: why it ended, when it did."""
-        return process.last_words(self.log_path)
-
     def stop(self) -> None:
         """Stop it in order, if this process started it."""
         process.stop(self._name)

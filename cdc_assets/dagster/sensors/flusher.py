@@ -72,7 +72,7 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
         if status.ended or not status.running:
             raise ReplicationProblem(
                 f"the flusher of {config.name} ended with code {status.last_returncode}"
-                f" ({status.failures} times in a row): {flusher.last_words()}",
+                f" ({status.failures} times in a row): {status.last_words}",
                 f"{status.again}; its log is {flusher.log_path}.",
             )
         with reachable(config), session(config, "flusher sensor") as pipeline:

@@ -223,6 +223,26 @@ def test_the_registry_restarts_what_died_and_waits_longer_each_time(spec: ChildS
     assert process.child_of("it") is None
 
 
+def test_an_end_is_told_even_if_the_next_start_fails(
+    spec: ChildSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.supervise("it", spec)
+    ready(spec)
+    killed("it")
+
+    def fail(_: ChildSpec) -> Child:
+        raise OSError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Child, "start", fail)
+        with pytest.raises(OSError, match="temporarily"):
+            process.supervise("it", spec)
+    told = process.supervise("it", spec)
+    assert (told.running, told.ended, told.failures) == (True, True, 1)
+    assert told.last_words
+    assert not process.supervise("it", spec).ended
+
+
 def test_a_changed_spec_replaces_the_child(spec: ChildSpec) -> None:
     first = process.supervise("it", spec).pid
     ready(spec)

@@ -92,6 +92,24 @@ def test_a_difference_is_found_in_its_table_alone(source: Lake, alone: list[str]
     assert source.verify()[2].equal
 
 
+def test_a_difference_is_told_even_if_its_rows_cannot_be_looked_for(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.session.sql("delete from lake.src.t where id in (3, 4)")
+
+    def fail(*_: Any) -> object:
+        raise OSError("no space")
+
+    monkeypatch.setattr(compare, "read_source", fail)
+    found = source.verify()[0]
+    assert (found.outcome, found.source_rows, found.lake_rows) == ("different", 50, 48)
+    assert found.differing == 2
+    [said] = found.remarks
+    assert said.startswith("Which rows differ isn't known: ")
+    seen = source.execute("select differed_at is not null from _pg2iceberg.verified_samples")
+    assert (True,) in seen
+
+
 def test_nobody_else_merges_the_tables_until_each_is_level_and_then_they_may(
     source: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
