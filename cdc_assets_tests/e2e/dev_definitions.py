@@ -19,8 +19,12 @@ def _changed(data: object, origin: str, **more: Any) -> SourceConfig:
     assert isinstance(data, Mapping)
     changes: dict[str, Any] = json.loads(os.environ[CHANGES_VARIABLE])
     freshness = changes.pop("freshness", {})
+    others = freshness.get("others", {})
     tables = [
-        {**table, **({"freshness": freshness[table["name"]]} if table["name"] in freshness else {})}
+        {
+            **table,
+            "freshness": {**table.get("freshness", {}), **freshness.get(table["name"], others)},
+        }
         for table in data["tables"]
     ]
     return parse_config({**data, **changes, "tables": tables}, origin, **more)
