@@ -18,10 +18,15 @@ from cdc_assets.postgres.session.connect import Connection
 # With auto, of a table and its partitions; half an hour to an hour of reading.
 LARGE_BYTES = 100 * 10**9
 
+# Of a table that wasn't vacuumed or analyzed since it was restored, Postgres has no estimate.
 _SIZES = """
 select r.oid::bigint,
-       pg_catalog.sum(greatest(c.relpages, 0) + greatest(coalesce(o.relpages, 0), 0))
-         * pg_catalog.current_setting('block_size')::bigint
+       pg_catalog.sum(
+         case when c.relpages > 0
+              then (c.relpages + greatest(coalesce(o.relpages, 0), 0))
+                * pg_catalog.current_setting('block_size')::bigint
+              else coalesce(pg_catalog.pg_relation_size(c.oid), 0)
+                + coalesce(pg_catalog.pg_relation_size(c.reltoastrelid), 0) end)
   from pg_catalog.unnest(%s::oid[]) r (oid)
   left join lateral pg_catalog.pg_partition_tree(r.oid) t on true  -- none of a plain table
   join pg_catalog.pg_class c on c.oid = coalesce(t.relid, r.oid)
