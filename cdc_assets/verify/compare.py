@@ -123,7 +123,8 @@ def verify(
     for group in groups(pipeline, tables):
         some: Sequence[TableId] = group
         while some:
-            on_progress(f"{len(some)} of {len(tables)} together: {', '.join(map(str, some))}")
+            told = f"{len(some)} of {len(tables)} together: " if len(some) > 1 else ""
+            on_progress(f"{told}{', '.join(map(str, some))}")
             done, left = comparing.compare_together(some)
             found |= {table: each for table, each in done.items() if not each.differing}
             differ |= {table: each for table, each in done.items() if each.differing}

@@ -69,7 +69,7 @@ class Seen:
 
 
 def groups(pipeline: Pipeline, tables: Sequence[TableId]) -> Iterator[list[TableId]]:
-    """The small ones of ``tables``, in groups of several that are compared together."""
+    """The small ones of ``tables``, in groups that are compared together."""
     most = pipeline.config.lake.merge_bytes
     behind = {b.table for b in pipeline.store.backlogs() if b.bytes > most}
     small = []
@@ -80,8 +80,7 @@ def groups(pipeline: Pipeline, tables: Sequence[TableId]) -> Iterator[list[Table
             if table not in behind and narrow and lake.state().total_rows <= SMALL_ROWS:
                 small.append(table)
     for first in range(0, len(small), _GROUP):
-        if len(group := small[first : first + _GROUP]) > 1:
-            yield group
+        yield small[first : first + _GROUP]
 
 
 def compare_together(
