@@ -101,7 +101,7 @@ def _standby_of(primary: EmbeddedPostgres, folder: Path, **settings: str) -> Emb
 
 
 @contextmanager
-def _pair(home: Path, standby: dict[str, str], primary: dict[str, str]) -> Iterator[Pair]:
+def standby_pair(home: Path, standby: dict[str, str], primary: dict[str, str]) -> Iterator[Pair]:
     first = EmbeddedPostgres(home / "primary", settings={**FAST, **primary})
     second: EmbeddedPostgres | None = None
     try:
@@ -161,7 +161,7 @@ def _replicated(
 ) -> Iterator[tuple[Pair, Bench, SourceConfig]]:
     """A pair, of which table t is followed."""
     with (
-        _pair(home, standby or {}, primary or {}) as pair,
+        standby_pair(home, standby or {}, primary or {}) as pair,
         bench(pair.dsn, "failing", folder, log_dsn) as source,
     ):
         source.execute("create table t (id int primary key)")
