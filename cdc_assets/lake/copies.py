@@ -20,7 +20,7 @@ from cdc_assets.postgres.types import arrow_type
 SUFFIX = "__copy_"
 # A table property, until the copy is complete: its columns' numbers, names and types.
 COPIED_AS = "cdc.copied-as"
-COPIED_FORMAT = {"format-version": "2"}
+COPIED_VERSION = "2"
 
 
 def create_for_copy(lake: LakeTable) -> Table:
@@ -31,7 +31,7 @@ def create_for_copy(lake: LakeTable) -> Table:
     """
     properties = {
         **lake.creation_properties(),
-        **COPIED_FORMAT,
+        "format-version": COPIED_VERSION,
         "write.delete.mode": "copy-on-write",
         COPYING: lake.copy_id,
         COPIED_AS: copied_as(lake),

@@ -33,7 +33,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, EnvironmentProblem, first_line
 from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, tried
 from cdc_assets.lake.catalog.place import TABLES, catalog_schema, passed_over
-from cdc_assets.lake.copies import COPIED_FORMAT
+from cdc_assets.lake.copies import COPIED_VERSION
 from cdc_assets.lake.publish import PREFIX
 from cdc_assets.lake.spark.jars import PACKAGES
 from cdc_assets.lake.spark.session import open_session, server, spark_problem
@@ -170,7 +170,10 @@ def _catalog(config: SourceConfig) -> Iterator[Finding]:
                 chosen = location if config.lake.catalog.type == "sql" else None
                 with folders_as_they_were(path) if local else nullcontext():
                     table = catalog.create_table(
-                        (config.namespace, name), schema, chosen, properties=COPIED_FORMAT
+                        (config.namespace, name),
+                        schema,
+                        chosen,
+                        properties={"format-version": COPIED_VERSION},
                     )
                     try:
                         asked = config.streams and config.lake.catalog.type == "rest"
