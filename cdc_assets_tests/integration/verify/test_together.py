@@ -323,18 +323,21 @@ def test_rows_that_get_lost_on_the_way_are_no_difference_but_a_problem(
     assert (t.since is not None, h.outcome, u.outcome) == (True, "equal", "equal")
 
 
-def test_large_tables_and_those_far_behind_are_compared_alone(
+def test_large_and_wide_tables_and_those_far_behind_are_compared_alone(
     postgres_dsn: NewDatabase, spark_url: str, tmp_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_bytes = {"lake": {"merge_bytes": 100}}
     modes = ("t", {"name": "h", "mode": "append"}, "u")
     with copied(postgres_dsn(), spark_url, SETUP, *modes, **merge_bytes) as opened:
         assert list(together.groups(opened.pipeline, [T, H, U])) == [[T, H, U]]
+        with monkeypatch.context() as narrow:
+            narrow.setattr(together, "_COLUMNS", 2)
+            assert list(together.groups(opened.pipeline, [T, H, U])) == [[H, U]]
         monkeypatch.setattr(together, "SMALL_ROWS", 20)
         assert list(together.groups(opened.pipeline, [T, H, U])) == [[H, U]]
         opened.execute("update u set v = md5(id::text)")
         opened.flush()
-        assert list(together.groups(opened.pipeline, [T, H, U])) == []
+        assert list(together.groups(opened.pipeline, [T, H, U])) == [[H]]
         assert all(c.equal for c in opened.verify())
 
 
@@ -348,7 +351,8 @@ def test_columns_that_are_called_as_ours_are_compared(
     create table r (r int primary key, v text, key text, cells int);
     insert into r values (1, 'x', 'y', 2), (2, 'x', 'y', 3);
     """
-    with copied_lake(setup, "a", {"name": "r", "mode": "append"}) as lake:
+    modes = ("a", {"name": "r", "mode": "append"})
+    with copied_lake(setup, *modes) as lake:
         lake.execute("update a set lake = 'changed'; delete from r where r = 1")
         lake.execute("update r set v = 'changed'")
         for rows in (together.SMALL_ROWS, -1):
