@@ -68,10 +68,9 @@ def keep(config: SourceConfig, instance: dg.DagsterInstance, workers: Sequence[K
         settings=json.dumps(settings),
     )
     status = children.supervise(_child(config), spec)
-    if status.ended or not status.running:
+    if (end := status.end) is not None:
         raise FollowerProblem(
-            f"the follower of {config.name} ended with code {status.last_returncode}"
-            f" ({status.failures} times in a row): {status.last_words}",
+            f"the follower of {config.name} {end}: {status.last_words}",
             f"{status.again}; its log is {spec.log}.",
         )
     name = children.process_name(status.pid)

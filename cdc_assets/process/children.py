@@ -210,6 +210,13 @@ class Status:
     """The last line of its log when it ended."""
 
     @property
+    def end(self) -> str | None:
+        """How it ended, if that is to be told: by the tick that notices, and while it is down."""
+        if self.running and not self.ended:
+            return None
+        return f"ended with code {self.last_returncode} ({self.failures} times in a row)"
+
+    @property
     def again(self) -> str:
         """When it runs again after an end."""
         if self.running:

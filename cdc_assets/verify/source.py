@@ -105,11 +105,8 @@ class Together:
 
     texts: DataFrame
     besides: Sequence[Beside]
-
-    @property
-    def width(self) -> int:
-        """How many columns the widest table has."""
-        return max((len(beside.columns) for beside in self.besides), default=0)
+    width: int
+    """How many columns the widest table has."""
 
     def counted(self) -> dict[TableId, tuple[Counted, Fingerprint]]:
         """What was read of each table, and its fingerprint in ``width`` cells, in one Spark job."""
@@ -153,7 +150,7 @@ def read_together(
             queries += _queries(source, beside, sql.SQL(", ").join(listed), where, masks=masks)
     names = (NUMBER, *(f"p{i}" for i in range(most)), LOST)
     texts = _read(pipeline, session, snapshot_name, queries, names)
-    return Together(texts, [beside for beside, _, _ in lists])
+    return Together(texts, [beside for beside, _, _ in lists], most)
 
 
 def _masks(beside: Beside, columns: Iterable[str], first: int = 0) -> tuple[tuple[int, Mask], ...]:

@@ -69,10 +69,9 @@ def flusher_sensor(config: SourceConfig) -> dg.SensorDefinition:
                 " again."
             )
         status = flusher.tick()
-        if status.ended or not status.running:
+        if (end := status.end) is not None:
             raise ReplicationProblem(
-                f"the flusher of {config.name} ended with code {status.last_returncode}"
-                f" ({status.failures} times in a row): {status.last_words}",
+                f"the flusher of {config.name} {end}: {status.last_words}",
                 f"{status.again}; its log is {flusher.log_path}.",
             )
         with reachable(config), session(config, "flusher sensor") as pipeline:

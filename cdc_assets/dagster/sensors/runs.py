@@ -28,7 +28,7 @@ ACTIVE = (
 )
 # Back-off after failures in a row: none after the first, as a tick's pace is one; then 6 s, 12 s, …
 # 10 minutes. A run costs 5 s of CPU to launch.
-FIRST_DELAY_SECONDS = 3.0
+FIRST_DELAY_SECONDS = 6.0
 LONGEST_DELAY_SECONDS = 600.0
 # A run has no lock while it imports its code and opens its session, some seconds on a busy machine,
 # nor in the moment between its last step and its end.
@@ -140,7 +140,7 @@ def delay_seconds(failures: int) -> float:
     """How long to wait after so many failures in a row."""
     if failures <= 1:
         return 0.0
-    return min(FIRST_DELAY_SECONDS * 2.0 ** (failures - 1), LONGEST_DELAY_SECONDS)
+    return min(FIRST_DELAY_SECONDS * 2.0 ** (failures - 2), LONGEST_DELAY_SECONDS)
 
 
 def wait_seconds(past: Sequence[PastRun], now: datetime, names: TableAssets | None = None) -> float:

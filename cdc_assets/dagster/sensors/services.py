@@ -94,11 +94,9 @@ def _spark(config: SourceConfig) -> str:
     _left.discard(config.name)
     spark = server(config)
     status = spark.start()
-    if status.ended or not status.running:
+    if (end := status.end) is not None:
         raise SparkProblem(
-            f"the local Spark server ended with code {status.last_returncode}"
-            f" ({status.failures} times in a row).",
-            f"{status.again}; its log is {spark.log_path}.",
+            f"the local Spark server {end}.", f"{status.again}; its log is {spark.log_path}."
         )
     return "Spark is up" if spark.url() else "Spark is starting"
 
