@@ -190,7 +190,7 @@ def test_a_line_that_was_spoilt_is_lost(server: psycopg.Connection, proxy: Proxy
         found = _messages(stream, _COMMITS)
         next(found)
         proxy.spoils = True
-        with pytest.raises(StreamLost, match=r"TLS ended with an error: .*bad record mac"):
+        with pytest.raises(StreamLost, match="TLS ended with an error: "):
             list(found)
 
 
