@@ -57,20 +57,24 @@ def alert_test(ctx: click.Context) -> None:
     examples=(
         "cdc-assets verify",
         "cdc-assets verify --table public.orders --show-keys",
+        "cdc-assets verify --table public.orders --repair",
     )
 )
 @tables_option
 @json_option
 @click.option("--show-keys", is_flag=True, help="Print the keys (or rows) that differ, too.")
+@click.option("--repair", is_flag=True, help="Correct the rows that differ, and compare again.")
 @click.pass_context
-def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool, show_keys: bool) -> None:
+def verify(
+    ctx: click.Context, tables: tuple[str, ...], as_json: bool, show_keys: bool, repair: bool
+) -> None:
     """Compare every row of source and lake, each table at one LSN; 1 unless all are equal."""
     from cdc_assets.operations import whole as commands
 
     config = config_of(ctx)
     wanted = selected(config, tables)
     with opened(config) as pipeline:
-        found = commands.verify_tables(pipeline, wanted, note, show_keys=show_keys)
+        found = commands.verify_tables(pipeline, wanted, note, show_keys=show_keys, repair=repair)
     if as_json:
         click.echo(
             json.dumps(
@@ -83,6 +87,7 @@ def verify(ctx: click.Context, tables: tuple[str, ...], as_json: bool, show_keys
                         "source_rows": c.source_rows,
                         "lake_rows": c.lake_rows,
                         "differing": c.differing,
+                        "repaired": c.repaired,
                         "keys": list(c.keys),
                         "columns": list(c.columns),
                         "problem": c.problem,

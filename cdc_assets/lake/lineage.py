@@ -79,6 +79,20 @@ def position(table: Table) -> Position | None:
     return None
 
 
+def foreign_since(table: Table, snapshot_id: int | None) -> str | None:
+    """The first commit after a snapshot that changed rows and names no cursor.
+
+    None if there is none, and the snapshot is an ancestor of the current one; else a description.
+    """
+    found = None
+    for snapshot in _ancestors(table):
+        if snapshot.snapshot_id == snapshot_id:
+            return found
+        if OFFSET not in said(snapshot) and _changes_rows(snapshot):
+            found = _described(snapshot)
+    return found or "it was set back"
+
+
 def foreign_change(table: Table, ours: str) -> str | None:
     """The first commit that changed rows and doesn't have the summary property ``ours``."""
     found = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,17 @@ WHOLE_SCHEMA = f"{EVENT_SCHEMA}, lsn bigint, ts bigint, xid bigint"
 
 # Files that are read at once: of a store, each is mostly a wait.
 _READERS = 4
+
+
+class Events(Protocol):
+    """Changes of rows that a merge applies in one commit; see :class:`Batch`."""
+
+    @property
+    def entries(self) -> Sequence[LogEntry]: ...
+
+    def rows(self, most_bytes: int) -> pa.Table | None: ...
+
+    def frame(self, session: SparkSession, tasks: int, *, whole: bool = False) -> DataFrame: ...
 
 
 @dataclass(frozen=True, slots=True)

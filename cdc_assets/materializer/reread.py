@@ -30,6 +30,7 @@ from cdc_assets.postgres.catalog import attributes, check_oid
 from cdc_assets.postgres.horizon import running
 from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups
 from cdc_assets.postgres.publication.row_filters import filtered
+from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import text_form
 
@@ -106,28 +107,34 @@ def rereader(
     """
 
     def reread(keys: Sequence[Key]) -> list[str]:
-        found: list[str] = []
-        columns = lake.columns
-        with pipeline.connect_source("repair", reads=True) as source, source.cursor() as cursor:
+        with pipeline.connect_source("repair", reads=True) as source:
             check_oid(source, lake.row.table, lake.row.oid)
-            now = column_names(source, lake)
-            select, key = _select(lake, now), _key(source, lake)
             _await_visible(source, lake, transactions())
-            query = sql.SQL("select {} from {} join {} t on {}")
-            where = row_filter(source, pipeline.config, lake.row)
-            numbers = {c.source.number for c in [*lake.columns, *lake.key]}
-            wanted = [name for number, name in now.items() if number in numbers]
-            rows = filtered(lake.table.rows, where, wanted)
-            for some in lookups(key, keys):
-                cursor.execute(query.format(select, some.listed, rows, some.equal))
-                found.extend(
-                    json.dumps(
-                        {c.source.name: c.masked(v) for c, v in zip(columns, row, strict=True)}
-                    )
-                    for row in cursor
-                )
-            refuse_renamed(source, lake, now)
+            found = rows_of(pipeline, source, lake, keys)
             pipeline.store.not_whole_before(lake.row, current_lsn(source))
-        return found
+        return [row for _, row in found]
 
     return reread
+
+
+def rows_of(
+    pipeline: Pipeline, source: Connection, lake: LakeTable, keys: Sequence[Key]
+) -> list[tuple[int, str]]:
+    """The rows that ``source`` shows of ``keys``: a key's place among them, and JSON as ``_data``.
+
+    Raises TableProblem where a column of the key is gone, or columns were renamed meanwhile.
+    """
+    found: list[tuple[int, str]] = []
+    now = column_names(source, lake)
+    select, key = _select(lake, now), _key(source, lake)
+    query = sql.SQL("select k.n, {} from {} join {} t on {}")
+    where = row_filter(source, pipeline.config, lake.row)
+    numbers = {c.source.number for c in [*lake.columns, *lake.key]}
+    rows = filtered(lake.table.rows, where, [n for number, n in now.items() if number in numbers])
+    for some in lookups(key, keys):
+        for n, *texts in source.execute(query.format(select, some.listed, rows, some.equal)):
+            values = zip(lake.columns, texts, strict=True)
+            row = json.dumps({c.source.name: c.masked(v) for c, v in values})
+            found.append((some.first + int(n) - 1, row))
+    refuse_renamed(source, lake, now)
+    return found

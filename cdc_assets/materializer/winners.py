@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from cdc_assets.log.batch import Facts, NamedKey
 from cdc_assets.log.staged.texts import texts
-from cdc_assets.materializer.events import Batch
+from cdc_assets.materializer.events import Events
 from cdc_assets.materializer.fold import Event, Folded, fold_relinked
 
 # Of staged files, compressed; and of text.
@@ -55,7 +55,7 @@ class Winners:
 
 
 def winners(
-    batch: Batch, facts: Facts, key: Sequence[str], columns: Sequence[str]
+    batch: Events, facts: Facts, key: Sequence[str], columns: Sequence[str]
 ) -> Winners | None:
     """The winners of the batch's rows, None for a batch that Spark has to fold.
 

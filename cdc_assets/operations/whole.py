@@ -18,6 +18,7 @@ from cdc_assets.maintenance.run import Maintained
 from cdc_assets.materializer.drain import Drained
 from cdc_assets.operations.copying import snapshot
 from cdc_assets.operations.merging import materialize
+from cdc_assets.operations.repair import repairer
 from cdc_assets.operations.running import Spark, flushing
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
@@ -103,8 +104,12 @@ def verify_tables(
     on_progress: Callable[[str], None],
     *,
     show_keys: bool = False,
+    repair: bool = False,
 ) -> list[Comparison]:
-    """Compare source and lake; see :mod:`cdc_assets.verify.compare`."""
+    """Compare source and lake; see :mod:`cdc_assets.verify.compare`.
+
+    ``repair``: correct what differs, and compare again (:mod:`cdc_assets.operations.repair`).
+    """
     with Spark(pipeline.config) as spark, spark.session() as session:
         return verify(
             pipeline,
@@ -113,4 +118,5 @@ def verify_tables(
             partial(reach, pipeline),
             on_progress=on_progress,
             show_keys=show_keys,
+            mend=repairer(pipeline, session) if repair else None,
         )

@@ -15,20 +15,18 @@ TRUNCATE isn't MVCC-safe: a table that gets a new file while it is read is compa
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Event
 from typing import Literal
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.errors import CdcError, TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
-from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.verified import remember_compared, remember_missed
@@ -39,13 +37,14 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.foreign_errors import explained
-from cdc_assets.verify.difference import balance
+from cdc_assets.verify.difference import Compared, Mend, balance
 from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
 from cdc_assets.verify.point import (
     LOCKED_SECONDS,
     READ_AGAIN,
     FlushTo,
+    kept,
     moment,
     offset_of,
     passed,
@@ -55,8 +54,10 @@ from cdc_assets.verify.rows import Shape, as_of, comparable, lake_side, shapes, 
 from cdc_assets.verify.source import REWRITTEN, count_sources, counted, read_source
 from cdc_assets.verify.together import Seen, compare_together, groups
 
-# Attempts at a table that is truncated or altered while it is read.
+# Attempts at a table that is truncated or altered while it is read, or corrected.
 ROUNDS = 10
+# Corrections of a table: what changes meanwhile is corrected the next time.
+MENDS = 3
 Outcome = Literal["equal", "different", "not compared"]
 
 
@@ -66,7 +67,8 @@ class Comparison:
 
     ``problem``: why it wasn't compared, ``since`` when. ``lost``: by column, how many values of the
     source have no form in the lake; they are compared as the column's policy changes them.
-    ``others``: remarks on columns that only the lake has.
+    ``others``: remarks on columns that only the lake has. ``repaired``: keys that were corrected
+    before that.
     """
 
     table: TableId
@@ -81,6 +83,7 @@ class Comparison:
     lost: Mapping[str, int] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     since: datetime | None = None
+    repaired: int = 0
 
     @property
     def outcome(self) -> Outcome:
@@ -91,12 +94,13 @@ class Comparison:
     @property
     def remarks(self) -> list[str]:
         """Remarks on the table, even if it is equal."""
+        repaired = [f"{self.repaired:,} keys were corrected"] if self.repaired else []
         lost = [
             f"{name}: {count:,} values have no form in the lake, and were compared as what"
             " columns.unrepresentable makes of them"
             for name, count in sorted(self.lost.items())
         ]
-        return [*lost, *self.others]
+        return [*repaired, *lost, *self.others]
 
     @property
     def equal(self) -> bool:
@@ -111,14 +115,17 @@ def verify(
     on_progress: Callable[[str], None] = lambda _: None,
     *,
     show_keys: bool = False,
+    mend: Mend | None = None,
 ) -> list[Comparison]:
     """Compare ``tables``, small ones together; ``show_keys`` shows keys, too (``key_names``).
+
+    With ``mend``, a table that differs is mended and compared again.
 
     A table that can't be compared (its copy isn't complete, it is parked) is reported with its
     problem. One that is truncated or rewritten while it is read is compared again, at a later LSN.
     """
     _await_log(pipeline, flush_to)  # so that no table waits for what is older than its comparison
-    comparing = _Comparing(pipeline, session, flush_to, on_progress, show_keys)
+    comparing = _Comparing(pipeline, session, flush_to, on_progress, show_keys, mend)
     found, differ = dict[TableId, Comparison](), dict[TableId, Comparison]()
     for group in groups(pipeline, tables):
         some: Sequence[TableId] = group
@@ -126,8 +133,9 @@ def verify(
             told = f"{len(some)} of {len(tables)} together: " if len(some) > 1 else ""
             on_progress(f"{told}{', '.join(map(str, some))}")
             done, left = comparing.compare_together(some)
-            found |= {table: each for table, each in done.items() if not each.differing}
-            differ |= {table: each for table, each in done.items() if each.differing}
+            alone = {t: each for t, each in done.items() if each.differing or comparing.owes(t)}
+            found |= {table: each for table, each in done.items() if table not in alone}
+            differ |= {table: each for table, each in alone.items() if each.differing}
             # Those that were truncated, altered or merged by others meanwhile: once more.
             some = left if some is group else ()
     for table in tables:
@@ -149,6 +157,13 @@ class _Again(TableProblem):
     """The rows that were read aren't of one moment: they are read anew."""
 
 
+class _Mended(Exception):
+    """Some keys were corrected: the table is compared anew."""
+
+    def __init__(self, keys: int) -> None:
+        self.keys = keys
+
+
 @dataclass(frozen=True, slots=True)
 class _Comparing:
     """What every table is compared with; the parameters of :func:`verify`."""
@@ -158,6 +173,7 @@ class _Comparing:
     flush_to: FlushTo
     on_progress: Callable[[str], None]
     show_keys: bool
+    mend: Mend | None
     late: Event = field(default_factory=Event)
     """Set once a table was locked, and the log didn't come in time."""
 
@@ -180,6 +196,12 @@ class _Comparing:
         done = {t: each if each.differing else self._over(each, began) for t, each in done.items()}
         return done, [table for table in tables if table not in found]
 
+    def owes(self, table: TableId) -> bool:
+        """Whether an equal table has to be mended, too: somebody else changed it."""
+        return (
+            self.mend is not None and comparable(self.pipeline, table).state().foreign is not None
+        )
+
     def compare(self, table: TableId, differs: Comparison | None = None) -> Comparison:
         """``differs``: what is known of a table that was compared with others."""
         self._await_flusher()
@@ -191,16 +213,20 @@ class _Comparing:
         return self._over(done, began)
 
     def _alone(self, table: TableId) -> Comparison:
+        mended = mends = 0
         for left in reversed(range(ROUNDS)):
             try:
-                return self._once(table)
+                return replace(self._once(table, mends < MENDS), repaired=mended)
+            except _Mended as done:
+                mended, mends = mended + done.keys, mends + 1
+                self.on_progress(f"{table}: {done.keys:,} keys corrected")
             except _Again as again:
                 if not left:
                     return Comparison(table, None, problem=str(again))
             except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
                 self._note(problem)
                 said = first_line(explained(problem, self.pipeline.config))
-                return Comparison(table, None, problem=said)
+                return Comparison(table, None, problem=said, repaired=mended)
         raise AssertionError("ROUNDS is 0")
 
     def _note(self, problem: Exception) -> None:
@@ -230,35 +256,58 @@ class _Comparing:
         )
         return done
 
-    def _once(self, table: TableId) -> Comparison:
-        """Raises CdcError where it can't be compared, _Again if it was truncated or altered."""
+    def _once(self, table: TableId, may_mend: bool) -> Comparison:
+        """Raises CdcError where it can't be compared, _Again if it was truncated or altered.
+
+        Raises _Mended if it was corrected.
+        """
         offset = offset_of(comparable(self.pipeline, table).state())
         before = shapes(self.pipeline, [table])[table]
         with ExitStack() as cleanup:
-            with moment(self.pipeline, "verify") as (point, snapshot_name):
-                if not self.pipeline.config.streams:  # there is no log
-                    lake = comparable(self.pipeline, table)
-                    snapshot_id = lake.state().snapshot_id
-                else:
-                    lake, snapshot_id = self._applied(table, before, point, offset)
-                cleanup.enter_context(_kept(self.session, lake, snapshot_id))
-                beside = as_of(self.session, lake, snapshot_id)
-                self.on_progress(f"{table}: comparing at {point}")
-                texts = read_source(self.pipeline, self.session, beside, snapshot_name).persist()
-                cleanup.callback(texts.unpersist)
-                read = counted(texts, beside.lake)
-                there = count_sources(self.pipeline, [beside], snapshot_name)[table]
+            held = cleanup.enter_context(ExitStack())
+            point, snapshot_name = held.enter_context(moment(self.pipeline, "verify"))
+            if not self.pipeline.config.streams:  # there is no log
+                lake = comparable(self.pipeline, table)
+                state = lake.state()
+            else:
+                lake, state = self._applied(table, before, point, offset)
+            cleanup.enter_context(kept(self.session, lake, state.snapshot_id))
+            beside = as_of(self.session, lake, state.snapshot_id)
+            self.on_progress(f"{table}: comparing at {point}")
+            texts = read_source(self.pipeline, self.session, beside, snapshot_name).persist()
+            cleanup.callback(texts.unpersist)
+            read = counted(texts, beside.lake)
+            there = count_sources(self.pipeline, [beside], snapshot_name)[table]
+            if not (mends := self.mend is not None and may_mend):
+                held.close()
             if shapes(self.pipeline, [table])[table] != before:
                 # TRUNCATE isn't MVCC-safe: the table looks empty to older snapshots, too.
                 raise _Again(table, REWRITTEN)
             name = key_names(self.pipeline.store, lake, asked=self.show_keys)
-            found = balance(source_side(texts, beside), lake_side(beside), lake, name)
-            return _compared(table, Seen(point, read, there, found, other_columns(beside)))
+            ours, theirs = source_side(texts, beside), lake_side(beside)
+            found, others = balance(ours, theirs, lake, name), other_columns(beside)
+            if mends and (found.differing or state.foreign) and read.rows == there:
+                said = self._mend(
+                    Compared(
+                        beside, ours, theirs, point, snapshot_name, before, offset, state, found
+                    )
+                )
+                others = (*others, said)
+            return _compared(table, Seen(point, read, there, found, others))
+
+    def _mend(self, compared: Compared) -> str:
+        """Why nothing was corrected; raises _Mended if something was."""
+        assert self.mend is not None
+        try:
+            keys = self.mend(compared)
+        except CdcError as problem:
+            return f"not repaired: {first_line(problem)}"
+        raise _Mended(keys)
 
     def _applied(
         self, table: TableId, before: Shape, point: Lsn, offset: int
-    ) -> tuple[LakeTable, int | None]:
-        """The lake table with just what committed below ``point``, and its snapshot."""
+    ) -> tuple[LakeTable, LakeState]:
+        """The lake table with just what committed below ``point``, and its state then."""
         with self.pipeline.store.locked(write_lock(table)):
             lake = comparable(self.pipeline, table)
             if passed(self.pipeline.store, lake, point, offset, lake.state()):
@@ -268,7 +317,7 @@ class _Comparing:
             lake = comparable(self.pipeline, table)
             if not whole_at(self.pipeline.store, lake, point):
                 raise _Again(table, READ_AGAIN)
-            return lake, lake.state().snapshot_id
+            return lake, lake.state()
 
 
 def _compared(table: TableId, seen: Seen) -> Comparison:
@@ -287,21 +336,3 @@ def _compared(table: TableId, seen: Seen) -> Comparison:
         lost=seen.read.lost,
         others=seen.others,
     )
-
-
-@contextmanager
-def _kept(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Iterator[None]:
-    """Keep the snapshot from expiry: reading a large table takes longer than snapshots stay."""
-    if snapshot_id is None:
-        yield
-        return
-    tag = f"verify_{uuid.uuid4().hex[:8]}"
-    patiently(
-        session,
-        f"alter table {lake.sql_name} create tag {tag} as of version {snapshot_id} retain 7 days",
-    )
-    try:
-        yield
-    finally:
-        with suppress(PySparkException):  # expiry removes it then
-            patiently(session, f"alter table {lake.sql_name} drop tag if exists {tag}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.verify.key_names import NameKey
+from cdc_assets.verify.rows import Beside, Shape
 
 # As many differing keys as a person will read; the count covers all of them.
 SHOWN_KEYS = 20
@@ -72,6 +75,19 @@ def fingerprints(frame: DataFrame, cells: Sequence[Column], times: Column, *by: 
         .groupBy(*by)
         .agg(F.sum("times"), *(F.sum(F.col("times") * half) for half in halves))
     )
+
+
+def odd_keys(
+    read: DataFrame, theirs: DataFrame, places: Sequence[int], most: int
+) -> list[tuple[str | None, ...]]:
+    """The texts of keys that differ, by the cells at ``places``; no more than ``most``."""
+    shown = [
+        side.select("key", F.array(*(F.col("cells")[place] for place in places)).alias("texts"))
+        for side in (read, theirs)
+    ]
+    odd = _balanced(read, theirs).where("balance != 0").select("key").distinct()
+    texts = shown[0].unionByName(shown[1]).join(odd, "key", "left_semi").select("texts").distinct()
+    return [tuple(row.texts) for row in texts.limit(most).collect()]
 
 
 def balance(
@@ -152,3 +168,26 @@ def _columns(
         for key in keys
         if key in cells[0] and key in cells[1]
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Both sides of a table as they were compared at ``point``, alone.
+
+    ``snapshot_name``: a snapshot of the source at that point, ``shape`` the source's then.
+    ``offset``: up to where the log was applied at some moment before it. ``state``: the lake's.
+    """
+
+    beside: Beside
+    read: DataFrame
+    theirs: DataFrame
+    point: Lsn
+    snapshot_name: str
+    shape: Shape
+    offset: int
+    state: LakeState
+    balance: Balance
+
+
+Mend = Callable[[Compared], int]
+"""Corrects what differs; how many keys. Raises CdcError where it can't be done."""

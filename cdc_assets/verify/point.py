@@ -12,16 +12,18 @@ import json
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.lake.publish import patiently
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.sessions.workers import workers
@@ -207,3 +209,21 @@ def _of_log(text: str, column: LakeColumn, kind: T.DataType) -> str:
 def _mark(texts: Sequence[Column]) -> Column:
     named = [text.alias(f"c{i}") for i, text in enumerate(texts)]
     return F.to_json(F.struct(*named), {"ignoreNullFields": "false"})
+
+
+@contextmanager
+def kept(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Iterator[None]:
+    """Keep the snapshot from expiry: reading a large table takes longer than snapshots stay."""
+    if snapshot_id is None:
+        yield
+        return
+    tag = f"verify_{uuid.uuid4().hex[:8]}"
+    patiently(
+        session,
+        f"alter table {lake.sql_name} create tag {tag} as of version {snapshot_id} retain 7 days",
+    )
+    try:
+        yield
+    finally:
+        with suppress(PySparkException):  # expiry removes it then
+            patiently(session, f"alter table {lake.sql_name} drop tag if exists {tag}")

@@ -19,6 +19,7 @@ from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer.drain import Drained, drain
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.operations.drop_table import drop_table
+from cdc_assets.operations.repair import repairer
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -95,14 +96,17 @@ class Lake:
         loaded = self.lake_table(table).load()
         return len(loaded.metadata.snapshots) if loaded is not None else 0
 
-    def verify(self, on_flush: Callable[[], None] = lambda: None) -> list[Comparison]:
+    def verify(
+        self, on_flush: Callable[[], None] = lambda: None, *, repair: bool = False
+    ) -> list[Comparison]:
         """``on_flush`` is called whenever the log is wanted up to some LSN."""
 
         def flush_to(lsn: object, *, seconds: float | None = None) -> None:
             on_flush()
             self.flush()
 
-        return verify(self.pipeline, self.session, self.tables, flush_to, show_keys=True)
+        mend = repairer(self.pipeline, self.session) if repair else None
+        return verify(self.pipeline, self.session, self.tables, flush_to, show_keys=True, mend=mend)
 
     def close(self) -> None:
         self.session.stop()

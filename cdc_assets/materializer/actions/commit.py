@@ -24,7 +24,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import names_of
 from cdc_assets.log.batch import Facts
 from cdc_assets.log.cursors import Cursor
-from cdc_assets.materializer.events import Batch
+from cdc_assets.materializer.events import Events
 from cdc_assets.materializer.reread import Reread
 from cdc_assets.postgres.lsn import Lsn
 
@@ -68,7 +68,7 @@ class Change:
     lake: LakeTable
     state: LakeState
     loaded: Table
-    batch: Batch
+    batch: Events
     tasks: int
     facts: Facts
     cursor: Cursor

@@ -1,0 +1,110 @@
+"""Repairing a table whose rows differ: the keys that do are corrected in place, without a copy.
+
+A comparison knows both sides at one LSN c, exactly. Under the table's writer lock, the keys that
+the lake has changed since are left out: their changes of after c would be undone. Every other key
+has to be in the lake as it is in the source's snapshot of c, and is read there. What changes after
+c and isn't applied yet comes later, as ever.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from pyspark.sql import SparkSession
+
+from cdc_assets.errors import TableProblem
+from cdc_assets.lake.lineage import foreign_since
+from cdc_assets.lake.state import lake_state
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.locks import write_lock
+from cdc_assets.materializer.corrections import Correction, correct
+from cdc_assets.materializer.reread import rows_of
+from cdc_assets.pins.holders import under
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import check_oid
+from cdc_assets.postgres.key_lookup import Key
+from cdc_assets.verify.difference import Compared, Mend, odd_keys
+from cdc_assets.verify.point import READ_AGAIN, moved, still, whole_at
+from cdc_assets.verify.rows import comparable, shapes
+from cdc_assets.verify.source import REWRITTEN
+
+# Keys that are corrected one by one, by lookups in the source; a table with more is copied anew.
+MOST_KEYS = 100_000
+
+
+def repairer(pipeline: Pipeline, session: SparkSession) -> Mend:
+    """Corrects the keys that differ in a table that was compared; returns how many."""
+
+    def repair(compared: Compared) -> int:
+        table = compared.beside.lake.row.table
+        _refuse(compared.beside.lake)
+        with pipeline.store.locked(write_lock(table)):
+            return _repaired(pipeline, session, compared)
+
+    return repair
+
+
+def _refuse(lake: LakeTable) -> None:
+    anew = f"Copy it anew: cdc-assets resync '{lake.row.table}'."
+    if not lake.config.streams:
+        raise TableProblem(lake.row.table, "nothing is streamed, so that it isn't kept", anew)
+    if lake.row.mode == "append":
+        raise TableProblem(lake.row.table, "in append mode its rows are its history", anew)
+    if not lake.key:
+        raise TableProblem(lake.row.table, "it has no key, by which rows could be corrected", anew)
+
+
+def _repaired(pipeline: Pipeline, session: SparkSession, compared: Compared) -> int:
+    beside, point, store = compared.beside, compared.point, pipeline.store
+    table = beside.lake.row.table
+    lake = comparable(pipeline, table)
+    if _copy_of(lake) != _copy_of(beside.lake):
+        raise TableProblem(table, "it was altered or copied anew meanwhile", "Try again.")
+    loaded = lake.loaded()
+    state = lake_state(loaded)
+    if not whole_at(store, lake, point):
+        raise TableProblem(table, READ_AGAIN, "Try again.")
+    others = state.foreign
+    if compared.state.foreign is not None:  # since then no merge of ours has added commits
+        others = foreign_since(loaded, compared.state.snapshot_id)
+    if others is not None:
+        raise TableProblem(table, f"somebody else changes its rows: {others}", "Try again.")
+    gone = moved(store, beside, point, compared.offset, state)
+    ours, theirs = (still(side, beside, gone) for side in (compared.read, compared.theirs))
+    keys = odd_keys(ours, theirs, beside.told_apart, MOST_KEYS + 1)
+    if len(keys) > MOST_KEYS:
+        raise TableProblem(
+            table,
+            f"more than {MOST_KEYS:,} keys differ",
+            f"Copy it anew: cdc-assets resync '{table}'.",
+        )
+    corrections = _corrections(pipeline, lake, keys, compared.snapshot_name)
+    if shapes(pipeline, [table])[table] != compared.shape:
+        raise TableProblem(table, REWRITTEN, "Try again.")
+    settles = len(keys) >= compared.balance.differing
+    correct(pipeline, session, lake, corrections, point, settles=settles)
+    return len(keys)
+
+
+def _copy_of(lake: LakeTable) -> tuple[object, ...]:
+    return lake.row.epoch, lake.row.columns, lake.row.key_columns
+
+
+def _corrections(
+    pipeline: Pipeline, lake: LakeTable, keys: list[Key], snapshot_name: str
+) -> list[Correction]:
+    """The keys as the source has them under a snapshot."""
+    with (
+        closing(pipeline.connect_source("repair", reads=True)) as source,
+        under(source, snapshot_name),
+    ):
+        check_oid(source, lake.row.table, lake.row.oid)
+        rows = rows_of(pipeline, source, lake, keys) if keys else []
+    there = {place for place, _ in rows}
+    # In a mirror a key's row is deleted before it is written: the lake may have it under another
+    # text. Where deleted rows are kept, that would be a second one.
+    deletes = lake.row.mode == "mirror"
+    corrections = [
+        Correction(key, None) for place, key in enumerate(keys) if deletes or place not in there
+    ]
+    return corrections + [Correction(keys[place], row) for place, row in rows]
