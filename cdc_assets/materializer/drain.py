@@ -38,7 +38,7 @@ from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.outstanding import streaming
-from cdc_assets.materializer.reread import rereader
+from cdc_assets.materializer.reread import await_visible, rereader
 from cdc_assets.materializer.schema.ahead import Look, relation_ahead
 from cdc_assets.materializer.schema.alter import current, follow
 from cdc_assets.materializer.window import NextWindow, next_window
@@ -173,7 +173,7 @@ class _Drain:
             self._now(self._loaded, self._state)
         if self._store.cursor(self._table) is None:
             self._annotate()
-        self._whole_from = _whole_from(lake.row)
+        self._whole_from = _whole_from(self._store.table(self._table))
         self._merges = self._changes = 0
         self._moved = self._loaded is not loaded
         self._before = self._cursor
@@ -227,11 +227,15 @@ class _Drain:
         if not self._merges:
             self._lake.upgrade(session, self._loaded)
             arrange(session, self._lake, self._loaded)
+        batch = Batch(found.entries, found.window, self._storage)
         if self._altering or not found.relation.same(self._lake.row):
+            # Only a transaction that altered the table has rows of its columns before others see
+            # them; the catalog would have the columns of before.
+            with self._pipeline.connect_source("schema") as source:
+                await_visible(source, self._lake, batch.transactions())
             self._alter(found.relation)
             self._altering = False
         lake = self._lake
-        batch = Batch(found.entries, found.window, self._storage)
         tasks = self._pipeline.config.spark.cores
         mixed = facts.first_commit is not None and facts.first_commit < self._whole_from
         reread = rereader(self._pipeline, lake, batch.transactions)
@@ -291,6 +295,7 @@ class _Drain:
 
     def _alter(self, relation: Told) -> None:
         self._lake = follow(self._pipeline, self._session, self._lake, self._state, relation)
+        self._whole_from = _whole_from(self._store.table(self._table))
         self._moved = True
         self._now(self._lake.load(), self._state)
 

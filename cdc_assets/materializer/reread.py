@@ -6,10 +6,13 @@ and under the old key the lake may have the row that has it by now (invariant 8)
 it is *now*, which may be later than the log's position; the changes in between are still to come
 and end with the same row. A row that is gone needs nothing: its delete is still to come. Until the
 log is applied up to the LSN of that read, the table isn't whole: ``complete_lsn`` records that LSN.
+The values of an added column (``schema.fill``) are read in the same way.
 
 A transaction is in the log once its commit record is flushed, and visible only after that; where
 its COMMIT waits for a synchronous standby, long after. A row that is read in between lacks a change
-that no later one repeats. So the transactions of the batch are awaited first.
+that no later one repeats; and the catalog has the columns of before. So the transactions of the
+batch are awaited first. An asynchronous commit, however, is visible before it is flushed, and a
+crash takes it back: what was read counts once it can't be lost.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
-from cdc_assets.postgres.horizon import running
+from cdc_assets.postgres.horizon import running, secured
 from cdc_assets.postgres.key_lookup import Key, KeyColumn, key_columns, lookups
 from cdc_assets.postgres.publication.row_filters import filtered
 from cdc_assets.postgres.session.connect import Connection
@@ -39,6 +42,10 @@ Reread = Callable[[Sequence[Key]], list[str]]
 # How long a batch's transactions are awaited: a merge holds its table's lock meanwhile.
 VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
+_STANDBY = (
+    ", most likely for a synchronous standby: pg_stat_activity has it, with wait_event SyncRep. The"
+    " merge is tried again."
+)
 
 
 def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
@@ -79,21 +86,34 @@ def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
     return [found[number] for number in numbers]
 
 
-def _await_visible(
-    source: psycopg.Connection[Any], lake: LakeTable, transactions: frozenset[str]
-) -> None:
-    """Return once all of them are visible to the next snapshot. Raises TableProblem."""
+def await_visible(source: Connection, lake: LakeTable, transactions: frozenset[str]) -> None:
+    """Return once all of them are visible to the next snapshot, and to a look at the catalog.
+
+    Raises TableProblem after VISIBLE_SECONDS.
+    """
     deadline = time.monotonic() + VISIBLE_SECONDS
     while hanging := running(source) & transactions:
         if time.monotonic() > deadline:
             raise TableProblem(
                 lake.row.table,
-                "rows of it have to be read again, and the source doesn't show transaction"
+                "its rows or columns have to be read again, and the source doesn't show transaction"
                 f" {min(hanging)} yet, which is in the log",
-                "Its COMMIT waits, most likely for a synchronous standby: pg_stat_activity has it,"
-                " with wait_event SyncRep. The merge is tried again.",
+                f"Its COMMIT waits{_STANDBY}",
             )
         time.sleep(_LOOK_SECONDS)
+
+
+def count_read(pipeline: Pipeline, source: Connection, lake: LakeTable) -> None:
+    """Let rows count that were read just now: they can't be lost any more.
+
+    The log records that the table isn't whole before this moment. Raises TableProblem if
+    synchronous standbys don't have them within VISIBLE_SECONDS.
+    """
+    lsn = current_lsn(source)
+    if not secured(source, VISIBLE_SECONDS):
+        what = "what was read again of its rows isn't on the synchronous standbys yet"
+        raise TableProblem(lake.row.table, what, f"A COMMIT waits{_STANDBY}")
+    pipeline.store.not_whole_before(lake.row, lsn)
 
 
 def rereader(
@@ -109,9 +129,9 @@ def rereader(
     def reread(keys: Sequence[Key]) -> list[str]:
         with pipeline.connect_source("repair", reads=True) as source:
             check_oid(source, lake.row.table, lake.row.oid)
-            _await_visible(source, lake, transactions())
+            await_visible(source, lake, transactions())
             found = rows_of(pipeline, source, lake, keys)
-            pipeline.store.not_whole_before(lake.row, current_lsn(source))
+            count_read(pipeline, source, lake)
         return [row for _, row in found]
 
     return reread

@@ -13,6 +13,7 @@ released after that.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Event, Timer
 from typing import Self
 
 from cdc_assets.postgres.lsn import Lsn
@@ -22,6 +23,11 @@ from cdc_assets.postgres.session.connect import Connection
 _RUNNING = (
     "select transactionid::text from pg_catalog.pg_locks"
     " where locktype = 'transactionid' and granted"
+)
+
+_FLUSH = (
+    "select pg_catalog.set_config('synchronous_commit', 'on', true),"
+    " pg_catalog.pg_logical_emit_message(true, 'cdc_assets', '')"
 )
 
 
@@ -43,6 +49,28 @@ class Horizon:
     def is_proven(self, source: Connection) -> bool:
         """Whether all of them have ended: then what committed below ``lsn`` is visible."""
         return not self.running or self.running.isdisjoint(running(source))
+
+
+def secured(source: Connection, seconds: float) -> bool:
+    """Flush what ``source`` has seen, and wait until synchronous standbys have it, too.
+
+    What a snapshot shows of an asynchronous commit may be lost in a crash. False if it takes longer
+    than ``seconds``.
+    """
+    late = Event()
+
+    def give_up() -> None:
+        late.set()
+        source.cancel()  # the wait: the commit, which has nothing but a message, is done
+
+    timer = Timer(seconds, give_up)
+    timer.start()
+    try:
+        source.execute(_FLUSH)
+    finally:
+        timer.cancel()
+        timer.join()
+    return not late.is_set()
 
 
 def running(source: Connection) -> frozenset[str]:

@@ -20,7 +20,7 @@ from cdc_assets.lake.spark.sql import ours, ticked
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.lake.values import naming_refusals, of_later, typed
-from cdc_assets.materializer.reread import column_names, refuse_renamed
+from cdc_assets.materializer.reread import column_names, count_read, refuse_renamed
 from cdc_assets.pins.reader import TextPlan, TextQuery, read_texts, share
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
@@ -91,7 +91,9 @@ def _read_again(
 ) -> DataFrame:
     """Key and some columns of every row of the source, as it is now.
 
-    That may be later than the log's position; the changes in between are still to come.
+    That may be later than the log's position; the changes in between are still to come. The table
+    isn't whole before them: of a row whose key changes among them, the lake may have another one's
+    value.
     """
     config, wanted = pipeline.config, [*lake.key, *again]
     slot = export_snapshot(pipeline.source_dsn)
@@ -147,6 +149,7 @@ def _read_again(
         try:
             with pipeline.connect_source("schema") as source:
                 refuse_renamed(source, lake, now)
+                count_read(pipeline, source, lake)
         except BaseException:
             read.unpersist()
             raise
