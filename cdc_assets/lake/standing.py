@@ -2,7 +2,8 @@
 
 Keeps invariant 7. A cursor is one that the lake table's history names, never a guess, and the log
 has to go on exactly there. Anything else parks the table with the reason: applying the log then
-would double rows or leave some out.
+would double rows or leave some out. Only where somebody else changed rows, the log can be applied
+once they are corrected (``operations.repair``), and waits for that.
 """
 
 from __future__ import annotations
@@ -112,9 +113,10 @@ def standing(
 ) -> Cursor:
     """The cursor of the table, whose state is ``state``.
 
-    Parks the table and raises TableProblem if it has no cursor of this copy, or if somebody else
-    changed its rows. ``whatever_others_wrote`` allows that, for a comparison to find the rows that
-    differ; the change stays known.
+    Parks the table and raises TableProblem if it has no cursor of this copy. Raises TableProblem,
+    too, if somebody else changed its rows: its log is kept until they are corrected.
+    ``whatever_others_wrote`` allows that, for a comparison to find the rows that differ; the change
+    stays known.
     """
     if state.cursor is None:
         park(
@@ -126,8 +128,20 @@ def standing(
     if state.epoch not in (None, lake.row.epoch):
         park(store, lake, "its lake table was set back to an earlier copy of it")
     if state.foreign is not None and not whatever_others_wrote:
-        park(store, lake, f"somebody else changed rows of its lake table: {state.foreign}")
+        raise _changed_by_others(lake, state.foreign)
     return state.cursor
+
+
+def _changed_by_others(lake: LakeTable, change: str) -> TableProblem:
+    table = lake.row.table
+    anew = f"Copy it anew: cdc-assets resync '{table}'."
+    if lake.key and lake.row.mode != "append":
+        anew = (
+            f"Have the rows that differ corrected: cdc-assets verify --table '{table}' --repair."
+            f" Or copy it anew: cdc-assets resync '{table}'."
+        )
+    what = f"somebody else changed rows of its lake table: {change}. Nothing more is applied to it"
+    return TableProblem(table, what, anew)
 
 
 def pending(store: LogStore, lake: LakeTable, cursor: Cursor) -> tuple[list[LogEntry], Cursor]:

@@ -1,4 +1,4 @@
-"""What somebody else does to a lake table: it is continued exactly, or parked with the reason.
+"""What somebody else does to a lake table: it is continued exactly, or left with the reason.
 
 Tables without a key, where a replay doubles rows and a hole leaves some out. Each case has one of
 its own, and all share one pipeline.
@@ -101,6 +101,17 @@ def parked(source: Lake, name: str) -> str:
     return row.reason
 
 
+def stopped(source: Lake, name: str) -> str:
+    """Why nothing more is applied to it; it isn't parked: its log is kept."""
+    with pytest.raises(TableProblem, match="cdc-assets resync") as problem:
+        outstanding(source.pipeline, TableId("public", name))
+    with pytest.raises(TableProblem) as same:
+        source.drain(TableId("public", name))
+    assert str(same.value) == str(problem.value)
+    assert source.row(TableId("public", name)).state == "streaming"
+    return str(problem.value)
+
+
 def test_a_table_that_others_compact_and_expire_is_continued(source: Lake) -> None:
     name = "compacted"  # before its first merge: only the copy has named a cursor
     rewrite(source, name)
@@ -141,7 +152,7 @@ def test_a_table_that_was_set_back_is_continued_from_there_while_its_log_is(sour
     assert "its log has a gap" in parked(source, name)
 
 
-def test_a_table_that_was_set_back_into_a_merge_is_parked(source: Lake) -> None:
+def test_to_a_table_that_was_set_back_into_a_merge_nothing_is_applied(source: Lake) -> None:
     name = "half_way"
     before = head(source, name)
     after = merged(source, name, "before")
@@ -151,15 +162,17 @@ def test_a_table_that_was_set_back_into_a_merge_is_parked(source: Lake) -> None:
     assert ids[ids[before]] == after  # delete, then append
     call(source, "set_current_snapshot", name, f", snapshot_id => {ids[before]}")
     change(source, name, "after")
-    assert "somebody else changed rows" in parked(source, name)
+    assert "somebody else changed rows" in stopped(source, name)
 
 
-def test_a_table_that_others_wrote_to_is_parked_and_compared(source: Lake) -> None:
+def test_to_a_table_that_others_wrote_to_nothing_is_applied_and_it_is_compared(
+    source: Lake,
+) -> None:
     source.session.sql("insert into lake.src.appended values ('foreign')")
     compared = {c.table.name: c for c in source.verify() if c.problem is None}
     assert compared["appended"].differing == 1
     change(source, "appended", "after")  # merged by the comparison, it would be forgotten
-    assert "(append, " in parked(source, "appended")
+    assert "(append, " in stopped(source, "appended")
 
 
 def test_a_copy_whose_commits_are_expired_is_parked(source: Lake) -> None:
@@ -196,4 +209,4 @@ def test_maintenance_finds_what_others_did_to_a_table_that_rests(source: Lake) -
     source.session.sql("insert into lake.src.idle values ('foreign')")
     (done,) = maintain(source.pipeline, lambda: source.session, [table], thorough=False)
     assert "somebody else changed rows" in str(done.problem)
-    assert "(append, " in parked(source, "idle")
+    assert "(append, " in stopped(source, "idle")

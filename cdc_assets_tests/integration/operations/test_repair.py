@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.lake.tables import LakeTable
@@ -92,6 +93,10 @@ def test_what_somebody_else_did_to_a_table_is_undone_and_it_goes_on(source: Lake
         "insert into lake.src.s select 'a2b6f9a4-0000-0000-0000-000000000000', 'only', null",
     ):
         source.session.sql(statement)
+    said = r"somebody else changed rows .* cdc-assets verify --table 'public.t' --repair"
+    with pytest.raises(TableProblem, match=said):
+        source.drain(T)
+    source.execute("update t set v = 'meanwhile' where id = 20")  # goes on being logged
     found = source.verify(repair=True)
     assert [(one.outcome, one.repaired, one.problem) for one in found] == [
         ("equal", 5, None),
@@ -102,7 +107,7 @@ def test_what_somebody_else_did_to_a_table_is_undone_and_it_goes_on(source: Lake
     assert of(found, T).remarks == ["5 keys were corrected"]
     source.execute("update t set v = 'after' where id < 6; delete from k where n > 7")
     source.execute("delete from s where v = 'v3'")
-    source.catch_up()  # else it would be parked: somebody else had changed it
+    source.catch_up()
     assert source.equal(T)
     assert {one.outcome for one in source.verify()} == {"equal"}
     marked = source.session.sql("select v from lake.src.s where _deleted_at is not null order by v")
