@@ -76,3 +76,14 @@ def secured(source: Connection, seconds: float) -> bool:
 def running(source: Connection) -> frozenset[str]:
     """The ids of the transactions that have written, and that no snapshot shows yet."""
     return frozenset(xid for (xid,) in source.execute(_RUNNING).fetchall())
+
+
+def is_being_altered(source: Connection, oid: int) -> bool:
+    """Whether a transaction that may have altered the table isn't visible yet."""
+    row = source.execute(
+        "select exists (select from pg_catalog.pg_locks where locktype = 'relation' and relation ="
+        " %s and mode = 'AccessExclusiveLock' and granted and database = (select oid from"
+        " pg_catalog.pg_database where datname = pg_catalog.current_database()))",
+        (oid,),
+    ).fetchone()
+    return bool(row and row[0])

@@ -207,9 +207,8 @@ class _Comparing:
         self._await_flusher()
         began = time.monotonic()
         done = self._alone(table)
-        if done.problem is not None and differs is not None:
-            said = f"Which rows differ isn't known: {done.problem}"
-            done = replace(differs, others=(*differs.others, said))
+        if differs is not None:
+            done = _knowing(differs, done)
         return self._over(done, began)
 
     def _alone(self, table: TableId) -> Comparison:
@@ -318,6 +317,17 @@ class _Comparing:
             if not whole_at(self.pipeline.store, lake, point):
                 raise _Again(table, READ_AGAIN)
             return lake, lake.state()
+
+
+def _knowing(differs: Comparison, done: Comparison) -> Comparison:
+    """A comparison of a table alone, of which it is known that it differed."""
+    if done.problem is not None:
+        said = f"Which rows differ isn't known: {done.problem}"
+        return replace(differs, others=(*differs.others, said))
+    if done.equal and not done.repaired:
+        said = f"At {differs.lsn} it differed; a change since then has put that right."
+        return replace(done, others=(*done.others, said))
+    return done
 
 
 def _compared(table: TableId, seen: Seen) -> Comparison:

@@ -81,6 +81,9 @@ MOST_GATHERED = 1.5
 REST = 2.0
 # … but never for longer than this.
 LONGEST_REST_SECONDS = 10.0
+# How long a transaction that alters a table is awaited; all that is streamed waits meanwhile.
+ALTERED_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -242,12 +245,14 @@ class _Worker:
 def _attributes(settings: Settings, oid: int) -> tuple[tuple[Attribute, ...], bool]:
     """The source's catalog of one table, and whether the publication lists its columns.
 
-    Waits for a source that is down.
+    Waits for a source that is down; and for a transaction that may alter the table, as its COMMIT
+    may wait for a standby: it is in the stream then, and its columns aren't in the catalog yet.
     """
     # Few decoders need this, and it takes 20 MB.
     import psycopg
 
     from cdc_assets.postgres.catalog import attributes
+    from cdc_assets.postgres.horizon import is_being_altered
     from cdc_assets.postgres.publication.contents import listed_columns
     from cdc_assets.postgres.session.connect import connect
 
@@ -259,6 +264,9 @@ def _attributes(settings: Settings, oid: int) -> tuple[tuple[Attribute, ...], bo
         with attempt:
             name = f"cdc_assets {settings.source} decoder"
             with connect(settings.source_dsn, application_name=name) as connection:
+                deadline = time.monotonic() + ALTERED_SECONDS
+                while is_being_altered(connection, oid) and time.monotonic() < deadline:
+                    time.sleep(_LOOK_SECONDS)
                 listed = listed_columns(connection, settings.publication, [oid])
                 return attributes(connection, oid), oid in listed
     raise AssertionError  # it is tried again for ever
