@@ -88,7 +88,8 @@ class TableProblem(CdcError):
 
     def __init__(self, table: object, what: str, remedy: str = "") -> None:
         self.table = table
-        super().__init__(f"{table}: {what}", remedy)
+        # It may be of a problem that was told before, and has its name already.
+        super().__init__(f"{table}: {what.removeprefix(f'{table}: ')}", remedy)
 
     def __str__(self) -> str:
         what = self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."

@@ -63,8 +63,8 @@ class _Commands(_Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click ends quietly where nobody reads any more
         except Exception as error:  # noqa: BLE001 - whatever it is, a person gets a sentence
             problem = explained(error, ctx.meta.get(_CONFIG))
             _fail(str(problem), 2 if isinstance(problem, ConfigurationError) else 1)

@@ -65,6 +65,7 @@ class CopyBar:
             TextColumn("{task.fields[rows]:,} rows {task.fields[rate]:,.0f}/s"),
             TimeRemainingColumn(),
             console=stderr,
+            disable=not stderr.is_terminal,  # it gets sentences
         )
         self._tasks: dict[str, Any] = {}
         self._lock = threading.Lock()

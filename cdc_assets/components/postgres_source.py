@@ -6,20 +6,19 @@ attributes to the same validation that the command line uses.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
+from cdc_assets.config.expansion import resolved
 from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import loaded, process_defs
 from cdc_assets.dagster.resources import aws
-from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
 from cdc_assets.setup.files import text_of, write
 
@@ -35,47 +34,6 @@ class _Attributes(BaseModel):
     @classmethod
     def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
         return attributes_schema()
-
-
-# The one template of Dagster's that stands for a value here. Names of tables are the source's, and
-# whoever makes a table there chooses them: nothing in a name is ever evaluated.
-_VARIABLE = re.compile(r"\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
-_LISTS, _NAMES = frozenset({"tables", "exclude"}), ("name", "as")
-
-
-def _resolved(value: Any, origin: str) -> Any:
-    """``value`` with ``{{ env.VAR }}`` replaced, but for names of tables."""
-    if isinstance(value, Mapping):
-        found = {key: _resolved(item, origin) for key, item in value.items() if key not in _LISTS}
-        tables = {
-            key: [_settings(item, origin) for item in value[key]]
-            if isinstance(value[key], list | tuple)
-            else value[key]
-            for key in _LISTS & value.keys()
-        }
-        return found | tables
-    if isinstance(value, list | tuple):
-        return [_resolved(item, origin) for item in value]
-    if not isinstance(value, str) or "{{" not in value:
-        return value
-    # What is in the environment is meant as it is, a password's "${" too.
-    return _VARIABLE.sub(lambda found: _variable(found[1], origin).replace("${", "$${"), value)
-
-
-def _settings(table: Any, origin: str) -> Any:
-    """An entry of ``tables``: its settings are resolved, its names are not."""
-    if not isinstance(table, Mapping):
-        return table
-    resolved = _resolved(table, origin)
-    return {key: item if key in _NAMES else resolved[key] for key, item in table.items()}
-
-
-def _variable(name: str, origin: str) -> str:
-    if name not in os.environ:
-        raise ConfigurationError(
-            f"{origin}: the environment variable {name} is not set.", "Export it."
-        )
-    return os.environ[name]
 
 
 class SourceScaffolder(dg.Scaffolder):
@@ -117,7 +75,7 @@ class PostgresSource(dg.Component):
         data = attributes.model_dump() if attributes is not None else {}
         origin = str(context.path / "defs.yaml")
         given = aws.given(context.resolution_context.scope, origin)
-        data = aws.with_s3(_resolved(data, origin), given)
+        data = aws.with_s3(resolved(data, origin), given)
         return cls(loaded(parse_config(data, origin, secrets=given.secrets)))
 
     @classmethod

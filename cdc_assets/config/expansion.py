@@ -1,4 +1,4 @@
-"""References in the configuration: ``${VAR}`` and ``${aws-secret:NAME#KEY}``.
+"""References in the configuration: ``${VAR}``, ``{{ env.VAR }}`` and ``${aws-secret:NAME#KEY}``.
 
 ``$${`` is ``${`` itself. What AWS Secrets Manager keeps is read with the configuration, by the
 first process that reads it: a code server, a run or a command; its children are handed the values.
@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
+
+from cdc_assets.errors import ConfigurationError
 
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 3
@@ -107,3 +109,44 @@ def _text(name: str, client: Client) -> str:
     if "SecretString" not in answer:
         raise ValueError(f"the AWS secret {name} is binary; store it as text")
     return str(answer["SecretString"])
+
+
+# The one template of Dagster's that stands for a value here. Names of tables are the source's, and
+# whoever makes a table there chooses them: nothing in a name is ever evaluated.
+_TEMPLATE = re.compile(r"\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+_LISTS, _NAMES = frozenset({"tables", "exclude"}), ("name", "as")
+
+
+def resolved(value: Any, origin: str) -> Any:
+    """``value`` with ``{{ env.VAR }}`` replaced, but for names of tables."""
+    if isinstance(value, Mapping):
+        found = {key: resolved(item, origin) for key, item in value.items() if key not in _LISTS}
+        tables = {
+            key: [_settings(item, origin) for item in value[key]]
+            if isinstance(value[key], list | tuple)
+            else value[key]
+            for key in _LISTS & value.keys()
+        }
+        return found | tables
+    if isinstance(value, list | tuple):
+        return [resolved(item, origin) for item in value]
+    if not isinstance(value, str) or "{{" not in value:
+        return value
+    # What is in the environment is meant as it is, a password's "${" too.
+    return _TEMPLATE.sub(lambda found: _variable(found[1], origin).replace("${", "$${"), value)
+
+
+def _settings(table: Any, origin: str) -> Any:
+    """An entry of ``tables``: its settings are resolved, its names are not."""
+    if not isinstance(table, Mapping):
+        return table
+    settings = resolved(table, origin)
+    return {key: item if key in _NAMES else settings[key] for key, item in table.items()}
+
+
+def _variable(name: str, origin: str) -> str:
+    if name not in os.environ:
+        raise ConfigurationError(
+            f"{origin}: the environment variable {name} is not set.", "Export it."
+        )
+    return os.environ[name]

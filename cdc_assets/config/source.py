@@ -30,7 +30,7 @@ from pydantic import (
 from cdc_assets.config.alerts import AlertsConfig
 from cdc_assets.config.base import Section
 from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
-from cdc_assets.config.expansion import Client, expanded
+from cdc_assets.config.expansion import Client, expanded, resolved
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.sections import (
     LakeConfig,
@@ -318,7 +318,7 @@ def load_config(path: str | os.PathLike[str]) -> SourceConfig:
         ) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
-    return parse_config(data, os.fspath(path))
+    return parse_config(resolved(data, os.fspath(path)), os.fspath(path))
 
 
 def _explain(item: Any) -> str:

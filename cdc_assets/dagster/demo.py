@@ -78,7 +78,9 @@ def run_demo(changes: int, console: Console) -> bool:
     settings = Path("dagster.yaml")
     if settings.exists():
         shutil.copy(settings, dagster_home)
-    os.environ |= {"CDC_ASSETS_HOME": str(home), "DAGSTER_HOME": str(dagster_home)}
+    # Not one's own sources: this home is gone in the end, and with it what was staged there.
+    places = {"CDC_ASSETS_HOME": str(home), "DAGSTER_HOME": str(dagster_home)}
+    os.environ |= {**places, "CDC_ASSETS_DEMO": "only"}
     config = load_config(_PACKAGE / "defs" / "shop" / "defs.yaml")
     phases = _Phases(console)
     equal = False
@@ -175,7 +177,7 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield started[0]
     finally:
         # Ends the runs as Ctrl-C in a terminal does; else the code server waits for them.
-        for child in psutil.Process(started[0].pid).children(recursive=True) if started else []:
+        for child in _below(started[0].pid) if started else []:
             with contextlib.suppress(psutil.Error):
                 if "multiprocessing.spawn" in " ".join(child.cmdline()):
                     child.send_signal(signal.SIGINT)
@@ -188,6 +190,12 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
                 process.kill()  # its children see that their stdin ends
 
 
+def _below(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
 def _listens(server: subprocess.Popen[bytes], address: Path) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
@@ -195,7 +203,8 @@ def _listens(server: subprocess.Popen[bytes], address: Path) -> None:
             probe.connect(str(address))
             return
         time.sleep(_LOOK_SECONDS)
-    raise EnvironmentProblem("Dagster's code server didn't start.", "See code-server.log.")
+    log = address.with_name("code-server.log")
+    raise EnvironmentProblem("Dagster's code server didn't start.", f"See {log}.")
 
 
 class _Watch:

@@ -25,6 +25,7 @@ from cdc_assets.messages.texts import described
 from cdc_assets.operations import copying
 from cdc_assets.operations.drop import drop_source
 from cdc_assets.operations.drop_table import drop_table
+from cdc_assets.operations.repair import repairer
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.compare import Comparison, verify
@@ -44,6 +45,14 @@ class TablesOrAll(dg.Config):
     tables: list[str] = Field(
         default_factory=list,
         description=f"Which tables, {_AS_IN_SQL}. None named: the whole source.",
+    )
+
+
+class Verified(TablesOrAll):
+    """Tables to compare, and what is done then."""
+
+    repair: bool = Field(
+        default=False, description="Correct the rows that differ, and compare those tables again."
     )
 
 
@@ -98,8 +107,8 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             "verify",
             _verify(source),
             "Compares every row of source and lake at one LSN, and names the keys that differ."
-            " Costs about one copy.",
-            none_yet,
+            " Costs about one copy. With repair: true, these keys are corrected.",
+            {**none_yet, "repair": False},
         ),
         _job(
             source,
@@ -179,7 +188,7 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
 
     @dg.op(name=f"verify_tables_of_{source.name}", required_resource_keys={resource})
     @run_of(source)
-    def compare(context: dg.OpExecutionContext, config: TablesOrAll) -> None:
+    def compare(context: dg.OpExecutionContext, config: Verified) -> None:
         session = spark_session(getattr(context.resources, resource), source)
         with Pipeline.open(source) as pipeline:
             found = verify(
@@ -188,6 +197,7 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
                 selected(source, config.tables),
                 partial(reach, pipeline),
                 on_progress=context.log.info,
+                mend=repairer(pipeline, session) if config.repair else None,
             )
         context.add_output_metadata({"comparison": dg.MetadataValue.md(comparison_markdown(found))})
         odd = [one for one in found if not one.equal]
@@ -197,7 +207,7 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
                     TableProblem(
                         one.table,
                         one.problem or f"{one.differing:,} keys differ: {'; '.join(one.keys)}",
-                        "" if one.problem else "Report it, and copy the table anew: resync.",
+                        "" if one.problem else "Report it, and have it corrected: repair: true.",
                     )
                     for one in odd
                 ]

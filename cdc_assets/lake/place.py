@@ -25,6 +25,7 @@ from cdc_assets.lake.catalog.files import trusted_places
 from cdc_assets.log.staged.places import ForeignPath, Place, staged_places
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.postgres.names import safe_folder
+from cdc_assets.process.home import at_home
 
 if TYPE_CHECKING:
     from cdc_assets.lake.tables import LakeTable
@@ -53,7 +54,8 @@ def misled(lake: LakeTable, found: str) -> TableProblem:
         lake.row.table,
         f"the catalog leads its lake table {lake.sql_name} elsewhere than to {expected}:"
         f" {found.rstrip('.')}. Nothing there is touched.",
-        "If that is right, say so in lake.catalog.locations (of an earlier warehouse: its URI)."
+        f"{at_home(lake.config.warehouse)}If that is right, say so in lake.catalog.locations (of an"
+        " earlier warehouse: its URI)."
         f" If not, the catalog was tampered with: {forgetting(lake.config, lake.identifier)}; then"
         f" cdc-assets resync '{lake.row.table}'",
     )

@@ -155,7 +155,7 @@ class LakeTable:
 
         A table that was made for its copy has others.
         """
-        wanted = self.properties()
+        wanted = self.properties_after(loaded)
         found = {**loaded.properties, "format-version": str(loaded.metadata.format_version)}
         other = [k for k in ("format-version", "write.delete.mode") if found.get(k) != wanted[k]]
         if not other:  # whoever set another number of manifests knows why
@@ -203,6 +203,11 @@ class LakeTable:
             SOURCE: self.config.name,
             TABLE: str(self.row.table),
         }
+
+    def properties_after(self, loaded: Table) -> dict[str, str]:
+        """:meth:`properties` where the table is there: Iceberg takes no format version back."""
+        version = str(max(loaded.format_version, self.config.lake.format_version))
+        return {**self.properties(), "format-version": version}
 
     def creation_properties(self) -> dict[str, str]:
         """The table properties that it is created with."""

@@ -115,6 +115,9 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
         tables = f"of {', '.join(pin.tables) or 'no table any more'}"
         keeps = f"vacuum keeps what was deleted in the last {pin.xmin_age:,} transactions"
         parts.append(("pinned snapshot", f"{tables}, held for {pin.seconds:,.0f} s: {keeps}"))
+    for table in status.left:
+        out = f"it is out of the configuration; to end that: cdc-assets drop-table '{table}'"
+        parts.append((f"still staged: {table}", out))
     if health.rows_per_second is not None:
         parts.append(("applied", f"{health.rows_per_second:,.0f} changes/s"))
     return parts

@@ -5,13 +5,14 @@ One collection for the command line, the sensors and the checks, so that they ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from psycopg.rows import class_row
 
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.lake.catalog.catalog import shown
 from cdc_assets.log.locks import LockWait
@@ -20,6 +21,7 @@ from cdc_assets.log.sessions.flusher_status import FlusherStatus, flusher_status
 from cdc_assets.log.sessions.workers import KnownWorker, workers
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.tables import GROUP
 from cdc_assets.log.wishes import paused
 from cdc_assets.pipeline import Pipeline
@@ -96,6 +98,8 @@ class SourceStatus:
     pins: tuple[PinStatus, ...] = ()
     lock_waits: tuple[LockWait, ...] = ()
     """Our sessions that wait for a lock of ours."""
+    left: tuple[str, ...] = ()
+    """Tables that are out of the configuration, and whose changes are staged still."""
 
     @property
     def retained_bytes(self) -> int:
@@ -131,6 +135,7 @@ class SourceStatus:
             "waits": [asdict(wait) for wait in self.waits],
             "pins": [asdict(pin) for pin in self.pins],
             "lock_waits": [asdict(wait) for wait in self.lock_waits],
+            "left": list(self.left),
         }
 
 
@@ -253,7 +258,8 @@ def collect(pipeline: Pipeline) -> SourceStatus:
     config, store = pipeline.config, pipeline.store
     with pipeline.looks.use() as source:
         slot = slot_status(source, config.slot)
-        differing = altered(source, store.tables(), config.publication)
+        registered = store.tables()
+        differing = altered(source, registered, config.publication)
         current = current_position(source)
         waiting = waits(source, config.name, config.slot)
         held = held_snapshots(source, config.name)
@@ -313,6 +319,16 @@ def collect(pipeline: Pipeline) -> SourceStatus:
             for snapshot in held
         ),
         store.lock_waits(),
+        _left(config, registered),
+    )
+
+
+def _left(config: SourceConfig, registered: Iterable[TableRow]) -> tuple[str, ...]:
+    wanted = {table.id for table in config.tables}
+    return tuple(
+        str(row.table)
+        for row in registered
+        if row.oid and row.table not in wanted and row.state != TableState.PARKED
     )
 
 

@@ -89,10 +89,31 @@ def _whose(found: os.stat_result) -> str:
     return f"a folder that others may write to (mode {stat.S_IMODE(found.st_mode):04o})"
 
 
+def at_home(place: str) -> str:
+    """A hint for messages about what isn't at ``place``, if that is below a home by default.
+
+    Whoever starts us in another folder has another home there.
+    """
+    if os.environ.get("CDC_ASSETS_HOME") or str(_home()) not in place:
+        return ""
+    return (
+        f"If it was made by a start in another folder: the home is {_home()} here; go there, or set"
+        " CDC_ASSETS_HOME to that folder's .cdc_assets. "
+    )
+
+
 def home() -> Path:
     """The folder of what this installation keeps at run time; ``$CDC_ASSETS_HOME`` moves it.
 
     It is made when it is first asked for, and nobody else gets through it. Raises
     EnvironmentProblem if others may have written there.
     """
-    return private_folder(Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute())
+    found = private_folder(_home())
+    if not os.environ.get("CDC_ASSETS_HOME"):  # in somebody's project
+        with suppress(OSError), (found / ".gitignore").open("x") as ignoring:
+            ignoring.write("*\n")
+    return found
+
+
+def _home() -> Path:
+    return Path(os.environ.get("CDC_ASSETS_HOME") or ".cdc_assets").absolute()

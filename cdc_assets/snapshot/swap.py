@@ -42,6 +42,8 @@ def swap(session: SparkSession, lake: LakeTable, copy: LakeTable, said: Mapping[
         _overwrite(session, lake, before, copy, said)
         return
     properties = {**lake.creation_properties(), COPIED_AS: copied_as(lake)}
+    if before is not None:
+        properties |= lake.properties_after(before)
     if before is not None and COPYING in before.properties:
         properties[COPYING] = ""  # an unfinished earlier copy is replaced
     make = "create table" if before is None else "create or replace table"

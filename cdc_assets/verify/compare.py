@@ -249,10 +249,9 @@ class _Comparing:
             row = store.copy_state(table)
             epoch = row.epoch if row is not None and done.differing else None
             remember_compared(store, table, differs=epoch)
-        self.on_progress(
-            f"{table}: {done.source_rows:,} rows, {done.differing:,} differ"
-            f" ({done.seconds:.1f} s) {done.problem or ''}".rstrip()
-        )
+        rows = f"{done.source_rows:,} rows, {done.differing:,} differ"
+        said = rows if done.problem is None else f"not compared: {done.problem}"
+        self.on_progress(f"{table}: {said} ({done.seconds:.1f} s)")
         return done
 
     def _once(self, table: TableId, may_mend: bool) -> Comparison:

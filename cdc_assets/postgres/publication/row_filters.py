@@ -39,12 +39,14 @@ class Kept:
     """A filter as Postgres keeps it: its text, the columns that it uses (``*``: the whole row).
 
     ``foreign``: what it is made of and isn't Postgres's own, if anything: functions, operators, and
-    types of columns, for which their owner may make casts at any time.
+    types of columns, for which their owner may make casts at any time. ``mutable``: whether it
+    calls what isn't immutable, such as ``now()``: a publication takes none of that.
     """
 
     text: str
     columns: frozenset[str]
     foreign: str | None
+    mutable: bool
 
 
 # Of a table's columns: a definition of each, as a table without rights on it may have them.
@@ -108,8 +110,24 @@ def kept(connection: Connection, table: TableId, text: str) -> Kept:
         )
         row = connection.execute(_KEPT, (table.name,)).fetchone()
         assert row is not None  # the table was just made with it
-        found = _KNOWN[asked] = Kept(str(row[0]), frozenset(row[1]), row[2])
+        mutable = _is_mutable(connection, table, text)
+        found = _KNOWN[asked] = Kept(str(row[0]), frozenset(row[1]), row[2], mutable)
         return found
+
+
+def _is_mutable(connection: Connection, table: TableId, text: str) -> bool:
+    """As the predicate of an index, for which Postgres asks the same: dependencies leave it out."""
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(
+                sql.SQL("create index on pg_temp.{} ((1)) where {}").format(
+                    sql.Identifier(table.name), sql.SQL(text)
+                ),
+                prepare=False,
+            )
+    except psycopg.errors.InvalidObjectDefinition:
+        return True
+    return False
 
 
 def and_filter(row_filter: str | None) -> sql.SQL:

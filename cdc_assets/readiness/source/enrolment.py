@@ -249,7 +249,8 @@ def _masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
         "error",
         f"{row.table}: {what} when it was copied: its rows would be masked in two ways.",
         f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
-        " stays in its older snapshots until these expire.",
+        " stays in its older snapshots until these expire; under another name (as:, namespace:) it"
+        " stays until you drop that table.",
     )
 
 

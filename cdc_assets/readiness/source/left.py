@@ -14,6 +14,7 @@ from psycopg import sql
 from cdc_assets.config.patterns import TablePattern, matching
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
+from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
@@ -123,6 +124,13 @@ def left_findings(
     published = {name: published_tables(connection, name) or {} for name in (whole, inserts)}
     wanted = {table.id for table in config.tables}
     for row in store.tables():
+        if row.table in wanted and row.oid and row.state == TableState.PARKED:
+            yield Finding(
+                "table_parked",
+                "warning",
+                f"{row.table} is parked, whether or not the cause is mended: {row.reason}",
+                f"If it is: cdc-assets resync {shlex.quote(str(row.table))}",
+            )
         name = inserts if row.inserts_only else whole
         if row.table in wanted or row.table not in published[name]:
             continue

@@ -188,6 +188,13 @@ def refuse_row_filter(
             " run with the rights of our role, and a publication takes none",
             "Compare by built-in types and operators.",
         )
+    if config.streams and found.mutable:
+        raise TableProblem(
+            table.id,
+            "where calls a function whose result may change, such as now(): Postgres publishes rows"
+            " by immutable ones alone",
+            "Compare with constants, and leave the rest to whoever reads the lake.",
+        )
     if not config.streams or inserts_only or _all_full(connection, heaps):
         return
     if outside := sorted(found.columns - {*table.key_columns}):

@@ -157,6 +157,8 @@ def test_verify_says_what_differs(source: Lake, ui: Ui) -> None:
     assert re.search(
         r"public\.b: 1 keys differ: #[0-9a-f]{12} \(source 1, lake 1: v\)", ui.why(result)
     )
+    said = ui.said(ui.launch("verify", tables=["b"], repair=True))["comparison"]
+    assert said.splitlines()[-1].endswith("| 1 keys were corrected |")
 
 
 def test_a_dropped_source_leaves_its_tables_and_nothing_else(

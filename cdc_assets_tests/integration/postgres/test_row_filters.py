@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -49,6 +50,28 @@ def test_a_publication_keeps_the_same(
             source.execute(f'create publication p for table public."T t" where ({text})'.encode())
             row = source.execute("select pg_get_expr(prqual, prrelid) from pg_publication_rel")
             assert row.fetchone() == (found.text,)
+
+
+@pytest.mark.parametrize(
+    ("text", "mutable"),
+    [
+        ("d > now()::date", True),
+        ("d > current_date - 30", True),
+        ("random() < 0.5 and id > 3", True),
+        ("lower(region) = 'eu' and d > date '2026-01-01'", False),
+    ],
+)
+def test_what_no_publication_takes_is_known_before(
+    postgres_dsn: NewDatabase, text: str, mutable: bool
+) -> None:
+    with psycopg.connect(postgres_dsn(), autocommit=True) as source:
+        source.execute(SETUP)
+        assert kept(source, T, text).mutable is mutable
+        publish = f'create publication p for table public."T t" where ({text})'.encode()
+        with (
+            pytest.raises(psycopg.errors.FeatureNotSupported) if mutable else nullcontext(),
+        ):
+            source.execute(publish)
 
 
 def test_it_is_asked_once(postgres_dsn: NewDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,10 @@ from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
+from cdc_assets.observe.status import collect
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness import surroundings as readiness
 from cdc_assets.readiness.source import left as left_findings
 from cdc_assets.readiness.source import server as preflight
@@ -122,6 +124,11 @@ def test_what_a_table_and_a_source_have_left_is_named(
             pins.close()
         fewer, renamed = config_of(ready, "t"), config_of(ready, "t", "u", name="renamed")
         assert "public.u isn't in the configuration" in found(fewer)["table_left"].message
+        with Pipeline.open(fewer) as pipeline:
+            assert collect(pipeline).left == ("public.u",)
+            pipeline.store.park(TableId("public", "t"), "where was wrong")
+        said = found(fewer)["table_parked"]
+        assert said.message.endswith(": where was wrong") and "resync public.t" in said.remedy
         source.execute(found(fewer)["table_left"].remedy.split(";")[0].encode())
         assert {"table_left", "slot_unread"}.isdisjoint(found(fewer))
 

@@ -153,6 +153,22 @@ def test_variables_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert config.postgres.dsn.get_secret_value() == "postgresql://elsewhere/db"
 
 
+def test_a_file_for_dagster_is_read_alike_by_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CDC_TEST_DSN", "postgresql://u:a${b@elsewhere/db")
+    written = minimal(postgres={"dsn": "{{ env.CDC_TEST_DSN }}"}, tables=['public."{{ env.T }}"'])
+    file = tmp_path / "defs.yaml"
+    file.write_text(json.dumps({"type": "x.Y", "attributes": written}))
+    config = load_config(file)
+    assert config.postgres.dsn is not None
+    assert config.postgres.dsn.get_secret_value() == "postgresql://u:a${b@elsewhere/db"
+    assert [table.id.name for table in config.tables] == ["{{ env.T }}"]
+    monkeypatch.delenv("CDC_TEST_DSN")
+    with pytest.raises(ConfigurationError, match="variable CDC_TEST_DSN is not set"):
+        load_config(file)
+
+
 def test_json_is_yaml_and_a_component_file_is_a_plain_file(tmp_path: Path) -> None:
     plain, component = tmp_path / "a.json", tmp_path / "b.yaml"
     plain.write_text(json.dumps(minimal()))

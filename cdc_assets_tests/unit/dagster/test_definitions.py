@@ -125,6 +125,7 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
         ("shop shop_mart app my-app", "1", "shop shop_mart app my-app"),
         ("shop shop_mart", "0", ""),
         ("app", "0", "app"),
+        ("shop shop_mart app", "only", "shop shop_mart"),
     ],
 )
 def test_the_demo_is_loaded_while_there_is_no_other_source(

@@ -72,6 +72,7 @@ def test_the_keys_of_json_before_the_first_start() -> None:
         "waits": [],
         "pins": [],
         "lock_waits": [],
+        "left": [],
     }
 
 
