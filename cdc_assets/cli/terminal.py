@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cdc_assets.maintenance.run import Maintained
     from cdc_assets.materializer.drain import Drained
     from cdc_assets.messages.findings import Finding
-    from cdc_assets.observe.report import Health
+    from cdc_assets.observe.condition import Condition
+    from cdc_assets.observe.report import Health, Problem
     from cdc_assets.setup.inventory import Listed
     from cdc_assets.snapshot.table_copy import CopyProgress
     from cdc_assets.verify.compare import Comparison
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 _NUMBERS = ("rows", "size")
 # Characters of a name at least, if it needs them; of any other cell; of a line of no terminal.
 _FIRST, _OTHERS, _WIDE = 32, 6, 1_000
+_COLOURS = {"fail": "bold red", "warn": "yellow"}
+# Conditions by which tables are behind; nobody knows for how long they last when status asks.
+_CAUSES = ("flusher", "stream", "staging", "spark", "materializer")
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -216,17 +220,30 @@ def _table(
     return table
 
 
+def _is_lag(problem: Problem) -> bool:
+    return problem.condition.key.startswith("freshness:")
+
+
+def _show_problem(severity: str, condition: Condition) -> None:
+    labelled(severity, _COLOURS[severity], f"{condition.what}: {condition.detail}")
+    note(f"    {condition.remedy}")
+
+
 def show_health(health: Health, *, wide: bool = False) -> None:
     """``status`` for a person: problems, tables, workers, parts."""
     from cdc_assets.observe import report
 
     found = health.status
+    lagging = [p for p in health.problems if _is_lag(p) and p.severity is not None]
     for problem in health.problems:
-        if problem.severity is not None:
-            colour = {"fail": "bold red", "warn": "yellow"}[problem.severity]
-            what = f"{problem.condition.what}: {problem.condition.detail}"
-            labelled(problem.severity, colour, what)
-            note(f"    {problem.condition.remedy}")
+        if lagging and problem.severity is None and problem.condition.key in _CAUSES:
+            _show_problem("warn", problem.condition)
+        elif problem.severity is not None and (len(lagging) < 2 or not _is_lag(problem)):
+            _show_problem(problem.severity, problem.condition)
+    if len(lagging) > 1:  # each has the same to say
+        named = ", ".join(sorted(p.condition.key.partition(":")[2] for p in lagging))
+        worst = "fail" if any(p.severity == "fail" for p in lagging) else "warn"
+        labelled(worst, _COLOURS[worst], f"{len(lagging)} lake tables are behind: {named}")
     rows = report.table_rows(found)
     console = _console(wide=wide)
     console.print(_table(report.TABLE_HEADINGS, rows, console.width, f"source {found.source}"))
