@@ -48,9 +48,16 @@ def _references(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The sections that a key has, and the ``type`` that chooses one of several."""
     of = value.get("items", value)
     kinds = {ref: name for name, ref in of.get("discriminator", {}).get("mapping", {}).items()}
-    for each in [of, *of.get("anyOf", ()), *of.get("oneOf", ())]:
+    for each in [of, *_alternatives(of)]:
         if (ref := each.get("$ref")) is not None:
             yield ref.rpartition("/")[2], kinds.get(ref, "")
+
+
+def _alternatives(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What it may be; nothing if it is one thing."""
+    if "if" in value:
+        return [value["then"], value["else"]]
+    return [*value.get("anyOf", ()), *value.get("oneOf", ())]
 
 
 def _is_list(value: Mapping[str, Any]) -> bool:
@@ -79,9 +86,7 @@ def _spelt(value: Mapping[str, Any]) -> str:
 def _takes(value: Mapping[str, Any]) -> str:
     if _is_list(value):
         return f"a list of: {_takes(value['items'])}"
-    found = dict.fromkeys(
-        kind for each in value.get("anyOf", value.get("oneOf", [value])) for kind in _kinds(each)
-    )
+    found = dict.fromkeys(kind for each in _alternatives(value) or [value] for kind in _kinds(each))
     if "a duration" in found or "a size" in found:
         found.pop("a number", None)
     return ", ".join(found)

@@ -51,8 +51,13 @@ def attributes_schema() -> dict[str, Any]:
     for name, described in {SourceConfig.__name__: schema, **schema["$defs"]}.items():
         _describe(described, documented[name])
     table = schema["$defs"]["TableConfig"]
-    either = [table["properties"]["name"], {"$ref": "#/$defs/TableConfig"}]
-    schema["properties"]["tables"] |= {"items": {"anyOf": either}, "minItems": 1}
+    # Not anyOf: of a table with a wrong key it would be said that it fits neither.
+    either = {
+        "if": {"type": "string"},
+        "then": table["properties"]["name"],
+        "else": {"$ref": "#/$defs/TableConfig"},
+    }
+    schema["properties"]["tables"] |= {"items": either, "minItems": 1}
     del schema["properties"]["patterns"], table["properties"]["found"]  # nobody writes them
     return schema
 

@@ -72,6 +72,11 @@ def test_what_may_not_be_written_does_not(more: dict[str, Any]) -> None:
     assert problems({"type": COMPONENT, "attributes": {**LEAST, **more}}) != []
 
 
+def test_a_wrong_key_of_a_table_is_named() -> None:
+    more = {"tables": ["t", {"name": "u", "freshnes": {"target": "5s"}}]}
+    assert [said for said in problems({**LEAST, **more}) if "'freshnes' was unexpected" in said]
+
+
 def test_defaults_are_as_the_yaml_spells_them() -> None:
     freshness = attributes_schema()["$defs"]["FreshnessConfig"]["properties"]
     assert [freshness[key]["default"] for key in ("target", "warn", "fail")] == ["5s", "5m", "15m"]
