@@ -64,3 +64,9 @@ def selected(config: SourceConfig, names: Sequence[str]) -> list[TableId]:
     if not names:
         return [table.id for table in config.tables]
     return list(dict.fromkeys(config.table(name).id for name in names))
+
+
+def all_at_the_source(config: SourceConfig) -> bool:
+    """Whether log and catalog are in the source's own database."""
+    catalog = config.lake.catalog
+    return config.state.postgres_url is None and catalog.type == "sql" and catalog.uri is None

@@ -28,7 +28,7 @@ from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from pyiceberg.types import IntegerType, NestedField
 from pyspark.sql import SparkSession
 
-from cdc_assets.config.addresses import coordination_dsn, source_dsn
+from cdc_assets.config.addresses import all_at_the_source, coordination_dsn, source_dsn
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, EnvironmentProblem, first_line
 from cdc_assets.lake.catalog.catalog import CATALOG, open_catalog, tried
@@ -54,8 +54,12 @@ _ICEBERG = next(p.rsplit(":", 1)[1] for p in PACKAGES if "iceberg-spark-runtime"
 
 def review(config: SourceConfig) -> list[Finding]:
     """All findings, the source's first."""
+    found = source_findings(config)
+    if any(finding.code == "source_unreachable" for finding in found) and all_at_the_source(config):
+        # What is told of the rest would be the same, with remedies for what nobody has set.
+        return [*found, *transport_findings(config), *staging(config, leave_nothing=True)]
     return [
-        *source_findings(config),
+        *found,
         *coordination_findings(config),
         *transport_findings(config),
         *_clocks(config),

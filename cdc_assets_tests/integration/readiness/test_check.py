@@ -298,6 +298,7 @@ def test_databases_that_cannot_be_reached(ready: str, unused_port: int) -> None:
     nowhere = make_conninfo(ready, port=unused_port)
     named = found(config_of(nowhere))
     assert "postgres.dsn" in named["source_unreachable"].remedy
+    assert {"coordination_unreachable", "catalog_unwritable"}.isdisjoint(named)
     config = config_of(ready, state={"postgres_url": nowhere})
     assert {"coordination_unreachable", "catalog_unwritable"} <= errors(config)
     assert "source_unreachable" not in errors(config)
