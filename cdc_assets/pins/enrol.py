@@ -243,8 +243,12 @@ def _as_wished(config: SourceConfig, row: TableRow) -> bool:
     return replace(row, masks=masks, filter_wanted=where).as_wished
 
 
-def publish_tables(source: Connection, config: SourceConfig, store: LogStore) -> list[TableRow]:
+def publish_tables(
+    source: Connection, config: SourceConfig, store: LogStore, told: Collection[TableId] = ()
+) -> list[TableRow]:
     """Complete the publications and return the tables that wait for a pin, and may be given one.
+
+    ``told``: tables whose row says what else they wait for.
 
     Raises PreflightError if there is no publication and the role can't make it.
     """
@@ -296,7 +300,7 @@ def publish_tables(source: Connection, config: SourceConfig, store: LogStore) ->
         store.note_waiting(table, _waits_for(who))
     for row in rows:
         waits = row.state == TableState.WAITING and row.as_wished
-        if waits and row.reason and row.table not in busy:
+        if waits and row.reason and row.table not in busy and row.table not in told:
             store.note_waiting(row.table, None)
     ready = [
         row

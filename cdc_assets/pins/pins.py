@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 # A stream that can go on waits at most this long for another process's pin.
 _PREPARE_SECONDS = 3.0
+# A copy in short transactions that can't begin for longer than this says why.
+_NOTED_SECONDS = 4.0
 
 
 class _Candidate(NamedTuple):
@@ -72,6 +74,8 @@ class _Candidate(NamedTuple):
     tables: Mapping[TableId, tuple[object, ...]]
     seen: Seen
     since: float
+    told: frozenset[TableId] = frozenset()
+    """Those whose rows say who holds them up."""
 
 
 def _told(pinned: list[TableRow], point: Lsn) -> None:
@@ -192,7 +196,8 @@ class Pins:
         streaming = self._store.has_flusher()
         # A streaming flusher drops changes of tables that it doesn't know: it has to know a table
         # before the pin. A flusher that starts later reads the registered tables first.
-        waiting = publish_tables(source, self._config, self._store)
+        told = self._candidate.told if self._candidate is not None else ()
+        waiting = publish_tables(source, self._config, self._store, told)
         self._begin_inserts(source, waiting)
         asked = streamed_publications(self._pipeline, self._store.flushed_lsn() or Lsn.ZERO)
         pinned = [
@@ -225,21 +230,27 @@ class Pins:
         if self._candidate is None:
             seen = look_at(source, self._config, tables)
             self._candidate = _Candidate(Horizon.observe(source), described, seen, time.monotonic())
-        horizon, before, seen, since = self._candidate
+        horizon, before, seen, since, told = self._candidate
         among = {table: then for table, then in before.items() if described.get(table) == then}
-        self._candidate = _Candidate(horizon, among, seen, since) if among else None
+        self._candidate = _Candidate(horizon, among, seen, since, told) if among else None
         if among and horizon.is_proven(source):
             self._candidate = None
             same = [row for row in tables if row.table in among]
             _, pinned = take(source, self._config, self._store, horizon.lsn, None, same, seen=seen)
             _told(pinned, horizon.lsn)
-        elif among and (waited := time.monotonic() - since) > SLOT_PATIENCE_SECONDS:
-            names = ", ".join(sorted(map(str, among)))
-            return SlotBusy(
-                f"for {waited:.0f} s transactions that had written by then keep from copying"
-                f" {names}. The oldest: {'; '.join(writers(source))}.",
-                "End them, or wait: their copies begin by themselves.",
-            )
+        elif among and (waited := time.monotonic() - since) > _NOTED_SECONDS:
+            oldest = f"The oldest: {'; '.join(writers(source))}."
+            for table in among.keys() - told:
+                why = f"it waits for transactions that had written before it. {oldest}"
+                self._store.note_waiting(table, why)
+            self._candidate = _Candidate(horizon, among, seen, since, frozenset(among))
+            if waited > SLOT_PATIENCE_SECONDS:
+                names = ", ".join(sorted(map(str, among)))
+                return SlotBusy(
+                    f"for {waited:.0f} s transactions that had written by then keep from copying"
+                    f" {names}. {oldest}",
+                    "End them, or wait: their copies begin by themselves.",
+                )
         return None
 
     def _temporary_slot(self) -> NewSlot:
