@@ -15,19 +15,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc_assets.errors import TableProblem
+from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.lake.lost_reply import healing
 from cdc_assets.lake.publish import name_cursor
 from cdc_assets.lake.spark.sending import sent
 from cdc_assets.lake.standing import standing
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.lake.values import naming_refusals
 from cdc_assets.log.batch import Facts
 from cdc_assets.log.store import LogEntry
 from cdc_assets.materializer.actions.commit import Change, Merged
-from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.schema.alter import current
 from cdc_assets.pipeline import Pipeline
@@ -98,38 +99,35 @@ def correct(
     pipeline: Pipeline,
     session: SparkSession,
     lake: LakeTable,
+    loaded: Table,
     corrections: Sequence[Correction],
     lsn: Lsn,
-    *,
-    settles: bool,
 ) -> Merged:
-    """Apply ``corrections``, which are right at ``lsn`` and at the table's cursor.
+    """Apply ``corrections``, which are right at ``lsn`` and at the cursor of ``loaded``.
 
-    ``settles``: no row of the table is wrong any more after that, so that a change by somebody else
-    is forgotten. The caller holds the table's writer lock. Raises TableProblem if the table's
-    columns are being altered, or it has no cursor.
+    The caller holds the table's writer lock. Raises TableProblem if the table's
+    columns are being altered, or it has no cursor; Fenced if somebody else changed it since it was
+    loaded.
     """
     store, done = pipeline.store, Merged(0, 0)
     if not corrections:
-        if settles:
-            state = lake.state()
-            cursor = standing(store, lake, state, whatever_others_wrote=True)
-            name_cursor(session, lake, replace(state, foreign=None), cursor)
         return done
     key = [column.source.name for column in lake.key]
     parts = _parts(corrections)
     for number, some in enumerate(parts):
-        loaded = lake.loaded()
+        if number:
+            loaded = lake.loaded()
         state = lake_state(loaded)
+        if number and not state.at_head:
+            raise Fenced(f"{lake.row.table}: somebody else changed its lake table meanwhile.")
         cursor = standing(store, lake, state, whatever_others_wrote=True)
         now, altering, loaded = current(pipeline, session, lake, state, loaded)
         if altering or now.row.columns != lake.row.columns:
             raise TableProblem(lake.row.table, "its columns are being altered", "Try again.")
-        last = settles and number == len(parts) - 1
         change = Change(
             session,
             lake,
-            replace(lake_state(loaded), foreign=None if last else state.foreign),
+            lake_state(loaded),
             loaded,
             Corrections(some, key, lsn),
             pipeline.config.spark.cores,
@@ -140,9 +138,22 @@ def correct(
             mixed=False,
             inserts_add=lambda: False,
         )
-        with healing(store, session, lake), merging(store, session, lake, cursor.offset):
+        with healing(store, session, lake), naming_refusals(store, lake):
             done += merge(change)
     return done
+
+
+def forget_foreign(
+    pipeline: Pipeline, session: SparkSession, lake: LakeTable, loaded: Table
+) -> None:
+    """Go on with a table that somebody else changed: all its rows are right, as ``loaded``.
+
+    The caller holds its writer lock. Raises Fenced if it was changed since it was loaded.
+    """
+    state = lake_state(loaded)
+    cursor = standing(pipeline.store, lake, state, whatever_others_wrote=True)
+    with healing(pipeline.store, session, lake):
+        name_cursor(session, lake, replace(state, foreign=None), cursor)
 
 
 def _parts(corrections: Sequence[Correction]) -> list[list[Correction]]:

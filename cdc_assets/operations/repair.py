@@ -3,11 +3,13 @@
 A comparison knows both sides at one LSN c, exactly. Under the table's writer lock, the keys that
 the lake has changed since are left out: their changes of after c would be undone. Every other key
 has to be in the lake as it is in the source's snapshot of c, and is read there. What changes after
-c and isn't applied yet comes later, as ever.
+c and isn't applied yet comes later, as ever. A change by somebody else is forgotten once a
+comparison has found all rows equal after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 
 from pyspark.sql import SparkSession
@@ -17,7 +19,7 @@ from cdc_assets.lake.lineage import foreign_since
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import write_lock
-from cdc_assets.materializer.corrections import Correction, correct
+from cdc_assets.materializer.corrections import Correction, correct, forget_foreign
 from cdc_assets.materializer.reread import rows_of
 from cdc_assets.pins.holders import under
 from cdc_assets.pipeline import Pipeline
@@ -71,18 +73,28 @@ def _repaired(pipeline: Pipeline, session: SparkSession, compared: Compared) -> 
         raise TableProblem(table, f"somebody else changes its rows: {others}", "Try again.")
     gone = moved(store, beside, point, compared.offset, state)
     ours, theirs = (still(side, beside, gone) for side in (compared.read, compared.theirs))
-    keys = odd_keys(ours, theirs, beside.told_apart, MOST_KEYS + 1)
+    places = [beside.lake.columns.index(column) for column in beside.lake.key]  # in its order
+    keys = odd_keys(ours, theirs, places, MOST_KEYS + 1) if compared.balance.differing else {}
+    if nameless := [key for key in keys if None in key]:
+        raise TableProblem(
+            table,
+            f"{len(nameless):,} rows of its lake table have NULL in their key, which no row of the"
+            " source has",
+            f"Delete them there, or copy it anew: cdc-assets resync '{table}'.",
+        )
     if len(keys) > MOST_KEYS:
         raise TableProblem(
             table,
             f"more than {MOST_KEYS:,} keys differ",
             f"Copy it anew: cdc-assets resync '{table}'.",
         )
-    corrections = _corrections(pipeline, lake, keys, compared.snapshot_name)
+    corrections = _corrections(pipeline, lake, keys, compared.snapshot_name) if keys else []
     if shapes(pipeline, [table])[table] != compared.shape:
         raise TableProblem(table, REWRITTEN, "Try again.")
-    settles = len(keys) >= compared.balance.differing
-    correct(pipeline, session, lake, corrections, point, settles=settles)
+    if compared.balance.differing:
+        correct(pipeline, session, lake, loaded, corrections, point)
+    else:
+        forget_foreign(pipeline, session, lake, loaded)
     return len(keys)
 
 
@@ -91,20 +103,20 @@ def _copy_of(lake: LakeTable) -> tuple[object, ...]:
 
 
 def _corrections(
-    pipeline: Pipeline, lake: LakeTable, keys: list[Key], snapshot_name: str
+    pipeline: Pipeline, lake: LakeTable, keys: Mapping[Key, bool], snapshot_name: str
 ) -> list[Correction]:
-    """The keys as the source has them under a snapshot."""
+    """The keys as the source has them under a snapshot; ``keys``: whether it has a row of it.
+
+    A key that only the lake has isn't looked up: it may be no value of the column's type.
+    """
     with (
         closing(pipeline.connect_source("repair", reads=True)) as source,
         under(source, snapshot_name),
     ):
         check_oid(source, lake.row.table, lake.row.oid)
-        rows = rows_of(pipeline, source, lake, keys) if keys else []
-    there = {place for place, _ in rows}
-    # In a mirror a key's row is deleted before it is written: the lake may have it under another
-    # text. Where deleted rows are kept, that would be a second one.
-    deletes = lake.row.mode == "mirror"
-    corrections = [
-        Correction(key, None) for place, key in enumerate(keys) if deletes or place not in there
-    ]
-    return corrections + [Correction(keys[place], row) for place, row in rows]
+        there = [key for key, at_source in keys.items() if at_source]
+        rows = rows_of(pipeline, source, lake, there) if there else []
+    if len(rows) != len(there):
+        raise TableProblem(lake.row.table, REWRITTEN, "Try again.")
+    gone = [Correction(key, None) for key, at_source in keys.items() if not at_source]
+    return gone + [Correction(there[place], row) for place, row in rows]

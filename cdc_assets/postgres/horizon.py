@@ -29,6 +29,16 @@ _FLUSH = (
     "select pg_catalog.set_config('synchronous_commit', 'on', true),"
     " pg_catalog.pg_logical_emit_message(true, 'cdc_assets', '')"
 )
+# Who merely locks a table, and writes nothing, has no id.
+_ALTERING = """
+select exists (
+    select from pg_catalog.pg_locks l
+      join pg_catalog.pg_locks x on x.virtualtransaction = l.virtualtransaction
+       and x.locktype = 'transactionid' and x.granted
+     where l.locktype = 'relation' and l.relation = %s and l.mode = 'AccessExclusiveLock'
+       and l.granted and l.database = (
+           select oid from pg_catalog.pg_database where datname = pg_catalog.current_database()))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +90,5 @@ def running(source: Connection) -> frozenset[str]:
 
 def is_being_altered(source: Connection, oid: int) -> bool:
     """Whether a transaction that may have altered the table isn't visible yet."""
-    row = source.execute(
-        "select exists (select from pg_catalog.pg_locks where locktype = 'relation' and relation ="
-        " %s and mode = 'AccessExclusiveLock' and granted and database = (select oid from"
-        " pg_catalog.pg_database where datname = pg_catalog.current_database()))",
-        (oid,),
-    ).fetchone()
+    row = source.execute(_ALTERING, (oid,)).fetchone()
     return bool(row and row[0])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Event
@@ -24,7 +24,7 @@ from typing import Literal
 
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import CdcError, TableProblem, first_line
+from cdc_assets.errors import TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
@@ -198,9 +198,10 @@ class _Comparing:
 
     def owes(self, table: TableId) -> bool:
         """Whether an equal table has to be mended, too: somebody else changed it."""
-        return (
-            self.mend is not None and comparable(self.pipeline, table).state().foreign is not None
-        )
+        if self.mend is not None:
+            with suppress(Exception):  # told when the table is compared alone
+                return comparable(self.pipeline, table).state().foreign is not None
+        return False
 
     def compare(self, table: TableId, differs: Comparison | None = None) -> Comparison:
         """``differs``: what is known of a table that was compared with others."""
@@ -285,22 +286,23 @@ class _Comparing:
             ours, theirs = source_side(texts, beside), lake_side(beside)
             found, others = balance(ours, theirs, lake, name), other_columns(beside)
             if mends and (found.differing or state.foreign) and read.rows == there:
-                said = self._mend(
-                    Compared(
-                        beside, ours, theirs, point, snapshot_name, before, offset, state, found
-                    )
+                compared = Compared(
+                    beside, ours, theirs, point, snapshot_name, before, offset, state, found
                 )
-                others = (*others, said)
+                others += self._mended(compared)
             return _compared(table, Seen(point, read, there, found, others))
 
-    def _mend(self, compared: Compared) -> str:
-        """Why nothing was corrected; raises _Mended if something was."""
+    def _mended(self, compared: Compared) -> tuple[str, ...]:
+        """What is to be remarked; raises _Mended if rows that differed were corrected."""
         assert self.mend is not None
         try:
             keys = self.mend(compared)
-        except CdcError as problem:
-            return f"not repaired: {first_line(problem)}"
-        raise _Mended(keys)
+        except Exception as problem:  # noqa: BLE001 - what was found counts, whatever this was
+            said = first_line(explained(problem, self.pipeline.config))
+            return (f"not repaired: {said}",)
+        if compared.balance.differing:
+            raise _Mended(keys)
+        return ()
 
     def _applied(
         self, table: TableId, before: Shape, point: Lsn, offset: int

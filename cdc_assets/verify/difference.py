@@ -79,15 +79,23 @@ def fingerprints(frame: DataFrame, cells: Sequence[Column], times: Column, *by: 
 
 def odd_keys(
     read: DataFrame, theirs: DataFrame, places: Sequence[int], most: int
-) -> list[tuple[str | None, ...]]:
-    """The texts of keys that differ, by the cells at ``places``; no more than ``most``."""
+) -> dict[tuple[str | None, ...], bool]:
+    """The texts of keys that differ, by the cells at ``places``, and whether the source has it.
+
+    No more than ``most``.
+    """
     shown = [
-        side.select("key", F.array(*(F.col("cells")[place] for place in places)).alias("texts"))
-        for side in (read, theirs)
+        side.select(
+            "key",
+            F.array(*(F.col("cells")[place] for place in places)).alias("texts"),
+            F.lit(number).alias("at_source"),
+        )
+        for side, number in ((read, 1), (theirs, 0))
     ]
     odd = _balanced(read, theirs).where("balance != 0").select("key").distinct()
-    texts = shown[0].unionByName(shown[1]).join(odd, "key", "left_semi").select("texts").distinct()
-    return [tuple(row.texts) for row in texts.limit(most).collect()]
+    texts = shown[0].unionByName(shown[1]).join(odd, "key", "left_semi")
+    found = texts.groupBy("texts").agg(F.max("at_source").alias("at_source")).limit(most)
+    return {tuple(row.texts): bool(row.at_source) for row in found.collect()}
 
 
 def balance(

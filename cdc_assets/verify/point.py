@@ -178,8 +178,15 @@ def _changes(
     store: LogStore, lake: LakeTable, point: Lsn, offset: int, state: LakeState
 ) -> Iterator[pa.Table]:
     """The rows of the log that committed from ``point`` on and that ``state`` has applied."""
-    storage, until = Storage.of(lake.config.s3), offset_of(state)
-    for entry in store.entries(lake.row.table, offset):
+    storage, until, at = Storage.of(lake.config.s3), offset_of(state), offset
+    entries = store.entries(lake.row.table, offset)
+    for entry in entries:
+        if entry.start_offset <= at:
+            at = max(at, entry.end_offset)
+    if at < until:
+        what = "its log was removed while it was compared"
+        raise TableProblem(lake.row.table, what, "It is compared the next time.")
+    for entry in entries:
         if entry.start_offset < until and entry.flushable_lsn >= point:
             rows = entry.rows.read(storage, ["_op", "_commit_lsn", "_data"])
             rows = rows.slice(0, until - entry.start_offset)

@@ -88,7 +88,7 @@ class Bench:
             )
             for oid, _, _, columns in recorded.tables
         }
-        decoder_process._attributes = lambda settings, oid: (known[oid], False)
+        decoder_process._attributes = lambda settings, oid, patience: (known[oid], False)
 
     def told(self, batches: Sequence[Sequence[bytes]], flush_bytes: int) -> Told:
         ours, theirs = Pipe()

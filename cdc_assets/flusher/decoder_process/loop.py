@@ -81,8 +81,9 @@ MOST_GATHERED = 1.5
 REST = 2.0
 # … but never for longer than this.
 LONGEST_REST_SECONDS = 10.0
-# How long a transaction that alters a table is awaited; all that is streamed waits meanwhile.
-ALTERED_SECONDS = 10.0
+# How long a transaction that alters a table is awaited; all that is streamed waits meanwhile. Once
+# one was awaited in vain, no other is for some minutes.
+ALTERED_SECONDS, _IMPATIENT_SECONDS = 10.0, 600.0
 _LOOK_SECONDS = 0.1
 
 
@@ -100,6 +101,7 @@ class _Worker:
     reported: int = field(init=False)
     due: float | None = None
     flush_seconds: float = 0.0
+    impatient_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.reported = self.settings.begin
@@ -109,7 +111,11 @@ class _Worker:
         return self.specs.get(oid)
 
     def _as_sent(self, spec: DecodeSpec, relation: Relation) -> DecodeSpec:
-        now, listed = _attributes(self.settings, relation.oid)
+        began = time.monotonic()
+        patience = ALTERED_SECONDS if began >= self.impatient_until else 0.0
+        now, listed = _attributes(self.settings, relation.oid, patience)
+        if time.monotonic() - began >= ALTERED_SECONDS:  # many may be locked for a long time
+            self.impatient_until = time.monotonic() + _IMPATIENT_SECONDS
         sent = spec
         if relation.replica_identity == "f":
             key, doubt = key_of(spec, relation, now, listed=listed)
@@ -242,11 +248,14 @@ class _Worker:
             )
 
 
-def _attributes(settings: Settings, oid: int) -> tuple[tuple[Attribute, ...], bool]:
+def _attributes(
+    settings: Settings, oid: int, patience: float
+) -> tuple[tuple[Attribute, ...], bool]:
     """The source's catalog of one table, and whether the publication lists its columns.
 
-    Waits for a source that is down; and for a transaction that may alter the table, as its COMMIT
-    may wait for a standby: it is in the stream then, and its columns aren't in the catalog yet.
+    Waits for a source that is down; and for ``patience`` seconds for a transaction that may alter
+    the table, as its COMMIT may wait for a standby: it is in the stream then, and its columns
+    aren't in the catalog yet.
     """
     # Few decoders need this, and it takes 20 MB.
     import psycopg
@@ -264,7 +273,7 @@ def _attributes(settings: Settings, oid: int) -> tuple[tuple[Attribute, ...], bo
         with attempt:
             name = f"cdc_assets {settings.source} decoder"
             with connect(settings.source_dsn, application_name=name) as connection:
-                deadline = time.monotonic() + ALTERED_SECONDS
+                deadline = time.monotonic() + patience
                 while is_being_altered(connection, oid) and time.monotonic() < deadline:
                     time.sleep(_LOOK_SECONDS)
                 listed = listed_columns(connection, settings.publication, [oid])

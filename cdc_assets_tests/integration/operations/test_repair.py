@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,10 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.materializer import corrections
+from cdc_assets.materializer.actions.commit import Change, Merged
+from cdc_assets.materializer.merge import merge as applied
+from cdc_assets.materializer.reread import rows_of
 from cdc_assets.operations import repair
 from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.compare import Comparison
@@ -227,3 +232,85 @@ def test_a_corrected_row_is_masked_and_filtered_as_any(new_lake: NewLake) -> Non
             "select max(id), count(*) from lake.src.m group by _lsn"
         ).collect()
         assert sorted(map(tuple, lsns)) == [(4, 3), (7, 4)]
+
+
+@pytest.mark.parametrize("mode", ["mirror", "soft_delete"])
+def test_keys_that_only_the_lake_has_need_be_no_values_of_the_source(
+    new_lake: NewLake, mode: str
+) -> None:
+    setup = "create type mood as enum ('sad', 'glad'); create table e (m mood, n numeric, v text,"
+    setup += " primary key (m, n)); insert into e values ('sad', 1.00, 'v'), ('glad', 2, 'v');"
+    with new_lake(setup, {"name": "e", "mode": mode}) as source:
+        source.pin()
+        source.copy()
+        source.session.sql("insert into lake.src.e (m, n, v) values ('angry', '2', 'v')")
+        source.session.sql("update lake.src.e set n = '1.0' where m = 'sad'")
+        assert [(c.outcome, c.repaired) for c in source.verify(repair=True)] == [("equal", 3)]
+        source.execute("update e set v = 'after'")
+        source.catch_up()
+        assert [c.outcome for c in source.verify()] == ["equal"]
+
+
+def test_a_key_has_its_own_order(new_lake: NewLake) -> None:
+    """Not that of the table's columns: (2, 1) is another row."""
+    setup = "create table o (a int, b text, c int, v text, primary key (c, a));"
+    setup += "insert into o select i, 'b', j, i || ' ' || j from generate_series(1, 3) i,"
+    setup += " generate_series(1, 3) j;"
+    with new_lake(setup, "o") as source:
+        source.pin()
+        source.copy()
+        source.session.sql("update lake.src.o set v = 'wrong' where a = 1 and c = 2")
+        source.session.sql("delete from lake.src.o where a = 3 and c = 1")
+        source.session.sql("insert into lake.src.o values (4, 'b', 1, 'only here')")
+        assert [(c.outcome, c.repaired) for c in source.verify(repair=True)] == [("equal", 3)]
+        assert source.equal(TableId("public", "o"))
+
+
+def test_many_rows_come_in_parts_of_which_none_takes_a_right_row_away(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corrections, "_TEXT_BYTES", 60_000)
+    source.session.sql("update lake.src.t set v = 'wrong' where id < 10")
+    source.session.sql("delete from lake.src.t where id = 1")
+    source.session.sql("insert into lake.src.t select -id, v, big from lake.src.t where id > 20")
+    counts = list[int]()
+
+    def merge(change: Change) -> Merged:
+        done = applied(change)
+        counts.append(source.session.table("lake.src.t").where("id > 0").count())
+        return done
+
+    monkeypatch.setattr(corrections, "merge", merge)
+    found = of(source.verify(repair=True), T)
+    assert (found.outcome, found.repaired) == ("equal", 19)
+    assert len(counts) > 2 and counts == sorted(counts)
+    source.execute("delete from t where id = 2")
+    source.catch_up(T)
+    assert source.equal(T)
+
+
+def test_somebody_who_writes_during_a_repair_fences_it(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.session.sql("update lake.src.t set v = 'wrong' where id < 10")
+    todo = [1]
+
+    def read(*about: Any) -> Any:
+        while todo:
+            source.session.sql(f"update lake.src.t set v = 'again' where id = {20 + todo.pop()}")
+        return rows_of(*about)
+
+    monkeypatch.setattr(repair, "rows_of", read)
+    found = of(source.verify(repair=True), T)
+    assert (found.outcome, found.repaired) == ("different", 0)
+    assert "another writer took over meanwhile" in found.remarks[0]
+    found = of(source.verify(repair=True), T)
+    assert (found.outcome, found.repaired) == ("equal", 10)
+
+
+def test_rows_without_a_key_are_told(source: Lake) -> None:
+    source.session.sql("insert into lake.src.t values (null, 'no key', '')")
+    found = of(source.verify(repair=True), T)
+    assert (found.outcome, found.repaired) == ("different", 0)
+    assert "1 rows of its lake table have NULL in their key" in found.remarks[0]
+    assert source.lake_table(T).state().foreign is not None
