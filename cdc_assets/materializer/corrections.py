@@ -105,9 +105,8 @@ def correct(
 ) -> Merged:
     """Apply ``corrections``, which are right at ``lsn`` and at the cursor of ``loaded``.
 
-    The caller holds the table's writer lock. Raises TableProblem if the table's
-    columns are being altered, or it has no cursor; Fenced if somebody else changed it since it was
-    loaded.
+    The caller holds the table's writer lock. Raises TableProblem if the table's columns are being
+    altered, or it has no cursor; Fenced if somebody else changed it since it was loaded.
     """
     store, done = pipeline.store, Merged(0, 0)
     if not corrections:
