@@ -191,8 +191,8 @@ def refuse_row_filter(
     if config.streams and found.mutable:
         raise TableProblem(
             table.id,
-            "where calls a function whose result may change, such as now(): Postgres publishes rows"
-            " by immutable ones alone",
+            f"Postgres refuses where: {where} (it calls a function whose result may change, such as"
+            " now(), and rows are published by immutable ones alone)",
             "Compare with constants, and leave the rest to whoever reads the lake.",
         )
     if not config.streams or inserts_only or _all_full(connection, heaps):
