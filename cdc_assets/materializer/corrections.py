@@ -28,7 +28,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import naming_refusals
 from cdc_assets.log.batch import Facts
 from cdc_assets.log.store import LogEntry
-from cdc_assets.materializer.actions.commit import Change, Merged
+from cdc_assets.materializer.actions.commit import Change
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.schema.alter import current
 from cdc_assets.pipeline import Pipeline
@@ -102,18 +102,14 @@ def correct(
     loaded: Table,
     corrections: Sequence[Correction],
     lsn: Lsn,
-) -> Merged:
+) -> None:
     """Apply ``corrections``, which are right at ``lsn`` and at the cursor of ``loaded``.
 
     The caller holds the table's writer lock. Raises TableProblem if the table's columns are being
     altered, or it has no cursor; Fenced if somebody else changed it since it was loaded.
     """
-    store, done = pipeline.store, Merged(0, 0)
-    if not corrections:
-        return done
-    key = [column.source.name for column in lake.key]
-    parts = _parts(corrections)
-    for number, some in enumerate(parts):
+    store, key = pipeline.store, [column.source.name for column in lake.key]
+    for number, some in enumerate(_parts(corrections)):
         if number:
             loaded = lake.loaded()
         state = lake_state(loaded)
@@ -138,8 +134,7 @@ def correct(
             inserts_add=lambda: False,
         )
         with healing(store, session, lake), naming_refusals(store, lake):
-            done += merge(change)
-    return done
+            merge(change)
 
 
 def forget_foreign(
@@ -156,12 +151,13 @@ def forget_foreign(
 
 
 def _parts(corrections: Sequence[Correction]) -> list[list[Correction]]:
-    parts, size = [list[Correction]()], 0
+    parts, size = list[list[Correction]](), 0
     for one in corrections:
-        size += len(one.row or "") + sum(len(text or "") for text in one.key)
-        if parts[-1] and size > _TEXT_BYTES:
+        own = len(one.row or "") + sum(len(text or "") for text in one.key)
+        if not parts or size + own > _TEXT_BYTES:
             parts.append([])
             size = 0
+        size += own
         parts[-1].append(one)
     return parts
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from threading import Event, Timer
-from typing import Self
+from typing import LiteralString, Self
 
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import Connection
@@ -25,9 +25,10 @@ _RUNNING = (
     " where locktype = 'transactionid' and granted"
 )
 
-_FLUSH = (
+# A commit that is flushed, and with it all that is before it; synchronous standbys have it as well.
+FLUSH: LiteralString = (
     "select pg_catalog.set_config('synchronous_commit', 'on', true),"
-    " pg_catalog.pg_logical_emit_message(true, 'cdc_assets', '')"
+    " pg_catalog.pg_logical_emit_message(true, 'cdc_assets', '')::text"
 )
 # Who merely locks a table, and writes nothing, has no id.
 _ALTERING = """
@@ -76,7 +77,7 @@ def secured(source: Connection, seconds: float) -> bool:
     timer = Timer(seconds, give_up)
     timer.start()
     try:
-        source.execute(_FLUSH)
+        source.execute(FLUSH)
     finally:
         timer.cancel()
         timer.join()

@@ -26,6 +26,7 @@ from cdc_assets.log.copies.claims import Claimed, Claims, Written
 from cdc_assets.pins.reader import OpenTransaction, Read, snapshot_reader
 from cdc_assets.postgres.copy_out.values import INT8, TEXT
 from cdc_assets.postgres.ctid import CtidRange
+from cdc_assets.postgres.horizon import FLUSH
 from cdc_assets.postgres.names import TableId, quoted
 from cdc_assets.postgres.types import refused_array
 from cdc_assets.snapshot.convert import DoesNotFit
@@ -43,11 +44,7 @@ _PAGES = sql.SQL(
     "select pg_catalog.pg_relation_size({}::oid) / pg_catalog.current_setting('block_size')::bigint"
 )
 _END = sql.SQL("select pg_catalog.pg_current_wal_insert_lsn()::text").format()
-# A commit that is flushed, and with it all that is before it; synchronous standbys have it as well.
-_FLUSH = sql.SQL(
-    "select pg_catalog.set_config('synchronous_commit', 'on', true),"
-    " pg_catalog.pg_logical_emit_message(true, 'cdc_assets', '')::text"
-).format()
+_FLUSH = sql.SQL(FLUSH).format()
 
 OUTCOME_SCHEMA = "table_name string, outcome string, detail string"
 
