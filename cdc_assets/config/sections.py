@@ -286,6 +286,13 @@ Every = Annotated[Duration | None, AfterValidator(_dividing)]
 """How often a schedule runs; null: only by hand."""
 
 
+class BackfillsConfig(Section):
+    """How tables that stream are read again (cdc-assets backfill)."""
+
+    readers: Annotated[int, Field(ge=1, le=32)] = 2
+    """Sessions that read at once, each in transactions of about snapshot.hold_at_most."""
+
+
 class VerifyConfig(Section):
     """How a part of each table is compared with the source, again and again."""
 

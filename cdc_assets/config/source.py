@@ -33,6 +33,7 @@ from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
 from cdc_assets.config.expansion import Client, expanded, resolved
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.sections import (
+    BackfillsConfig,
     LakeConfig,
     MaintenanceConfig,
     MetricsConfig,
@@ -88,6 +89,7 @@ class SourceConfig(Section):
     metrics: MetricsConfig = MetricsConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
     verify: VerifyConfig = VerifyConfig()
+    backfills: BackfillsConfig = BackfillsConfig()
     alerts: AlertsConfig = AlertsConfig()
 
     @model_validator(mode="before")

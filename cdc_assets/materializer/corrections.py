@@ -1,20 +1,21 @@
-"""Correcting rows of a lake table that a comparison found to be wrong, without a copy.
+"""Correcting rows of a lake table that a comparison found to be wrong, or that are read once more.
 
-A correction is what a key has to be at an LSN, by an exact snapshot of the source: a whole row, or
-nothing. It is applied as a batch of the log is, in the same commit on a branch, but the cursor
-stays: the log goes on where it was. So it must be right at the cursor, too: it is for a key that no
-change of at or after that LSN was applied to. Changes that are still to come are applied to it as
-to any row.
+A correction is what a key has to be at the table's cursor: a whole row, or nothing. It is applied
+as a batch of the log is, in the same commit on a branch, but the cursor stays: the log goes on
+where it was. Changes that are still to come are applied to it as to any row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
@@ -36,27 +37,42 @@ from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.lsn import Lsn
 
 # Of texts that one statement carries along; the rest has commits of its own.
-_TEXT_BYTES = 16 * 10**6
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """``row``: the whole row in text form, JSON as in ``_data``; None: no row has ``key``."""
-
-    key: Key
-    row: str | None
+_TEXT_BYTES = 48 * 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Corrections as the events of a batch. ``key``: the names of the key's columns at the source.
+    """Corrections as the events of a batch.
 
-    A deleted row is one as of now, where the table shows when rows were deleted.
+    ``data``: rows in text form, JSON as in ``_data``, or keys alone, as in a delete's; by
+    ``stays``: whether it is a row. A deleted row is one as of now, where the table shows when rows
+    were deleted.
     """
 
-    some: Sequence[Correction]
-    key: Sequence[str]
+    data: pa.Array
+    stays: pa.BooleanArray
     lsn: Lsn
+
+    @staticmethod
+    def of(rows: pa.Array, gone: Sequence[Key], key: Sequence[str], lsn: Lsn) -> Corrections:
+        """``rows`` as JSON; the keys that have no row, and the names of the key's columns.
+
+        What is gone goes first: another text of the same value may be a row's key.
+        """
+        keys = [json.dumps(dict(zip(key, one, strict=True))) for one in gone]
+        data = pa.concat_arrays([pa.array(keys, pa.string()), rows])
+        return Corrections(data, pa.array(np.arange(len(data)) >= len(gone)), lsn)
+
+    def parts(self) -> Iterator[Corrections]:
+        """In parts of _TEXT_BYTES, or of one row."""
+        if not len(self.data):
+            return
+        sizes = pc.add(pc.binary_length(self.data), 1).to_numpy()
+        numbers = np.cumsum(sizes) // _TEXT_BYTES
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(self.data)]
+        for begin, end in pairwise(cuts):
+            some = slice(begin, end)
+            yield Corrections(self.data[some], self.stays[some], self.lsn)
 
     @property
     def entries(self) -> Sequence[LogEntry]:
@@ -74,25 +90,20 @@ class Corrections:
         return frame if whole else frame.drop("lsn", "ts", "xid")
 
     def _table(self) -> pa.Table:
-        count, lsn = len(self.some), int(self.lsn)
+        count, lsn = len(self.data), int(self.lsn)
         now = int(datetime.now(UTC).timestamp() * 10**6)
         return pa.table(
             {
                 "off": pa.array(range(count), pa.int64()),
-                "op": pa.array(["D" if one.row is None else "U" for one in self.some], pa.string()),
+                "op": pc.if_else(self.stays, "U", "D"),
                 "commit_lsn": pa.array([lsn] * count, pa.int64()),
                 "unchanged": pa.nulls(count, pa.string()),
-                "data": pa.array([self._data(one) for one in self.some], pa.string()),
+                "data": self.data,
                 "lsn": pa.array([lsn] * count, pa.int64()),
                 "ts": pa.array([now] * count, pa.int64()),
                 "xid": pa.array([0] * count, pa.int64()),
             }
         )
-
-    def _data(self, one: Correction) -> str:
-        if one.row is not None:
-            return one.row
-        return json.dumps(dict(zip(self.key, one.key, strict=True)))
 
 
 def correct(
@@ -100,16 +111,15 @@ def correct(
     session: SparkSession,
     lake: LakeTable,
     loaded: Table,
-    corrections: Sequence[Correction],
-    lsn: Lsn,
+    corrections: Corrections,
 ) -> None:
-    """Apply ``corrections``, which are right at ``lsn`` and at the cursor of ``loaded``.
+    """Apply ``corrections``, which are right at the cursor of ``loaded``.
 
     The caller holds the table's writer lock. Raises TableProblem if the table's columns are being
     altered, or it has no cursor; Fenced if somebody else changed it since it was loaded.
     """
-    store, key = pipeline.store, [column.source.name for column in lake.key]
-    for number, some in enumerate(_parts(corrections)):
+    store = pipeline.store
+    for number, some in enumerate(corrections.parts()):
         if number:
             loaded = lake.loaded()
         state = lake_state(loaded)
@@ -124,11 +134,11 @@ def correct(
             lake,
             lake_state(loaded),
             loaded,
-            Corrections(some, key, lsn),
+            some,
             pipeline.config.spark.cores,
-            Facts(len(some), len(some), None, None, frozenset(), frozenset()),
+            Facts(len(some.data), len(some.data), None, None, frozenset(), frozenset()),
             cursor,
-            lsn,
+            some.lsn,
             _never_read_again,
             mixed=False,
             inserts_add=lambda: False,
@@ -148,18 +158,6 @@ def forget_foreign(
     cursor = standing(pipeline.store, lake, state, whatever_others_wrote=True)
     with healing(pipeline.store, session, lake):
         name_cursor(session, lake, replace(state, foreign=None), cursor)
-
-
-def _parts(corrections: Sequence[Correction]) -> list[list[Correction]]:
-    parts, size = list[list[Correction]](), 0
-    for one in corrections:
-        own = len(one.row or "") + sum(len(text or "") for text in one.key)
-        if not parts or size + own > _TEXT_BYTES:
-            parts.append([])
-            size = 0
-        size += own
-        parts[-1].append(one)
-    return parts
 
 
 def _never_read_again(keys: Sequence[Key]) -> list[str]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -48,7 +48,7 @@ _STANDBY = (
 )
 
 
-def _select(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
+def texts_of_row(lake: LakeTable, now: Mapping[int, str]) -> sql.Composed:
     """The select list for a row ``t``; ``now``: the source's column names, maybe ahead."""
 
     def text(column: LakeColumn) -> sql.Composable:
@@ -146,15 +146,38 @@ def rows_of(
     """
     found: list[tuple[int, str]] = []
     now = column_names(source, lake)
-    select, key = _select(lake, now), _key(source, lake)
+    for place, *texts in _looked_up(pipeline, source, lake, keys, now, texts_of_row(lake, now)):
+        values = zip(lake.columns, texts, strict=True)
+        row = json.dumps({c.source.name: c.masked(v) for c, v in values})
+        found.append((place, row))
+    refuse_renamed(source, lake, now)
+    return found
+
+
+def there(
+    pipeline: Pipeline, source: Connection, lake: LakeTable, keys: Sequence[Key]
+) -> frozenset[int]:
+    """The places of the keys that ``source`` shows a row of. Raises as :func:`rows_of`."""
+    now = column_names(source, lake)
+    rows = _looked_up(pipeline, source, lake, keys, now, sql.SQL("null"))
+    found = frozenset(place for place, _ in rows)
+    refuse_renamed(source, lake, now)
+    return found
+
+
+def _looked_up(
+    pipeline: Pipeline,
+    source: Connection,
+    lake: LakeTable,
+    keys: Sequence[Key],
+    now: Mapping[int, str],
+    select: sql.Composable,
+) -> Iterator[tuple[Any, ...]]:
+    """What is selected of the rows ``t`` of the keys, each behind its key's place."""
     query = sql.SQL("select k.n, {} from {} join {} t on {}")
-    where = row_filter(source, pipeline.config, lake.row)
+    key, where = _key(source, lake), row_filter(source, pipeline.config, lake.row)
     numbers = {c.source.number for c in [*lake.columns, *lake.key]}
     rows = filtered(lake.table.rows, where, [n for number, n in now.items() if number in numbers])
     for some in lookups(key, keys):
-        for n, *texts in source.execute(query.format(select, some.listed, rows, some.equal)):
-            values = zip(lake.columns, texts, strict=True)
-            row = json.dumps({c.source.name: c.masked(v) for c, v in values})
-            found.append((some.first + int(n) - 1, row))
-    refuse_renamed(source, lake, now)
-    return found
+        for n, *values in source.execute(query.format(select, some.listed, rows, some.equal)):
+            yield some.first + int(n) - 1, *values

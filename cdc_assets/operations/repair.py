@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import TableProblem
@@ -19,7 +20,7 @@ from cdc_assets.lake.lineage import foreign_since
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import write_lock
-from cdc_assets.materializer.corrections import Correction, correct, forget_foreign
+from cdc_assets.materializer.corrections import Corrections, correct, forget_foreign
 from cdc_assets.materializer.reread import rows_of
 from cdc_assets.pins.holders import under
 from cdc_assets.pipeline import Pipeline
@@ -88,11 +89,11 @@ def _repaired(pipeline: Pipeline, session: SparkSession, compared: Compared) -> 
             f"more than {MOST_KEYS:,} keys differ",
             f"Copy it anew: cdc-assets resync '{table}'.",
         )
-    corrections = _corrections(pipeline, lake, keys, compared.snapshot_name) if keys else []
+    corrections = _corrections(pipeline, lake, keys, compared)
     if shapes(pipeline, [table])[table] != compared.shape:
         raise TableProblem(table, REWRITTEN, "Try again.")
     if compared.balance.differing:
-        correct(pipeline, session, lake, loaded, corrections, point)
+        correct(pipeline, session, lake, loaded, corrections)
     else:
         forget_foreign(pipeline, session, lake, loaded)
     return len(keys)
@@ -103,20 +104,25 @@ def _copy_of(lake: LakeTable) -> tuple[object, ...]:
 
 
 def _corrections(
-    pipeline: Pipeline, lake: LakeTable, keys: Mapping[Key, bool], snapshot_name: str
-) -> list[Correction]:
-    """The keys as the source has them under a snapshot; ``keys``: whether it has a row of it.
+    pipeline: Pipeline, lake: LakeTable, keys: Mapping[Key, bool], compared: Compared
+) -> Corrections:
+    """The keys as the source has them under the snapshot; ``keys``: whether it has a row of it.
 
     A key that only the lake has isn't looked up: it may be no value of the column's type.
     """
-    with (
-        closing(pipeline.connect_source("repair", reads=True)) as source,
-        under(source, snapshot_name),
-    ):
-        check_oid(source, lake.row.table, lake.row.oid)
-        there = [key for key, at_source in keys.items() if at_source]
-        rows = rows_of(pipeline, source, lake, there) if there else []
+    there = [key for key, at_source in keys.items() if at_source]
+    rows = list[tuple[int, str]]()
+    if there:
+        with (
+            closing(pipeline.connect_source("repair", reads=True)) as source,
+            under(source, compared.snapshot_name),
+        ):
+            check_oid(source, lake.row.table, lake.row.oid)
+            rows = rows_of(pipeline, source, lake, there)
     if len(rows) != len(there):
         raise TableProblem(lake.row.table, REWRITTEN, "Try again.")
-    gone = [Correction(key, None) for key, at_source in keys.items() if not at_source]
-    return gone + [Correction(there[place], row) for place, row in rows]
+    gone = [key for key, at_source in keys.items() if not at_source]
+    names = [column.source.name for column in lake.key]
+    return Corrections.of(
+        pa.array([row for _, row in rows], pa.string()), gone, names, compared.point
+    )

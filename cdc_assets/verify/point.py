@@ -206,6 +206,18 @@ def still(side: DataFrame, beside: Beside, keys: Collection[Texts]) -> DataFrame
     return marked.join(gone, "mark", "left_anti").drop("mark")
 
 
+def as_in_lake(session: SparkSession, beside: Beside, keys: Collection[Texts]) -> frozenset[Texts]:
+    """The texts of keys in the log, in the key's order, as ``rows.lake_expressions`` has them."""
+    columns = [beside.columns[beside.lake.columns.index(column)] for column in beside.lake.key]
+    texts = [_of_log(f"m{i}", *column) for i, column in enumerate(columns)]
+    names = [f"m{i}" for i in range(len(columns))]
+    if not keys or texts == names:
+        return frozenset(keys)
+    schema = T.StructType([T.StructField(name, T.StringType()) for name in names])
+    there = session.createDataFrame([tuple(key) for key in keys], schema)
+    return frozenset(tuple(row) for row in there.select(*map(F.expr, texts)).collect())
+
+
 def _of_log(text: str, column: LakeColumn, kind: T.DataType) -> str:
     """The comparable text of a value in the log; where the lake loses some, as the lake has it."""
     if loses(column, kind):

@@ -27,7 +27,7 @@ from cdc_assets.postgres.publication.contents import (
     published_in_bulk,
     row_filters,
 )
-from cdc_assets.postgres.publication.row_filters import kept
+from cdc_assets.postgres.publication.row_filters import Kept, kept
 from cdc_assets.postgres.session.connect import Connection
 
 # The functions that the table's indexes, statistics and constraints call, directly or by operators,
@@ -166,28 +166,7 @@ def refuse_row_filter(
             " possible",
             "Give the source a publication of its own that lists tables, or take where out.",
         )
-    try:
-        found = kept(connection, table.id, where)
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise TableProblem(
-            table.id,
-            f"where is checked by a temporary table, which the role can't make"
-            f" ({first_line(error)})",
-            "grant temporary on database … to the role that reads the tables;",
-        ) from error
-    except psycopg.DatabaseError as error:
-        if connection.closed:
-            raise
-        raise TableProblem(
-            table.id, f"Postgres refuses where: {where} ({first_line(error)})", "Correct it."
-        ) from error
-    if found.foreign:
-        raise TableProblem(
-            table.id,
-            f"where calls what isn't Postgres's own ({found.foreign}): somebody else's code would"
-            " run with the rights of our role, and a publication takes none",
-            "Compare by built-in types and operators.",
-        )
+    found = understood(connection, table.id, where)
     if config.streams and found.mutable:
         raise TableProblem(
             table.id,
@@ -206,6 +185,36 @@ def refuse_row_filter(
             "; ".join(f"alter table {heap} replica identity full" for heap in heaps)
             + "; -- or filter by columns of its replica identity",
         )
+
+
+def understood(connection: Connection, table: TableId, where: str) -> Kept:
+    """A condition on a table's rows, as Postgres keeps it, which has nothing of others in it.
+
+    Raises TableProblem if it isn't one, or calls what isn't Postgres's own.
+    """
+    try:
+        found = kept(connection, table, where)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise TableProblem(
+            table,
+            f"where is checked by a temporary table, which the role can't make"
+            f" ({first_line(error)})",
+            "grant temporary on database … to the role that reads the tables;",
+        ) from error
+    except psycopg.DatabaseError as error:
+        if connection.closed:
+            raise
+        raise TableProblem(
+            table, f"Postgres refuses where: {where} ({first_line(error)})", "Correct it."
+        ) from error
+    if found.foreign:
+        raise TableProblem(
+            table,
+            f"where calls what isn't Postgres's own ({found.foreign}): somebody else's code would"
+            " run with the rights of our role",
+            "Compare by built-in types and operators.",
+        )
+    return found
 
 
 def filter_findings(

@@ -1,0 +1,293 @@
+"""Carrying out a backfill: its chunks are read by some threads, and applied by one.
+
+Killed at any moment, it is carried out again from the chunks that aren't applied. Others may ask
+for a pause or its end meanwhile: nothing is held then, and what is applied stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from cdc_assets.backfill.apply import Looked, apply
+from cdc_assets.backfill.horizons import Horizons, Proven
+from cdc_assets.backfill.reader import (
+    PART_BYTES,
+    Again,
+    End,
+    Part,
+    Plan,
+    Readers,
+    Rewritten,
+    files_of,
+)
+from cdc_assets.backfill.request import refuse, understood
+from cdc_assets.backfill.surplus import Surplus
+from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
+from cdc_assets.flusher.reach import LogBehind
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log import backfills as record
+from cdc_assets.log.backfills import Applied, Backfill
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.waits import writers
+from cdc_assets.readiness.foreign_errors import explained
+from cdc_assets.verify.point import FlushTo
+from cdc_assets.verify.rows import comparable
+from cdc_assets.verify.source import parts, whole
+
+# Parts that are applied in one commit, at most: of text.
+_GROUP_BYTES = 3 * PART_BYTES
+_LOOK_SECONDS = 0.5
+# How long it waits before it tries what didn't work, and how often in a row.
+_AGAIN_SECONDS, _TRIES = 2.0, 30
+# How long a horizon takes before it is told who holds it up.
+_TOLD_SECONDS = 4.0
+# Chunks of so many pages at least: 8 MB.
+_CHUNK_PAGES = 1024
+
+
+class _Other(Exception):
+    """Somebody asked for another state."""
+
+
+def backfill_lock(number: int) -> str:
+    """The lock of the process that carries a backfill out."""
+    return f"backfill:{number}"
+
+
+def carry_out(
+    pipeline: Pipeline,
+    session: SparkSession,
+    number: int,
+    flush_to: FlushTo,
+    on_progress: Callable[[str], None] = lambda _: None,
+    stop: Event | None = None,
+) -> Backfill:
+    """Carry out a backfill, until it ends, is paused, or ``stop`` is set; as it is then.
+
+    It is left alone if another process carries it out, or it isn't to be. Raises CdcError if it
+    fails, which its row says, too.
+    """
+    store = pipeline.store
+    if not store.try_lock(backfill_lock(number)):
+        return record.backfill(store, number)
+    try:
+        if not record.become(store, number, "running"):
+            return record.backfill(store, number)
+        work = _Backfilling(
+            pipeline,
+            session,
+            record.backfill(store, number),
+            flush_to,
+            on_progress,
+            stop or Event(),
+        )
+        try:
+            work.run()
+        except _Other:
+            pass
+        except CdcError as problem:
+            record.become(store, number, "failed", first_line(problem))
+            raise
+        except Exception as problem:
+            record.become(store, number, "failed", first_line(explained(problem, pipeline.config)))
+            raise
+        return record.backfill(store, number)
+    finally:
+        store.unlock(backfill_lock(number))
+
+
+@dataclass
+class _Backfilling:
+    pipeline: Pipeline
+    session: SparkSession
+    backfill: Backfill
+    flush_to: FlushTo
+    on_progress: Callable[[str], None]
+    stop: Event
+    _looked_at: float = field(default=0.0, init=False)
+
+    def run(self) -> None:
+        store, number = self.pipeline.store, self.backfill.number
+        failures = 0
+        while True:
+            self._look()
+            before = len(record.planned(store, number))
+            try:
+                lake = self._lake()
+                self._rows(lake, self._horizons(lake))
+                if self.backfill.replaces:
+                    self._surplus(lake, self._horizons(lake))
+                break
+            except TablePaused as paused:
+                record.note(store, number, first_line(paused))
+                self.stop.wait(_AGAIN_SECONDS)
+            except (Again, Fenced, LogBehind, psycopg.OperationalError) as again:
+                if isinstance(again, Rewritten):
+                    record.plan(store, number, 0, "", [])
+                moved = len(record.planned(store, number)) < before
+                failures = 1 if moved else failures + 1
+                if failures > _TRIES:
+                    raise
+                record.note(store, number, first_line(again))
+                self.on_progress(f"{first_line(again)}; it goes on in a moment")
+                self.stop.wait(_AGAIN_SECONDS)
+        record.become(store, number, "done")
+
+    # --- before it reads ---
+
+    def _look(self) -> None:
+        """Raise _Other if somebody asked for another state, or this process is to end."""
+        if self.stop.is_set():
+            raise _Other
+        if time.monotonic() - self._looked_at > _LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            if record.backfill(self.pipeline.store, self.backfill.number).state != "running":
+                raise _Other
+
+    def _lake(self) -> LakeTable:
+        table = self.backfill.table
+        lake = comparable(self.pipeline, table)
+        refuse(lake)
+        begun = record.backfill(self.pipeline.store, self.backfill.number)
+        if begun.epoch and begun.epoch != lake.row.epoch:
+            raise TableProblem(
+                table, "it was copied anew since the backfill began, which has nothing to add"
+            )
+        return lake
+
+    def _horizons(self, lake: LakeTable) -> Horizons:
+        """Wait for the first one."""
+        cursor = self.pipeline.store.cursor(lake.row.table)
+        horizons, began, told = Horizons(cursor.offset if cursor else 0), time.monotonic(), False
+        with self.pipeline.connect_source("backfill") as source:
+            while horizons.latest(source) is None:
+                if not told and time.monotonic() - began > _TOLD_SECONDS:
+                    told = True
+                    who = "; ".join(writers(source)) or "nobody any more"
+                    reason = f"it waits for transactions that have written: {who}"
+                    record.note(self.pipeline.store, self.backfill.number, reason)
+                    self.on_progress(reason)
+                self._look()
+                self.stop.wait(0.1)
+        record.note(self.pipeline.store, self.backfill.number, None)
+        return horizons
+
+    def _planned(self, lake: LakeTable) -> Plan:
+        """What is left to be read; planned if that wasn't done, or the table has other files."""
+        store, number = self.pipeline.store, self.backfill.number
+        with self.pipeline.connect_source("backfill") as source:
+            files = files_of(source, lake)
+            predicate = self.backfill.predicate
+            if predicate is not None:
+                predicate = understood(source, lake.row.table, predicate)
+            begun = record.backfill(store, number)
+            if not begun.chunks or begun.heaps != files:
+                found = parts(source, lake.row.oid, only=lake.table.only)
+                pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
+                record.plan(store, number, lake.row.epoch, files, whole(found, pages))
+        hold = self.pipeline.config.snapshot.hold_at_most.total_seconds()
+        return Plan(lake, files, predicate, hold, record.planned(store, number))
+
+    # --- its rows ---
+
+    def _rows(self, lake: LakeTable, horizons: Horizons) -> None:
+        plan = self._planned(lake)
+        if not plan.chunks:
+            return
+        group, ended = list[Part](), list[int]()
+        of = defaultdict[int, _Chunk](_Chunk)
+        readers = self.pipeline.config.backfills.readers
+        with Readers(self.pipeline, plan, horizons, min(readers, len(plan.chunks))) as reading:
+            for found in reading.read(_LOOK_SECONDS):
+                self._look()
+                if isinstance(found, Part):
+                    group.append(found)
+                elif isinstance(found, End):
+                    ended.append(found.chunk)
+                waits = found is None and (group or ended)
+                if waits or sum(part.data.nbytes for part in group) >= _GROUP_BYTES:
+                    self._apply(lake, horizons, group, ended, of)
+                    group, ended = [], []
+        if group or ended:
+            self._apply(lake, horizons, group, ended, of)
+
+    def _apply(
+        self,
+        lake: LakeTable,
+        horizons: Horizons,
+        group: list[Part],
+        ended: list[int],
+        of: defaultdict[int, _Chunk],
+    ) -> None:
+        """Apply parts in one commit; the chunks that have ended are applied then."""
+        store, number = self.pipeline.store, self.backfill.number
+        if group:
+            some = _together(group)
+            done = apply(self.pipeline, self.session, lake, some, self.flush_to)
+            horizons.reached(done.offset)
+            record.count(
+                store,
+                number,
+                read=len(some.rows),
+                applied=done.applied,
+                superseded=done.superseded,
+            )
+            for part in group:
+                of[part.chunk].add(part)
+        for chunk in ended:
+            record.chunk_applied(store, number, of.pop(chunk).applied(chunk))
+        self._told()
+
+    def _surplus(self, lake: LakeTable, horizons: Horizons) -> None:
+        """Take away the rows that only the lake has."""
+        for some, beside in Surplus(self.pipeline, self.session, lake, horizons).looked():
+            self._look()
+            done = apply(self.pipeline, self.session, lake, some, self.flush_to, beside)
+            horizons.reached(done.offset)
+            record.count(self.pipeline.store, self.backfill.number, removed=done.removed)
+            self._told()
+
+    def _told(self) -> None:
+        now = record.backfill(self.pipeline.store, self.backfill.number)
+        removed = f", {now.removed:,} removed" if now.removed else ""
+        self.on_progress(
+            f"{now.table}: {now.chunks_done} of {now.chunks} chunks, {now.read:,} rows read,"
+            f" {now.applied:,} applied, {now.superseded:,} left to the stream{removed}"
+        )
+
+
+@dataclass
+class _Chunk:
+    """What was applied of a chunk so far."""
+
+    parts: list[tuple[Lsn, Lsn, int, float]] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
+        self.parts.append((part.horizon.lsn, part.lsn, len(part.data), part.seconds))
+
+    def applied(self, chunk: int) -> Applied:
+        horizons, lsns, rows, seconds = zip(*self.parts, strict=True)
+        return Applied(chunk, min(horizons), max(lsns), sum(rows), sum(seconds))
+
+
+def _together(group: list[Part]) -> Looked:
+    """Parts as one: nothing that counts by it wouldn't count by its own horizon."""
+    horizon = Proven(
+        min(part.horizon.lsn for part in group), min(part.horizon.offset for part in group)
+    )
+    return Looked(
+        pa.concat_arrays([part.data for part in group]),
+        [key for part in group for key in part.keys],
+        [],
+        horizon,
+        max(part.lsn for part in group),
+    )

@@ -1,0 +1,46 @@
+"""The horizons of a backfill: the last one that is proven, and the next one."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import NamedTuple
+
+from cdc_assets.postgres.horizon import Horizon
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.connect import Connection
+
+
+class Proven(NamedTuple):
+    """An LSN below which every commit is visible to whoever looks from now on.
+
+    ``offset``: whatever the log has before it had committed below the LSN.
+    """
+
+    lsn: Lsn
+    offset: int
+
+
+class Horizons:
+    """Of all readers of a backfill. ``offset``: how far the log is applied, see :meth:`reached`."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+        self._candidate: tuple[Horizon, int] | None = None
+        self._proven: Proven | None = None
+        self._lock = Lock()
+
+    def reached(self, offset: int) -> None:
+        """The log is applied that far by now, and so had committed before what is observed next."""
+        with self._lock:
+            self._offset = offset
+
+    def latest(self, source: Connection) -> Proven | None:
+        """The last one that is proven by now; None if none is. One at a time is observed."""
+        with self._lock:
+            if self._candidate is not None and self._candidate[0].is_proven(source):
+                horizon, offset = self._candidate
+                self._proven, self._candidate = Proven(horizon.lsn, offset), None
+            if self._candidate is None:
+                offset = self._offset  # before the observation
+                self._candidate = Horizon.observe(source), offset
+            return self._proven

@@ -1,0 +1,86 @@
+"""Asking for a backfill: what can't be done is refused at once, and again where it is carried out.
+
+Whoever may write in the coordination schema may ask for one, and its condition runs with the rights
+of our role at the source: so it is one of the table's own columns and of Postgres's own immutable
+operators and functions, without subqueries.
+"""
+
+from __future__ import annotations
+
+from cdc_assets.errors import ConfigurationError, TableProblem
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log import backfills as record
+from cdc_assets.log.backfills import Backfill
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.ctid import TID_RANGE_SCANS
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.publication.row_filters import refuse_text
+from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.readiness.source import planning
+from cdc_assets.verify.rows import comparable
+
+
+def request(
+    pipeline: Pipeline,
+    table: TableId,
+    predicate: str | None = None,
+    *,
+    replaces: bool = False,
+    by: str = "cdc-assets backfill",
+) -> Backfill:
+    """Record a backfill of the rows that ``predicate`` has, of all without one.
+
+    ``replaces``: rows that only the lake has are removed. Raises TableProblem or ConfigurationError
+    if it can't be done.
+    """
+    lake = comparable(pipeline, table)
+    refuse(lake)
+    if replaces and predicate is not None:
+        raise ConfigurationError(
+            "where and replace exclude each other: which rows only the lake has is known of the"
+            " whole table alone.",
+            "Leave one of them out.",
+        )
+    if replaces and any(column.mask is not None for column in lake.key):
+        raise TableProblem(
+            table,
+            "its key is masked, so that its rows can't be looked up at the source",
+            f"Copy it anew: cdc-assets resync '{table}'.",
+        )
+    with pipeline.connect_source("backfill") as source:
+        if source.info.server_version < TID_RANGE_SCANS:
+            raise TableProblem(
+                table,
+                "its Postgres reads the whole table for each range of its pages, before version 14",
+                f"Copy it anew: cdc-assets resync '{table}'.",
+            )
+        if predicate is not None:
+            understood(source, table, predicate)
+    return record.request(pipeline.store, table, predicate, replaces=replaces, by=by)
+
+
+def refuse(lake: LakeTable) -> None:
+    """Raise TableProblem for a table whose rows can't be put in place one by one."""
+    anew = f"Copy it anew: cdc-assets resync '{lake.row.table}'."
+    if not lake.config.streams:
+        raise TableProblem(lake.row.table, "nothing is streamed, so that it isn't kept", anew)
+    if lake.row.mode == "append":
+        raise TableProblem(lake.row.table, "in append mode its rows are its history", anew)
+    if not lake.key:
+        raise TableProblem(lake.row.table, "it has no key, by which rows could be put", anew)
+
+
+def understood(source: Connection, table: TableId, predicate: str) -> str:
+    """The condition as Postgres writes it. Raises TableProblem for what we don't run."""
+    try:
+        refuse_text(predicate)
+    except ValueError as error:
+        raise TableProblem(table, f"where: {error}") from error
+    found = planning.understood(source, table, predicate)
+    if found.mutable:
+        raise TableProblem(
+            table,
+            f"where: {predicate} calls a function whose result may change, such as now()",
+            "Compare with constants, like '2026-01-31'::timestamptz.",
+        )
+    return found.text
