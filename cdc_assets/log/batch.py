@@ -158,9 +158,11 @@ def facts(batch: Iterable[Outline], window: Window, key: Sequence[str]) -> Facts
         if window.below is None:
             end = entry.end_offset
         else:
-            # Commit order: the rows below the cut are a prefix of the file.
+            # Commit order: the rows below the cut are a prefix of the file, and of all files. One
+            # that has none of them says nothing of what is left of those before it.
             below = pc.sum(pc.less(table["_commit_lsn"], int(window.below))).as_py()
-            end = max(end, entry.start_offset + int(below or 0))
+            if below:
+                end = max(end, entry.start_offset + int(below))
     if window.until is not None:
         end = min(end, window.until)
     return Facts(end, rows, truncate, first, frozenset(unchanged), frozenset(relinked), commit)

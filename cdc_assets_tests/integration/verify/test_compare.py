@@ -76,6 +76,31 @@ def test_equal_tables_are_equal_at_one_lsn_even_with_changes_not_yet_applied(sou
 
 
 @pytest.mark.usefixtures("either_way")
+def test_what_is_staged_with_a_comparisons_last_change_is_applied_after_it(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flusher is ahead of the point: the file that the point cuts isn't the last one."""
+
+    def after_a_change(*arguments: object, **options: object) -> object:
+        source.execute("update t set v = 'before the point' where id = 1")
+        made = create_slot(*arguments, **options)  # type: ignore[arg-type]
+        source.execute(
+            "update t set v = 'behind it' where id in (1, 2); delete from t where id = 3"
+        )
+        return made
+
+    def ahead() -> None:
+        for number in range(2):
+            source.flush()
+            source.execute(f"update t set v = 'ahead {number}' where id = 4")
+
+    monkeypatch.setattr(point, "create_slot", after_a_change)
+    assert [one.equal for one in source.verify(ahead)] == [True, True]
+    source.catch_up()
+    assert source.equal(TableId("public", "t"))
+
+
+@pytest.mark.usefixtures("either_way")
 def test_every_kind_of_difference_is_found_and_named(source: Lake) -> None:
     for statement in (
         "delete from lake.src.t where id = 1",

@@ -107,3 +107,21 @@ def test_a_truncate_of_a_table_that_keeps_deleted_rows_is_a_window_of_its_own(
         cursor = found.reached
         ends.append((cursor.offset, cursor.applied_lsn, found.facts.rows))
     assert ends == [(1, Lsn(100), 1), (2, Lsn(100), 1), (3, Lsn(131), 1)]
+
+
+def test_a_comparison_that_cuts_within_an_entry_leaves_its_rest_whatever_follows(
+    tmp_path: Path,
+) -> None:
+    entries = [
+        staged(tmp_path, 0, [("I", 110)]),
+        staged(tmp_path, 1, [("I", 120), ("I", 130), ("I", 140)]),
+        staged(tmp_path, 4, [("I", 150)]),
+        staged(tmp_path, 5, [("I", 160)]),
+    ]
+    found = cut(*entries, below=Lsn(130))
+    assert found is not None
+    assert (found.facts.rows, found.reached.offset) == (2, 2)
+    assert cut(*entries[1:], cursor=found.reached, below=Lsn(130)) is None
+    found = cut(*entries[1:], cursor=found.reached)
+    assert found is not None
+    assert (found.facts.rows, found.reached.offset) == (4, 6)
