@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from cdc_assets.backfill.horizons import Proven
 from cdc_assets.backfill.reader import Again
@@ -24,7 +25,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.verify.point import READ_AGAIN, FlushTo, as_in_lake, offset_of, whole_at
-from cdc_assets.verify.rows import Beside, comparable
+from cdc_assets.verify.rows import Beside, as_of, comparable, lake_cells
 
 # Of changes since a horizon: their keys are looked at while the table is locked.
 _MOST_BYTES = 2**30
@@ -35,6 +36,7 @@ _AGAIN = "It is read again."
 class Looked:
     """What was found of some keys at the source: ``rows`` as JSON with their ``keys``; ``gone``.
 
+    The keys of ``gone`` are as the lake has them (:func:`keys_of`).
     ``horizon`` and ``lsn``: as of a part of a chunk (``reader.Part``).
     """
 
@@ -61,11 +63,8 @@ def apply(
     read_of: LakeTable,
     some: Looked,
     flush_to: FlushTo,
-    beside: Beside | None = None,
 ) -> Done:
     """Write what counts of ``some``, which was read with the columns of ``read_of``.
-
-    ``beside``: where ``gone`` has the texts of the lake's keys, and not of the source's.
 
     Raises Again if it can't be known any more what counts; TableProblem, Fenced, and errors of
     Spark where nothing can be written.
@@ -83,13 +82,33 @@ def apply(
         offset = offset_of(lake_state(loaded))
         changed = _changed(store, lake, Window(some.horizon.offset, some.horizon.lsn, None, offset))
         rows = some.rows.filter(pa.array(counts(some.keys, changed)))
-        if beside is not None and changed is not None:
-            changed = as_in_lake(session, beside, changed)
-        going = counts(some.gone, changed)
-        gone = [key for key, goes in zip(some.gone, going, strict=True) if goes]
+        gone = list[Key]()
+        if some.gone:
+            beside = as_of(session, lake, lake_state(loaded).snapshot_id)
+            of_lake = None if changed is None else as_in_lake(session, beside, changed)
+            going = counts(some.gone, of_lake)
+            gone = _in_lake(beside, [k for k, goes in zip(some.gone, going, strict=True) if goes])
         names = [column.source.name for column in lake.key]
         correct(pipeline, session, lake, loaded, Corrections.of(rows, gone, names, some.lsn))
         return Done(len(rows), len(some.rows) - len(rows), len(gone), offset)
+
+
+def _in_lake(beside: Beside, keys: Sequence[Key]) -> list[Key]:
+    """Those that the lake has a row of; the stream may have taken it away by now."""
+    if not keys:
+        return []
+    schema = T.StructType([T.StructField(f"k{i}", T.StringType()) for i in range(len(keys[0]))])
+    asked = beside.rows.sparkSession.createDataFrame([tuple(key) for key in keys], schema)
+    there = keys_of(beside)
+    condition = [asked[a] == there[b] for a, b in zip(asked.columns, there.columns, strict=True)]
+    return [tuple(row) for row in asked.join(there, condition, "left_semi").collect()]
+
+
+def keys_of(beside: Beside) -> DataFrame:
+    """The texts of the keys of the rows that the source should have; none with NULL."""
+    names = [f"c{i}" for i in range(len(beside.columns))]
+    places = [beside.lake.columns.index(column) for column in beside.lake.key]
+    return lake_cells(beside, names).select(*(names[place] for place in places)).dropna()
 
 
 def _columns(lake: LakeTable) -> tuple[object, ...]:

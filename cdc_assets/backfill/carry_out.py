@@ -249,9 +249,9 @@ class _Backfilling:
 
     def _surplus(self, lake: LakeTable, horizons: Horizons) -> None:
         """Take away the rows that only the lake has."""
-        for some, beside in Surplus(self.pipeline, self.session, lake, horizons).looked():
+        for some in Surplus(self.pipeline, self.session, lake, horizons).looked():
             self._look()
-            done = apply(self.pipeline, self.session, lake, some, self.flush_to, beside)
+            done = apply(self.pipeline, self.session, lake, some, self.flush_to)
             horizons.reached(done.offset)
             record.count(self.pipeline.store, self.backfill.number, removed=done.removed)
             self._told()

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from cdc_assets.backfill.apply import Looked
+from cdc_assets.backfill.apply import Looked, keys_of
 from cdc_assets.backfill.horizons import Horizons, Proven
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.materializer.reread import there
@@ -22,7 +22,7 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.verify.point import kept
-from cdc_assets.verify.rows import Beside, as_of, lake_cells
+from cdc_assets.verify.rows import Beside, as_of
 
 # Keys that are looked up together, and that are removed in one commit, at most.
 _KEYS, _GONE = 10_000, 50_000
@@ -39,7 +39,7 @@ class Surplus:
     lake: LakeTable
     horizons: Horizons
 
-    def looked(self) -> Iterator[tuple[Looked, Beside]]:
+    def looked(self) -> Iterator[Looked]:
         """What of them the source doesn't have, as ``gone``."""
         snapshot_id = self.lake.state().snapshot_id
         beside = as_of(self.session, self.lake, snapshot_id)
@@ -59,20 +59,17 @@ class Surplus:
                     gone, lsn = gone + found, current_lsn(source)
                 if gone and (len(gone) >= _GONE or time.monotonic() - since > _WAITS_SECONDS):
                     assert horizon is not None
-                    yield _looked(gone, horizon, lsn), beside
+                    yield _looked(gone, horizon, lsn)
                     gone, horizon = [], None
                 if not gone:
                     since = time.monotonic()
             if horizon is not None:
-                yield _looked(gone, horizon, lsn), beside
+                yield _looked(gone, horizon, lsn)
 
     def _keys(self, beside: Beside) -> Iterator[list[Key]]:
-        """The texts of the lake's keys; none with NULL, which nothing at the source has."""
-        names = [f"c{i}" for i in range(len(beside.columns))]
-        places = [self.lake.columns.index(column) for column in self.lake.key]
-        cells = lake_cells(beside, names).select(*(names[place] for place in places))
+        """Of the lake; none with NULL, which nothing at the source has."""
         some = list[Key]()
-        for row in cells.dropna().toLocalIterator():
+        for row in keys_of(beside).toLocalIterator():
             some.append(tuple(row))
             if len(some) == _KEYS:
                 yield some

@@ -48,7 +48,7 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
         copying.snapshot(pipeline, spark, wanted, bar)
 
 
-def _until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
+def until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
     """An event that SIGTERM or SIGINT sets; ``told`` is called before that, once."""
     stop = threading.Event()
 
@@ -190,7 +190,7 @@ def flush(ctx: click.Context, until: str | None) -> None:
     from cdc_assets.flusher.reach import flush_target, reach
 
     config = streamed(ctx)
-    stop = _until_told(end_within)
+    stop = until_told(end_within)
     if until is None:
         with services(config):
             run(config, stop=stop)
@@ -222,7 +222,7 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
         from cdc_assets.materializer.workers.follower import Listener
 
         with services(config), running.Spark(config) as spark:
-            merging.follow(config, wanted, _until_told(), Listener(note), spark.session)
+            merging.follow(config, wanted, until_told(), Listener(note), spark.session)
         return
     with opened(config) as pipeline, running.Spark(config) as spark:
         for done in merging.materialize(pipeline, spark, wanted):

@@ -21,6 +21,7 @@ from cdc_assets.dagster.assets.postgres import source_spec
 from cdc_assets.dagster.assets.references import with_references
 from cdc_assets.dagster.assets.snapshot import snapshot_assets
 from cdc_assets.dagster.assets.staged_log import staged_log_spec
+from cdc_assets.dagster.backfills import backfill_jobs, backfills_sensor
 from cdc_assets.dagster.checks.ready import ready_checks
 from cdc_assets.dagster.checks.sample import sample_checks
 from cdc_assets.dagster.checks.tables import table_checks
@@ -77,7 +78,7 @@ def build_defs(
             health_asset(config),
         ],
         asset_checks=[*asked, sampled],
-        jobs=[merges, checks, care, samples, *operation_jobs(config)],
+        jobs=[merges, checks, care, samples, *operation_jobs(config), *backfill_jobs(config)],
         schedules=[schedule for schedule in schedules if schedule is not None],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources=made,
@@ -153,6 +154,7 @@ def _sensors(
         snapshot_sensor(config),
         materializer_sensor(config, merges),
         checks_sensor(config, checks),
+        *([backfills_sensor(config)] if config.streams else []),
         alerts_sensor(config),
         health_sensor(config),
     ]

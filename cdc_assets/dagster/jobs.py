@@ -30,13 +30,13 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.compare import Comparison, verify
 
-_AS_IN_SQL = 'as SQL spells them, like ["public.orders", "public.\\"My.Table\\""]'
+AS_IN_SQL = 'as SQL spells them, like ["public.orders", "public.\\"My.Table\\""]'
 
 
 class NamedTables(dg.Config):
     """Tables by name."""
 
-    tables: list[str] = Field(description=f"Which tables, {_AS_IN_SQL}.")
+    tables: list[str] = Field(description=f"Which tables, {AS_IN_SQL}.")
 
 
 class TablesOrAll(dg.Config):
@@ -44,7 +44,7 @@ class TablesOrAll(dg.Config):
 
     tables: list[str] = Field(
         default_factory=list,
-        description=f"Which tables, {_AS_IN_SQL}. None named: the whole source.",
+        description=f"Which tables, {AS_IN_SQL}. None named: the whole source.",
     )
 
 
@@ -78,7 +78,7 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
     """``resync_<source>``, and the like for what else a person decides."""
     none_yet: dict[str, Any] = {"tables": []}
     return [
-        _job(
+        job_of(
             source,
             "resync",
             _resync(source),
@@ -86,7 +86,7 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             " old rows until it is complete. The sensors do the work: see the snapshot's runs.",
             none_yet,
         ),
-        _job(
+        job_of(
             source,
             "pause",
             _pausing(source, "pause", pauses.pause),
@@ -94,7 +94,7 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             " go on being staged, so the source keeps no WAL for it.",
             none_yet,
         ),
-        _job(
+        job_of(
             source,
             "resume",
             _pausing(source, "resume", pauses.resume),
@@ -102,7 +102,7 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             " every table copied anew.",
             none_yet,
         ),
-        _job(
+        job_of(
             source,
             "verify",
             _verify(source),
@@ -110,14 +110,14 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             " Costs about one copy. With repair: true, these keys are corrected.",
             {**none_yet, "repair": False},
         ),
-        _job(
+        job_of(
             source,
             "remove",
             _remove(source),
             "Gives a table up that is out of the configuration: nothing of it is staged any more.",
             {"table": "", "purge": False},
         ),
-        _job(
+        job_of(
             source,
             "drop",
             _drop(source),
@@ -127,7 +127,7 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
     ]
 
 
-def _job(
+def job_of(
     source: SourceConfig,
     verb: str,
     work: dg.OpDefinition,

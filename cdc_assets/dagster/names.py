@@ -193,7 +193,7 @@ RANGE_START_TAG, RANGE_END_TAG = (
     "dagster/asset_partition_range_end",
 )
 # The kinds of work of these runs.
-WORKS = ("check", "maintain", "materialize", "ready", "sample", "snapshot")
+WORKS = ("backfill", "check", "maintain", "materialize", "ready", "sample", "snapshot")
 
 
 def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> dict[str, str]:
@@ -210,7 +210,16 @@ def job_name(source: str, work: str) -> str:
 
 
 # What a source has a sensor for.
-SENSORS = ("cdc_alerts", "checks", "flusher", "health", "materializer", "services", "snapshot")
+SENSORS = (
+    "backfills",
+    "cdc_alerts",
+    "checks",
+    "flusher",
+    "health",
+    "materializer",
+    "services",
+    "snapshot",
+)
 
 
 def sensor_names(source: str) -> frozenset[str]:

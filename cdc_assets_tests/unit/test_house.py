@@ -32,6 +32,7 @@ LAYERS = (
     ("observe", "pins", "setup"),
     ("flusher", "materializer", "snapshot"),
     ("verify",),
+    ("backfill",),
     ("operations",),
     ("dagster",),
     ("assets", "cli", "components", "defs", "spark"),

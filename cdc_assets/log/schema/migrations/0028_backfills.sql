@@ -39,7 +39,7 @@ create table backfill_chunks (
     foreign key (source, backfill) references backfills on delete cascade
 );
 
--- Requests as rows that anybody with the right to insert may write: see docs/beginnings.md.
+-- Requests as rows, which whoever may insert here writes: see docs/beginnings.md.
 create table signals (
     source text not null,
     id text not null,
