@@ -94,18 +94,7 @@ def backfill(
 
 def _show(found: Backfill) -> None:
     """Its state in a line, and one for what it waits for, or has failed for."""
-    rows = f" where {found.predicate}" if found.predicate is not None else ""
-    rows += ", and what only the lake has" if found.replaces else ""
-    said = f"backfill {found.number} of {found.table}{rows}: {found.state}"
-    if found.begun_at is not None:
-        said += (
-            f", {found.chunks_done} of {found.chunks} chunks, {found.read:,} rows read,"
-            f" {found.applied:,} applied, {found.superseded:,} left to the stream"
-        )
-        said += f", {found.removed:,} removed" if found.replaces else ""
-    if (pace := found.rows_a_second) is not None:
-        said += f", {pace:,.0f} rows/s"
-    say(said)
+    say(found.sentence)
     if found.reason:
         say(f"    {found.reason}")
 

@@ -88,6 +88,7 @@ def verify(
                         "lake_rows": c.lake_rows,
                         "differing": c.differing,
                         "repaired": c.repaired,
+                        "not_repaired": c.unrepaired,
                         "keys": list(c.keys),
                         "columns": list(c.columns),
                         "problem": c.problem,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cdc_assets.observe.report import Health, Problem
     from cdc_assets.setup.inventory import Listed
     from cdc_assets.snapshot.table_copy import CopyProgress
-    from cdc_assets.verify.compare import Comparison
+    from cdc_assets.verify.difference import Comparison
 
 _NUMBERS = ("rows", "size")
 # Characters of a name at least, if it needs them; of any other cell; of a line of no terminal.

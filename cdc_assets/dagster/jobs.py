@@ -28,7 +28,8 @@ from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.operations.repair import repairer
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
-from cdc_assets.verify.compare import Comparison, verify
+from cdc_assets.verify.compare import verify
+from cdc_assets.verify.difference import Comparison
 
 AS_IN_SQL = 'as SQL spells them, like ["public.orders", "public.\\"My.Table\\""]'
 
@@ -207,13 +208,21 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
                     TableProblem(
                         one.table,
                         one.problem or f"{one.differing:,} keys differ: {'; '.join(one.keys)}",
-                        "" if one.problem else "Report it, and have it corrected: repair: true.",
+                        _remedy(one),
                     )
                     for one in odd
                 ]
             )
 
     return compare
+
+
+def _remedy(one: Comparison) -> str:
+    if one.problem is not None:
+        return ""
+    if one.unrepaired is not None:
+        return f"They weren't corrected: {one.unrepaired}"
+    return "Report it, and have it corrected: repair: true."
 
 
 def comparison_markdown(found: Sequence[Comparison]) -> str:

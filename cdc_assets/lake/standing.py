@@ -116,8 +116,9 @@ def standing(
     Parks the table and raises TableProblem if it has no cursor of this copy. Raises TableProblem,
     too, if somebody else changed its rows: its log is kept until they are corrected.
     ``whatever_others_wrote`` allows that, for a comparison to find the rows that differ; the change
-    stays known.
+    stays known, and its reason in the table's row until they are corrected.
     """
+    row = lake.row
     if state.cursor is None:
         park(
             store,
@@ -125,10 +126,14 @@ def standing(
             f"no commit in the history of its lake table {lake.sql_name} says how far its log is"
             " applied (somebody set it back, or expired the snapshots that said it)",
         )
-    if state.epoch not in (None, lake.row.epoch):
+    if state.epoch not in (None, row.epoch):
         park(store, lake, "its lake table was set back to an earlier copy of it")
     if state.foreign is not None and not whatever_others_wrote:
-        raise _changed_by_others(lake, state.foreign)
+        problem = _changed_by_others(lake, state.foreign)
+        store.note_held_up(row.table, str(problem), row.epoch)
+        raise problem
+    if state.foreign is None and row.reason is not None:
+        store.note_held_up(row.table, None, row.epoch)
     return state.cursor
 
 

@@ -56,6 +56,22 @@ class Backfill:
         return self.state in ENDED
 
     @property
+    def sentence(self) -> str:
+        """Which rows of what it is of, and how far it is."""
+        rows = f" where {self.predicate}" if self.predicate is not None else ""
+        rows += ", and what only the lake has" if self.replaces else ""
+        said = f"backfill {self.number} of {self.table}{rows}: {self.state}"
+        if self.begun_at is not None:
+            said += (
+                f", {self.chunks_done} of {self.chunks} chunks, {self.read:,} rows read,"
+                f" {self.applied:,} applied, {self.superseded:,} left to the stream"
+            )
+            said += f", {self.removed:,} removed" if self.replaces else ""
+        if (pace := self.rows_a_second) is not None:
+            said += f", {pace:,.0f} rows/s"
+        return said
+
+    @property
     def rows_a_second(self) -> float | None:
         """Of those applied, since it began; None before it ended."""
         if self.begun_at is None or self.ended_at is None:
@@ -131,9 +147,13 @@ def backfill(store: LogStore, number: int) -> Backfill:
     return _of(row)
 
 
-def backfills(store: LogStore, *, outstanding: bool = False) -> list[Backfill]:
-    """All that are remembered, by number; ``outstanding``: those to be carried out now."""
-    only = " and b.state in ('requested', 'running')" if outstanding else ""
+def backfills(store: LogStore, *, outstanding: bool = False, ended: bool = True) -> list[Backfill]:
+    """All that are remembered, by number; ``outstanding``: those to be carried out now.
+
+    Without ``ended``: nor those that have ended.
+    """
+    states = ("requested", "running") if outstanding else ("requested", "running", "paused")
+    only = f" and b.state in {states}" if outstanding or not ended else ""
     rows = store.connection.execute(f"{_SELECT}{only} order by 1".encode(), (store.source,))
     return [_of(row) for row in rows.fetchall()]
 

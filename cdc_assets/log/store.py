@@ -207,6 +207,15 @@ class LogStore(CursorStore):
             for start, end, path, size, lsn, at, first, digest in rows
         ]
 
+    def newest_file(self) -> str | None:
+        """The staged file that was registered last; None if the log is empty."""
+        row = self.connection.execute(
+            "select path from log_index where source = %s"
+            " order by flushable_lsn desc, commit_time desc limit 1",
+            (self.source,),
+        ).fetchone()
+        return str(row[0]) if row else None
+
     def log_end(self, table: TableId) -> int:
         """The offset that the next registered row of ``table`` gets."""
         row = self.connection.execute(

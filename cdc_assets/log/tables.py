@@ -249,6 +249,15 @@ class TableRegistry(LogSession):
             (self.source, str(table), reason),
         )
 
+    def note_held_up(self, table: TableId, reason: str | None, epoch: int) -> None:
+        """Record why nothing is applied to a table that streams, until that is over (None)."""
+        self.connection.execute(
+            "update tables set reason = %s, updated_at = now() where source = %s"
+            " and table_name = %s and epoch = %s and state = 'streaming'"
+            " and reason is distinct from %s",
+            (reason, self.source, str(table), epoch, reason),
+        )
+
     def park(self, table: TableId, reason: str, epoch: int | None = None) -> None:
         """Park a registered table, with the reason and the way out.
 

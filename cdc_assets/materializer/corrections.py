@@ -158,6 +158,7 @@ def forget_foreign(
     cursor = standing(pipeline.store, lake, state, whatever_others_wrote=True)
     with healing(pipeline.store, session, lake):
         name_cursor(session, lake, replace(state, foreign=None), cursor)
+    pipeline.store.note_held_up(lake.row.table, None, lake.row.epoch)
 
 
 def _never_read_again(keys: Sequence[Key]) -> list[str]:

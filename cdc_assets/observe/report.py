@@ -118,6 +118,9 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     for table in status.left:
         out = f"it is out of the configuration; to end that: cdc-assets drop-table '{table}'"
         parts.append((f"still staged: {table}", out))
+    for one in status.backfills:
+        name, _, said = one.sentence.partition(": ")
+        parts.append((name, f"{said}; {one.reason}" if one.reason else said))
     if health.rows_per_second is not None:
         parts.append(("applied", f"{health.rows_per_second:,.0f} changes/s"))
     return parts

@@ -15,6 +15,7 @@ from psycopg.rows import class_row
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.lake.catalog.catalog import shown
+from cdc_assets.log.backfills import Backfill, backfills
 from cdc_assets.log.locks import LockWait
 from cdc_assets.log.relation import altered
 from cdc_assets.log.sessions.flusher_status import FlusherStatus, flusher_status
@@ -100,6 +101,8 @@ class SourceStatus:
     """Our sessions that wait for a lock of ours."""
     left: tuple[str, ...] = ()
     """Tables that are out of the configuration, and whose changes are staged still."""
+    backfills: tuple[Backfill, ...] = ()
+    """Those that haven't ended."""
 
     @property
     def retained_bytes(self) -> int:
@@ -136,6 +139,7 @@ class SourceStatus:
             "pins": [asdict(pin) for pin in self.pins],
             "lock_waits": [asdict(wait) for wait in self.lock_waits],
             "left": list(self.left),
+            "backfills": [backfill.to_json() for backfill in self.backfills],
         }
 
 
@@ -166,8 +170,9 @@ class _Row:
 
     def present_problem(self, *, altered: bool) -> str | None:
         """What was told of the table, while there is something that can't be applied."""
-        waits = self.state == TableState.STREAMING and (self.pending_rows or altered)
-        return self.problem if waits else None
+        if self.state != TableState.STREAMING:
+            return None
+        return self.reason or (self.problem if self.pending_rows or altered else None)
 
     def position(self, flushed: Lsn | None) -> Lsn | None:
         """The LSN up to which the lake table shows the source; None before its copy is complete."""
@@ -320,6 +325,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         ),
         store.lock_waits(),
         _left(config, registered),
+        tuple(backfills(store, ended=False)),
     )
 
 

@@ -97,8 +97,8 @@ def at_home(place: str) -> str:
     if os.environ.get("CDC_ASSETS_HOME") or str(_home()) not in place:
         return ""
     return (
-        f"If it was made by a start in another folder: the home is {_home()} here; go there, or set"
-        " CDC_ASSETS_HOME to that folder's .cdc_assets. "
+        f"Here the home is {_home()}. If it was made by a start in another folder, start there"
+        " again, or set CDC_ASSETS_HOME to that folder's .cdc_assets. "
     )
 
 

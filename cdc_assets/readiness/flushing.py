@@ -8,6 +8,7 @@ only reported beside other errors. An error of one table never stops the others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,10 +21,12 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, NotReady, StagingProblem, first_line
 from cdc_assets.log.schema.ownership import ownership_findings
 from cdc_assets.log.schema.versions import newest, version
+from cdc_assets.log.staged.places import staged_place, staged_places
 from cdc_assets.log.staged.storage import Storage, check_place
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect, pools_transactions
+from cdc_assets.process.home import at_home
 from cdc_assets.readiness.source.server import preflight
 
 # A database that is down comes back by itself: callers wait for it, or try again.
@@ -229,3 +232,28 @@ def staging(config: SourceConfig, *, leave_nothing: bool = False) -> Iterator[Fi
         check_place(config.staging_uri, config.name, storage, leave_nothing=leave_nothing)
     except StagingProblem as error:
         yield Finding("staging_unwritable", "error", error.what, error.remedy)
+    yield from _elsewhere(config)
+
+
+def _elsewhere(config: SourceConfig) -> Iterator[Finding]:
+    """Whether the log goes on where its newest file is: else nobody could read all of it.
+
+    Whoever starts us in another folder has another home there by default.
+    """
+    places = staged_places(config)
+    try:
+        with known_log(config) as (store, _):
+            newest_file = store.newest_file() if store is not None else None
+    except (psycopg.OperationalError, CdcError):  # told elsewhere
+        return
+    if newest_file is None or staged_place(places, newest_file) is not None:
+        return
+    folder = newest_file.partition(f"/{config.name}/")[0]
+    yield Finding(
+        "staging_elsewhere",
+        "error",
+        f"the log's newest staged file is {newest_file}, which isn't below {places[0].uri}: what"
+        " is staged here couldn't be merged together with it.",
+        f"{at_home(places[0].uri)}If staging.uri was changed, or the files are to be read here:"
+        f" staging: {{former_uris: [{json.dumps(folder)}]}}.",
+    )

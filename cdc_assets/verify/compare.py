@@ -15,12 +15,10 @@ TRUNCATE isn't MVCC-safe: a table that gets a new file while it is read is compa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from threading import Event
-from typing import Literal
 
 from pyspark.sql import SparkSession
 
@@ -37,7 +35,7 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.foreign_errors import explained
-from cdc_assets.verify.difference import Compared, Mend, balance
+from cdc_assets.verify.difference import Compared, Comparison, Mend, balance
 from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
 from cdc_assets.verify.point import (
@@ -58,53 +56,6 @@ from cdc_assets.verify.together import Seen, compare_together, groups
 ROUNDS = 10
 # Corrections of a table: what changes meanwhile is corrected the next time.
 MENDS = 3
-Outcome = Literal["equal", "different", "not compared"]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The result of comparing one table. ``keys`` names some that differ, ``columns`` where.
-
-    ``problem``: why it wasn't compared, ``since`` when. ``lost``: by column, how many values of the
-    source have no form in the lake; they are compared as the column's policy changes them.
-    ``others``: remarks on columns that only the lake has. ``repaired``: keys that were corrected
-    before that.
-    """
-
-    table: TableId
-    lsn: Lsn | None
-    source_rows: int = 0
-    lake_rows: int = 0
-    differing: int = 0
-    keys: tuple[str, ...] = ()
-    problem: str | None = None
-    seconds: float = 0.0
-    columns: tuple[str, ...] = ()
-    lost: Mapping[str, int] = field(default_factory=dict)
-    others: tuple[str, ...] = ()
-    since: datetime | None = None
-    repaired: int = 0
-
-    @property
-    def outcome(self) -> Outcome:
-        if self.problem is not None:
-            return "not compared"
-        return "different" if self.differing else "equal"
-
-    @property
-    def remarks(self) -> list[str]:
-        """Remarks on the table, even if it is equal."""
-        repaired = [f"{self.repaired:,} keys were corrected"] if self.repaired else []
-        lost = [
-            f"{name}: {count:,} values have no form in the lake, and were compared as what"
-            " columns.unrepresentable makes of them"
-            for name, count in sorted(self.lost.items())
-        ]
-        return [*repaired, *lost, *self.others]
-
-    @property
-    def equal(self) -> bool:
-        return self.outcome == "equal"
 
 
 def verify(
@@ -283,26 +234,26 @@ class _Comparing:
                 # TRUNCATE isn't MVCC-safe: the table looks empty to older snapshots, too.
                 raise _Again(table, REWRITTEN)
             name = key_names(self.pipeline.store, lake, asked=self.show_keys)
-            ours, theirs = source_side(texts, beside), lake_side(beside)
+            ours, theirs, unrepaired = source_side(texts, beside), lake_side(beside), None
             found, others = balance(ours, theirs, lake, name), other_columns(beside)
             if mends and (found.differing or state.foreign) and read.rows == there:
                 compared = Compared(
                     beside, ours, theirs, point, snapshot_name, before, offset, state, found
                 )
-                others += self._mended(compared)
-            return _compared(table, Seen(point, read, there, found, others))
+                unrepaired = self._mended(compared)
+            done = _compared(table, Seen(point, read, there, found, others))
+            return replace(done, unrepaired=unrepaired)
 
-    def _mended(self, compared: Compared) -> tuple[str, ...]:
-        """What is to be remarked; raises _Mended if rows that differed were corrected."""
+    def _mended(self, compared: Compared) -> str | None:
+        """Why it wasn't corrected; raises _Mended if rows that differed were."""
         assert self.mend is not None
         try:
             keys = self.mend(compared)
         except Exception as problem:  # noqa: BLE001 - what was found counts, whatever this was
-            said = first_line(explained(problem, self.pipeline.config))
-            return (f"not repaired: {said}",)
+            return first_line(explained(problem, self.pipeline.config))
         if compared.balance.differing:
             raise _Mended(keys)
-        return ()
+        return None
 
     def _applied(
         self, table: TableId, before: Shape, point: Lsn, offset: int

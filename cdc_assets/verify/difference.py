@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -11,6 +13,7 @@ from pyspark.sql import functions as F
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.key_names import NameKey
 from cdc_assets.verify.rows import Beside, Shape
 
@@ -27,6 +30,57 @@ class Balance:
     differing: int
     keys: tuple[str, ...]
     columns: tuple[str, ...]
+
+
+Outcome = Literal["equal", "different", "not compared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of comparing one table. ``keys`` names some that differ, ``columns`` where.
+
+    ``problem``: why it wasn't compared, ``since`` when. ``lost``: by column, how many values of the
+    source have no form in the lake; they are compared as the column's policy changes them.
+    ``others``: remarks on columns that only the lake has. ``repaired``: keys that were corrected
+    before that; ``unrepaired``: why those that differ weren't, though that was asked for.
+    """
+
+    table: TableId
+    lsn: Lsn | None
+    source_rows: int = 0
+    lake_rows: int = 0
+    differing: int = 0
+    keys: tuple[str, ...] = ()
+    problem: str | None = None
+    seconds: float = 0.0
+    columns: tuple[str, ...] = ()
+    lost: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    since: datetime | None = None
+    repaired: int = 0
+    unrepaired: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.problem is not None:
+            return "not compared"
+        return "different" if self.differing else "equal"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks on the table, even if it is equal."""
+        repaired = [f"{self.repaired:,} keys were corrected"] if self.repaired else []
+        repaired += [f"not repaired: {self.unrepaired}"] if self.unrepaired else []
+        lost = [
+            f"{name}: {count:,} values have no form in the lake, and were compared as what"
+            " columns.unrepresentable makes of them"
+            for name, count in sorted(self.lost.items())
+        ]
+        return [*repaired, *lost, *self.others]
+
+    @property
+    def equal(self) -> bool:
+        return self.outcome == "equal"
 
 
 @dataclass(frozen=True, slots=True)

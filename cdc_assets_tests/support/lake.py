@@ -26,7 +26,8 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot.coordinator import copy_table
-from cdc_assets.verify.compare import Comparison, verify
+from cdc_assets.verify.compare import verify
+from cdc_assets.verify.difference import Comparison
 
 NewLake = Callable[..., AbstractContextManager["Lake"]]
 """Opens a lake over tables that a script makes in a database of its own: ``lake`` or ``copied``."""

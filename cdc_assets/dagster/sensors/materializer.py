@@ -84,8 +84,7 @@ def due(looks: Sequence[Look], *, proven: bool) -> list[Look]:
         if proven
         and look.status.state == TableState.STREAMING
         and look.status.paused_since is None
-        and not look.status.pending_rows
-        and not look.status.altered
+        and not (look.status.pending_rows or look.status.altered or look.status.problem)
         and look.reported_seconds is not None
         and look.reported_seconds >= heartbeat_seconds(look.names.config.table(look.names.table))
     ]
@@ -331,6 +330,8 @@ def _sentence(looks: Sequence[Look], active: bool, waits: bool, proven: bool) ->
             f"{look.names.table} failed and is tried again in {look.wait_seconds:.0f} s"
             for look in failing
         )
+    if held_up := [str(look.status.problem) for look in looks if look.status.problem]:
+        return "; ".join(held_up)
     if not proven:
         return f"Nothing to apply to {len(_streaming(looks))} tables; the flusher isn't level yet."
     return f"All {len(_streaming(looks))} copied tables equal the source."

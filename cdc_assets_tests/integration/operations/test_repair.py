@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdc_assets.dagster import jobs
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.spark.session import SUMMARY_OPTION
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.maintenance.run import maintain
 from cdc_assets.materializer import corrections
 from cdc_assets.materializer.actions.commit import Change, Merged
 from cdc_assets.materializer.merge import merge as applied
 from cdc_assets.materializer.reread import rows_of
+from cdc_assets.observe.status import collect
 from cdc_assets.operations import repair
 from cdc_assets.postgres.names import TableId
-from cdc_assets.verify.compare import Comparison
+from cdc_assets.verify.difference import Comparison
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.lake import Lake, NewLake, copied
 
@@ -79,6 +83,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
     monkeypatch.setattr(repair, "_refuse", interrupted)
 
 
+def problem_of(source: Lake, table: TableId) -> str | None:
+    """What ``status`` says of the table."""
+    found = collect(source.pipeline).tables
+    return next(one.problem for one in found if one.name == str(table))
+
+
 def of(found: list[Comparison], table: TableId) -> Comparison:
     return next(one for one in found if one.table == table)
 
@@ -101,6 +111,7 @@ def test_what_somebody_else_did_to_a_table_is_undone_and_it_goes_on(source: Lake
     said = r"somebody else changed rows .* cdc-assets verify --table 'public.t' --repair"
     with pytest.raises(TableProblem, match=said):
         source.drain(T)
+    assert re.search(said, str(problem_of(source, T)))  # though nothing waits to be applied
     source.execute("update t set v = 'meanwhile' where id = 20")  # goes on being logged
     found = source.verify(repair=True)
     assert [(one.outcome, one.repaired, one.problem) for one in found] == [
@@ -110,6 +121,7 @@ def test_what_somebody_else_did_to_a_table_is_undone_and_it_goes_on(source: Lake
         ("equal", 0, None),
     ]
     assert of(found, T).remarks == ["5 keys were corrected"]
+    assert problem_of(source, T) is None
     source.execute("update t set v = 'after' where id < 6; delete from k where n > 7")
     source.execute("delete from s where v = 'v3'")
     source.catch_up()
@@ -123,6 +135,9 @@ def test_a_foreign_change_that_left_all_rows_equal_is_forgotten(source: Lake) ->
     source.session.sql("insert into lake.src.t select 100, 'only here', ''")
     source.session.sql("delete from lake.src.t where id = 100")
     assert source.lake_table(T).state().foreign is not None
+    [done] = maintain(source.pipeline, lambda: source.session, [T])
+    assert "somebody else changed rows" in str(done.problem)
+    assert "somebody else changed rows" in str(problem_of(source, T))
     assert {(one.outcome, one.repaired) for one in source.verify(repair=True)} == {("equal", 0)}
     source.execute("update t set v = 'after' where id = 1")
     source.catch_up(T)
@@ -205,6 +220,8 @@ def test_tables_whose_rows_have_no_key_or_are_a_history_are_told_the_other_way(
         source.session.sql("update lake.src.a set v = 'wrong'")
         h, a = source.verify(repair=True)
         assert (h.outcome, h.repaired) == (a.outcome, a.repaired) == ("different", 0)
+        assert h.unrepaired is not None and h.remarks == [f"not repaired: {h.unrepaired}"]
+        assert "it has no key" in h.unrepaired and jobs._remedy(h).endswith(h.unrepaired)
         assert "it has no key" in h.remarks[0] and "cdc-assets resync 'public.h'" in h.remarks[0]
         assert "its rows are its history" in a.remarks[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import NotReady, SourceMismatch
@@ -51,6 +53,31 @@ def test_everything_that_the_flusher_lacks_is_named_together(
         assert "alter system set wal_level = logical" in said
         assert "staging.uri" in said
         assert source.execute("select to_regnamespace('_pg2iceberg')") == [(None,)]
+
+
+def test_a_log_whose_files_are_elsewhere_is_not_gone_on_with(
+    source: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a start in another folder, whose home is another one."""
+    config = source.config("public.t")
+    source.flush(config)
+    source.execute("insert into t values (1)")
+    source.flush(config)
+    source.execute("insert into t values (2)")
+    there, moved = config.staging_uri, (tmp_path / "elsewhere").as_uri()
+
+    def other(**staging: object) -> SourceConfig:
+        given = {**json.loads(config.dump()), "staging": {"uri": moved, **staging}}
+        return SourceConfig.model_validate(given, context={"expanded": True})
+
+    with pytest.raises(NotReady) as refused:
+        source.flush(other())
+    assert refused.value.codes == ("staging_elsewhere",)
+    assert f"staging: {{former_uris: [{json.dumps(there)}]}}" in str(refused.value)
+    assert not list((tmp_path / "elsewhere").rglob("*.parquet"))
+    for _ in range(2):  # with a file there, too
+        source.flush(other(former_uris=[there]))
+    assert list((tmp_path / "elsewhere").rglob("*.parquet"))
 
 
 def test_what_the_log_remembers_is_named_beside_it(source: Bench, tmp_path: Path) -> None:

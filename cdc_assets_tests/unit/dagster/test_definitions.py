@@ -92,6 +92,7 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     ours = {sensor.name for sensor in defs.sensors or ()}
     assert ours == {*sensor_names("shop"), "marts_shop"}
     assert ours == {
+        "backfills_shop",
         "cdc_alerts_shop",
         "health_shop",
         "services_shop",

@@ -1,7 +1,8 @@
-"""What the materializer's sensor asks for in quiet times."""
+"""What the materializer's sensor asks for and says where nothing is to be merged."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from cdc_assets.config.source import parse_config
@@ -29,3 +30,17 @@ def test_no_run_is_asked_for_in_quiet_times() -> None:
         )
         look = materializer.Look(TableAssets(config, TableId("public", "t")), status, 5.0)
         assert len(materializer.to_merge([look], active=False, proven=True)) == asked
+
+
+def test_a_table_that_others_changed_is_told_and_gets_no_heartbeat() -> None:
+    given = {"name": "src", "postgres": {"dsn": "postgresql://nowhere/db"}, "tables": ["t"]}
+    names = TableAssets(parse_config(given, "test"), TableId("public", "t"))
+    status = TableStatus(
+        *("public.t", "src.t", "streaming", None, 1, "0/1", "0/10", 0, 0.0, 0, 1, 1, 1)
+    )
+    level = materializer.Look(names, status, 3_600.0)
+    held_up = replace(level, status=replace(status, problem="somebody else changed it"))
+    assert materializer.due([level], proven=True) == [level]
+    assert materializer.due([held_up], proven=True) == []
+    said = materializer._sentence([level, held_up], active=False, waits=False, proven=True)
+    assert said == "somebody else changed it"
