@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -14,17 +15,17 @@ from cdc_assets.backfill.reader import Again
 from cdc_assets.backfill.rule import changed_keys, counts
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.batch import Window
+from cdc_assets.log.batch import Window, selected
 from cdc_assets.log.locks import write_lock
+from cdc_assets.log.relation import told_by_file
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogStore
 from cdc_assets.materializer.corrections import Corrections, correct
 from cdc_assets.materializer.drain import drain
-from cdc_assets.materializer.events import Batch
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.verify.point import READ_AGAIN, FlushTo, as_in_lake, offset_of, whole_at
+from cdc_assets.verify.point import FlushTo, as_in_lake, offset_of
 from cdc_assets.verify.rows import Beside, as_of, comparable, lake_cells
 
 # Of changes since a horizon: their keys are looked at while the table is locked.
@@ -36,8 +37,8 @@ _AGAIN = "It is read again."
 class Looked:
     """What was found of some keys at the source: ``rows`` as JSON with their ``keys``; ``gone``.
 
-    The keys of ``gone`` are as the lake has them (:func:`keys_of`).
-    ``horizon`` and ``lsn``: as of a part of a chunk (``reader.Part``).
+    The keys of ``gone`` are as the lake has them (:func:`keys_of`). ``horizon`` and ``lsn``: as of
+    a part of a chunk (``reader.Part``). ``since``: an offset of the log.
     """
 
     rows: pa.Array
@@ -45,16 +46,21 @@ class Looked:
     gone: Sequence[Key]
     horizon: Proven
     lsn: Lsn
+    since: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Rows written, rows left to the stream, rows removed; the log is applied to ``offset``."""
+    """Rows written, rows left to the stream, rows removed; the log is applied to ``offset``.
+
+    ``partial``: keys of changes that left values out, since ``Looked.since``.
+    """
 
     applied: int
     superseded: int
     removed: int
     offset: int
+    partial: frozenset[Key]
 
 
 def apply(
@@ -77,11 +83,10 @@ def apply(
         if _columns(lake) != _columns(read_of):
             raise Again(table, "it was altered, or copied anew, since it was read", _AGAIN)
         loaded = lake.loaded()
-        if not whole_at(store, lake, some.lsn):
-            raise Again(table, READ_AGAIN, _AGAIN)
         offset = offset_of(lake_state(loaded))
-        changed = _changed(store, lake, Window(some.horizon.offset, some.horizon.lsn, None, offset))
-        rows = some.rows.filter(pa.array(counts(some.keys, changed)))
+        changed, partial = _changed(store, lake, some, offset)
+        good = counts(some.keys, changed)
+        rows = some.rows.filter(pa.array(good))
         gone = list[Key]()
         if some.gone:
             beside = as_of(session, lake, lake_state(loaded).snapshot_id)
@@ -90,7 +95,7 @@ def apply(
             gone = _in_lake(beside, [k for k, goes in zip(some.gone, going, strict=True) if goes])
         names = [column.source.name for column in lake.key]
         correct(pipeline, session, lake, loaded, Corrections.of(rows, gone, names, some.lsn))
-        return Done(len(rows), len(some.rows) - len(rows), len(gone), offset)
+        return Done(len(rows), len(good) - len(rows), len(gone), offset, partial)
 
 
 def _in_lake(beside: Beside, keys: Sequence[Key]) -> list[Key]:
@@ -115,21 +120,39 @@ def _columns(lake: LakeTable) -> tuple[object, ...]:
     return lake.row.epoch, lake.row.columns, lake.row.key_columns
 
 
-def _changed(store: LogStore, lake: LakeTable, window: Window) -> frozenset[Key] | None:
-    """The keys that the lake has changed by what is in the window of the log; None: all of them."""
-    table, at, until = lake.row.table, window.offset, window.until
-    assert until is not None
+def _changed(
+    store: LogStore, lake: LakeTable, some: Looked, until: int
+) -> tuple[frozenset[Key] | None, frozenset[Key]]:
+    """The keys that the lake has changed since the horizon by the log up to ``until``; None: all.
+
+    And the keys of changes since ``some.since`` that left values out (unchanged TOAST), which the
+    lake had: they may be damaged there.
+    """
+    table, at = lake.row.table, min(some.horizon.offset, some.since)
+    window = Window(at, some.horizon.lsn, None, until)
     entries = store.entries(table, at)
     for entry in entries:
         if entry.start_offset <= at:
             at = max(at, entry.end_offset)
     if at < until:
         raise Again(table, "its log since it was read is removed by now", _AGAIN)
-    within = [e for e in entries if e.start_offset < until and e.flushable_lsn >= window.above]
-    if not within:
-        return frozenset()
-    batch = Batch(within, window, Storage.of(lake.config.s3))
-    events = batch.rows(_MOST_BYTES)
-    if events is None:
-        raise Again(table, "it changed too much since it was read", _AGAIN)
-    return changed_keys(events, [column.source.name for column in lake.key])
+    storage, key = Storage.of(lake.config.s3), [column.source.name for column in lake.key]
+    changed, partial, emptied, size = set[Key](), set[Key](), False, 0
+    for entry in entries:
+        if entry.start_offset >= until:
+            break
+        opened = entry.rows.opened(storage)
+        if not told_by_file(opened.relation()).same(lake.row):
+            # Its columns may have had each other's names for a while.
+            raise Again(table, "it was altered since it was read", _AGAIN)
+        rows = opened.read(["_op", "_commit_lsn", "_unchanged_cols", "_data"])
+        size += rows["_data"].nbytes
+        if size > _MOST_BYTES:
+            raise Again(table, "it changed too much since it was read", _AGAIN)
+        places, within = selected(rows, entry.start_offset, window)
+        lacking = pc.and_(pc.is_valid(rows["_unchanged_cols"]), pc.less(places, until))
+        partial |= changed_keys(rows.filter(lacking), key) or set()
+        found = changed_keys(rows.filter(within), key)
+        emptied = emptied or found is None
+        changed |= found or set()
+    return None if emptied else frozenset(changed), frozenset(partial)

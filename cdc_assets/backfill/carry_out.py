@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Event
 
 import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from cdc_assets.backfill.apply import Looked, apply
+from cdc_assets.backfill.apply import Looked
 from cdc_assets.backfill.horizons import Horizons, Proven
 from cdc_assets.backfill.reader import (
     PART_BYTES,
@@ -26,18 +28,22 @@ from cdc_assets.backfill.reader import (
     Plan,
     Readers,
     Rewritten,
+    are_same,
     files_of,
 )
 from cdc_assets.backfill.request import refuse, understood
+from cdc_assets.backfill.round import Round
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Applied, Backfill
+from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.waits import writers
+from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.verify.point import FlushTo
 from cdc_assets.verify.rows import comparable
@@ -46,6 +52,10 @@ from cdc_assets.verify.source import parts, whole
 # Parts that are applied in one commit, at most: of text.
 _GROUP_BYTES = 3 * PART_BYTES
 _LOOK_SECONDS = 0.5
+# How long parts wait for more of them: each commit costs a merge.
+_GROUP_SECONDS = 10.0
+# Rows that changed meanwhile are read again so often, and so many of them.
+_ROUNDS, _MOST_AGAIN = 3, 50_000
 # How long it waits before it tries what didn't work, and how often in a row.
 _AGAIN_SECONDS, _TRIES = 2.0, 30
 # How long a horizon takes before it is told who holds it up.
@@ -122,11 +132,8 @@ class _Backfilling:
             self._look()
             before = len(record.planned(store, number))
             try:
-                lake = self._lake()
-                self._rows(lake, self._horizons(lake))
-                if self.backfill.replaces:
-                    self._surplus(lake, self._horizons(lake))
-                break
+                self._carry_out()
+                return
             except TablePaused as paused:
                 record.note(store, number, first_line(paused))
                 self.stop.wait(_AGAIN_SECONDS)
@@ -140,7 +147,29 @@ class _Backfilling:
                 record.note(store, number, first_line(again))
                 self.on_progress(f"{first_line(again)}; it goes on in a moment")
                 self.stop.wait(_AGAIN_SECONDS)
-        record.become(store, number, "done")
+                with suppress(CdcError, psycopg.OperationalError):
+                    self._follow()
+
+    def _carry_out(self) -> None:
+        lake = self._lake()
+        horizons, plan = self._horizons(lake), self._planned(lake)
+        with self.pipeline.connect_source("backfill") as witness:
+            cursor = self.pipeline.store.cursor(lake.row.table)
+            at = cursor.offset if cursor else 0
+            work = Round(self.pipeline, self.session, lake, horizons, self.flush_to, witness, at)
+            self._rows(work, plan)
+            self._by_key(work)
+            if self.backfill.replaces:
+                self._surplus(work)
+            reason = work.nameless() if self.backfill.replaces else None
+        record.become(self.pipeline.store, self.backfill.number, "done", reason)
+
+    def _follow(self) -> None:
+        """Have the lake altered as the source was: on a quiet table no change may do that."""
+        with self.pipeline.connect_source("backfill") as source:
+            now = current_lsn(source)
+        self.flush_to(now)
+        drain(self.pipeline, self.session, self.backfill.table, below=now)
 
     # --- before it reads ---
 
@@ -190,7 +219,9 @@ class _Backfilling:
             if predicate is not None:
                 predicate = understood(source, lake.row.table, predicate)
             begun = record.backfill(store, number)
-            if not begun.chunks or begun.heaps != files:
+            if begun.chunks and begun.heaps and are_same(begun.heaps, files):
+                files = begun.heaps
+            else:
                 found = parts(source, lake.row.oid, only=lake.table.only)
                 pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
                 record.plan(store, number, lake.row.epoch, files, whole(found, pages))
@@ -199,62 +230,78 @@ class _Backfilling:
 
     # --- its rows ---
 
-    def _rows(self, lake: LakeTable, horizons: Horizons) -> None:
-        plan = self._planned(lake)
+    def _rows(self, work: Round, plan: Plan) -> None:
+        """Read and apply the chunks that are left."""
         if not plan.chunks:
             return
-        group, ended = list[Part](), list[int]()
+        group, ended, since = list[Part](), list[int](), time.monotonic()
         of = defaultdict[int, _Chunk](_Chunk)
-        readers = self.pipeline.config.backfills.readers
-        with Readers(self.pipeline, plan, horizons, min(readers, len(plan.chunks))) as reading:
+        readers = min(self.pipeline.config.backfills.readers, len(plan.chunks))
+        with Readers(self.pipeline, plan, work.horizons, readers) as reading:
             for found in reading.read(_LOOK_SECONDS):
                 self._look()
+                if not group and not ended:
+                    since = time.monotonic()
                 if isinstance(found, Part):
                     group.append(found)
                 elif isinstance(found, End):
                     ended.append(found.chunk)
-                waits = found is None and (group or ended)
-                if waits or sum(part.data.nbytes for part in group) >= _GROUP_BYTES:
-                    self._apply(lake, horizons, group, ended, of)
+                size = sum(part.data.nbytes for part in group)
+                if size >= _GROUP_BYTES or time.monotonic() - since > _GROUP_SECONDS:
+                    self._apply(work, group, ended, of)
                     group, ended = [], []
-        if group or ended:
-            self._apply(lake, horizons, group, ended, of)
+        self._apply(work, group, ended, of)
 
     def _apply(
-        self,
-        lake: LakeTable,
-        horizons: Horizons,
-        group: list[Part],
-        ended: list[int],
-        of: defaultdict[int, _Chunk],
+        self, work: Round, group: list[Part], ended: list[int], of: defaultdict[int, _Chunk]
     ) -> None:
         """Apply parts in one commit; the chunks that have ended are applied then."""
         store, number = self.pipeline.store, self.backfill.number
-        if group:
-            some = _together(group)
-            done = apply(self.pipeline, self.session, lake, some, self.flush_to)
-            horizons.reached(done.offset)
-            record.count(
-                store,
-                number,
-                read=len(some.rows),
-                applied=done.applied,
-                superseded=done.superseded,
-            )
-            for part in group:
-                of[part.chunk].add(part)
+        if any(part.keys for part in group):
+            self._write(work, _together([part for part in group if part.keys]), reads=True)
+        for part in group:
+            of[part.chunk].add(part)
         for chunk in ended:
             record.chunk_applied(store, number, of.pop(chunk).applied(chunk))
-        self._told()
-
-    def _surplus(self, lake: LakeTable, horizons: Horizons) -> None:
-        """Take away the rows that only the lake has."""
-        for some in Surplus(self.pipeline, self.session, lake, horizons).looked():
-            self._look()
-            done = apply(self.pipeline, self.session, lake, some, self.flush_to)
-            horizons.reached(done.offset)
-            record.count(self.pipeline.store, self.backfill.number, removed=done.removed)
+        if group or ended:
             self._told()
+
+    def _write(self, work: Round, some: Looked, *, reads: bool = False) -> None:
+        done = work.apply(some)
+        record.count(
+            self.pipeline.store,
+            self.backfill.number,
+            read=len(some.rows) if reads else 0,
+            applied=done.applied,
+            superseded=done.superseded if reads else 0,
+            removed=done.removed,
+        )
+
+    def _by_key(self, work: Round) -> None:
+        """Read the rows of changes that left values out: the stream doesn't have these."""
+        work.catch_up()
+        if any(column.mask is not None for column in work.lake.key):
+            return  # by a masked key no row can be looked up
+        for _ in range(_ROUNDS):
+            keys = list(islice(work.partial, _MOST_AGAIN))
+            work.partial.clear()
+            for some in work.by_key(keys):
+                self._look()
+                self._write(work, some)
+            if not keys:
+                break
+
+    def _surplus(self, work: Round) -> None:
+        """Take away the rows that only the lake has.
+
+        A key that only it had may have come since: then it has two rows, of which one goes.
+        """
+        for some in Surplus(work).looked(self._look):
+            self._write(work, some)
+            self._told()
+        work.catch_up()
+        for some in work.by_key(work.doubled(_MOST_AGAIN)):
+            self._write(work, some)
 
     def _told(self) -> None:
         now = record.backfill(self.pipeline.store, self.backfill.number)
@@ -290,4 +337,5 @@ def _together(group: list[Part]) -> Looked:
         [],
         horizon,
         max(part.lsn for part in group),
+        horizon.offset,
     )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 from threading import Event, Lock, Thread
 from typing import Self
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
@@ -36,11 +37,15 @@ from cdc_assets.postgres.publication.row_filters import filtered
 from cdc_assets.postgres.session.connect import Connection, uri
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.snapshot.pace import Pace
+from cdc_assets.snapshot.planned import rows_of
+from cdc_assets.snapshot.worker import TABLE_CHANGED
 
 # Of text, of one transaction; more than so many times that is read again in smaller parts.
 PART_BYTES = 16 * 2**20
 _FAR_MORE = 4
 _LOOK_SECONDS = 0.2
+# Whoever waits for a locked table neither pauses nor ends.
+_PATIENCE = sql.SQL("select pg_catalog.set_config('lock_timeout', '10s', true)").format()
 
 
 class Again(TableProblem):
@@ -86,12 +91,18 @@ class Plan:
 
 
 def files_of(source: Connection, lake: LakeTable) -> str:
-    """The files that hold the table's rows, in words that change if one of them does.
-
-    TRUNCATE, CLUSTER and VACUUM FULL change it; so does attaching a partition, and detaching one.
-    """
+    """The files that hold the table's rows: of each heap its oid and its filenode."""
     found = heaps(source, lake.row.table, lake.row.oid)
     return " ".join(sorted(f"{heap.oid}:{heap.filenode}" for heap in found))
+
+
+def are_same(planned: str, now: str) -> bool:
+    """Whether no heap has another file by now: TRUNCATE, CLUSTER and VACUUM FULL give it one.
+
+    A partition that is gone has no rows to read; those of a new one are in the log.
+    """
+    files = [dict(heap.split(":") for heap in some.split()) for some in (planned, now)]
+    return all(files[1].get(heap, node) == node for heap, node in files[0].items())
 
 
 def refuse_changed(source: Connection, pipeline: Pipeline, lake: LakeTable, files: str) -> None:
@@ -99,7 +110,7 @@ def refuse_changed(source: Connection, pipeline: Pipeline, lake: LakeTable, file
     table = lake.row.table
     if not told_by_catalog(source, lake.row, pipeline.config.publication).same(lake.row):
         raise Again(table, "its columns are being altered", "It is read again then.")
-    if files_of(source, lake) != files:
+    if not are_same(files, files_of(source, lake)):
         raise Rewritten(table, "it was truncated, rewritten or replaced while it was read")
 
 
@@ -221,7 +232,8 @@ class _Reader:
         horizon = self._horizons.latest(source)
         assert horizon is not None  # a backfill begins with one
         data, keys, size = list[str](), list[Key](), 0
-        with self._opened(None) as run:
+        with unaltered(lake), self._opened(None) as run:
+            rows_of(run, _PATIENCE, [TEXT])
             for batch in run(query.as_string(source), [TEXT] * len(lake.columns)):
                 size += batch.nbytes
                 if most is not None and size > most:
@@ -233,6 +245,17 @@ class _Reader:
         self._pace.took(max(seconds, self._plan.hold_at_most * size / PART_BYTES))
         lsn = current_lsn(source)
         return Part(chunk, keys, pa.array(data, pa.string()), horizon, lsn, seconds)
+
+
+@contextmanager
+def unaltered(lake: LakeTable) -> Iterator[None]:
+    """The names that a statement has may be those of before an ALTER TABLE."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate in TABLE_CHANGED:
+            raise Again(lake.row.table, "it is being altered", "It is read again then.") from error
+        raise
 
 
 def add_rows(lake: LakeTable, batch: pa.RecordBatch, data: list[str], keys: list[Key]) -> None:

@@ -13,14 +13,14 @@ from cdc_assets.postgres.key_lookup import Key
 
 
 def changed_keys(events: pa.Table, key: Sequence[str]) -> frozenset[Key] | None:
-    """The keys of changes of the log (``op``, ``data``), the old one, too, of a key that changed.
+    """The keys of changes of the log, as staged; the old one, too, of a key that changed.
 
     None: all, for one of them is a truncate. ``key``: the names of its columns at the source.
     """
-    if "T" in events["op"].unique().to_pylist():
+    if "T" in events["_op"].unique().to_pylist():
         return None
     # Whoever changes a key has a delete of the old one in the log.
-    named = texts(events["data"], list(key))
+    named = texts(events["_data"], list(key))
     return frozenset(zip(*(column.to_pylist() for column in named.columns), strict=True))
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
 import psycopg
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from cdc_assets.backfill.apply import Looked, keys_of
-from cdc_assets.backfill.horizons import Horizons, Proven
-from cdc_assets.lake.tables import LakeTable
+from cdc_assets.backfill.horizons import Proven
+from cdc_assets.backfill.reader import unaltered
+from cdc_assets.backfill.round import Round
 from cdc_assets.materializer.reread import there
-from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.lsn import Lsn
@@ -34,26 +33,26 @@ _WAITS_SECONDS = 20.0
 class Surplus:
     """A lake table's keys, as of a snapshot of it, and the source that may lack them."""
 
-    pipeline: Pipeline
-    session: SparkSession
-    lake: LakeTable
-    horizons: Horizons
+    work: Round
 
-    def looked(self) -> Iterator[Looked]:
-        """What of them the source doesn't have, as ``gone``."""
-        snapshot_id = self.lake.state().snapshot_id
-        beside = as_of(self.session, self.lake, snapshot_id)
+    def looked(self, look: Callable[[], None]) -> Iterator[Looked]:
+        """What of them the source doesn't have, as ``gone``. ``look`` may raise, to end it."""
+        lake, horizons = self.work.lake, self.work.horizons
+        snapshot_id = lake.state().snapshot_id
+        beside = as_of(self.work.session, lake, snapshot_id)
         with (
-            kept(self.session, self.lake, snapshot_id),
-            closing(self.pipeline.connect_source("backfill", reads=True)) as source,
+            kept(self.work.session, lake, snapshot_id),
+            closing(self.work.pipeline.connect_source("backfill", reads=True)) as source,
         ):
             gone, since = list[Key](), time.monotonic()
             horizon, lsn = None, Lsn.ZERO
             for keys in self._keys(beside):
-                latest = self.horizons.latest(source)
+                look()
+                latest = horizons.latest(source)
                 assert latest is not None  # a backfill begins with one
-                check_oid(source, self.lake.row.table, self.lake.row.oid)
-                found = self._lacking(source, keys)
+                check_oid(source, lake.row.table, lake.row.oid)
+                with unaltered(lake):
+                    found = self._lacking(source, keys)
                 if found:
                     horizon = _earlier(horizon, latest)
                     gone, lsn = gone + found, current_lsn(source)
@@ -80,7 +79,7 @@ class Surplus:
     def _lacking(self, source: Connection, keys: list[Key]) -> list[Key]:
         """Those that the source has no row of: it can't of a text that is no value of the type."""
         try:
-            found = there(self.pipeline, source, self.lake, keys)
+            found = there(self.work.pipeline, source, self.work.lake, keys)
         except psycopg.DataError:
             if len(keys) == 1:
                 return keys
@@ -90,7 +89,7 @@ class Surplus:
 
 
 def _looked(gone: list[Key], horizon: Proven, lsn: Lsn) -> Looked:
-    return Looked(pa.array([], pa.string()), [], gone, horizon, lsn)
+    return Looked(pa.array([], pa.string()), [], gone, horizon, lsn, horizon.offset)
 
 
 def _earlier(one: Proven | None, other: Proven) -> Proven:

@@ -170,7 +170,7 @@ def is_outstanding(store: LogStore) -> bool:
 
 _MAY: dict[State, tuple[State, ...]] = {
     "running": ("requested", "running"),
-    "requested": ("paused",),
+    "requested": ("paused", "failed"),
     "paused": ("requested", "running"),
     "stopped": ("requested", "running", "paused"),
     "done": ("running",),

@@ -68,8 +68,13 @@ def alike(batch: Sequence[Outline]) -> tuple[list[Outline], Told]:
 
 
 def _told(outlined: Outline) -> Told:
-    told = outlined.relation
-    return Told(told["identity"], tuple(RelationColumn(*column) for column in told["columns"]))
+    return told_by_file(outlined.relation)
+
+
+def told_by_file(relation: Any) -> Told:
+    """From a staged file's metadata, as parsed JSON."""
+    columns = tuple(RelationColumn(*column) for column in relation["columns"])
+    return Told(relation["identity"], columns)
 
 
 _ALTERED = """

@@ -118,12 +118,13 @@ def correct(
     The caller holds the table's writer lock. Raises TableProblem if the table's columns are being
     altered, or it has no cursor; Fenced if somebody else changed it since it was loaded.
     """
-    store = pipeline.store
+    store, begun = pipeline.store, lake_state(loaded)
     for number, some in enumerate(corrections.parts()):
         if number:
             loaded = lake.loaded()
         state = lake_state(loaded)
-        if number and not state.at_head:
+        # What is right at another cursor isn't known; and others may have the lock by now.
+        if number and not (state.at_head and state.cursor == begun.cursor):
             raise Fenced(f"{lake.row.table}: somebody else changed its lake table meanwhile.")
         cursor = standing(store, lake, state, whatever_others_wrote=True)
         now, altering, loaded = current(pipeline, session, lake, state, loaded)

@@ -37,7 +37,7 @@ from cdc_assets.snapshot.planned import CopyTask, Rewritten, as_planned, rows_of
 # SQL states that a coordinator can do something about.
 # invalid_parameter_value, undefined_object, object_not_in_prerequisite_state
 _SNAPSHOT_GONE = ("22023", "42704", "55000")
-_TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
+TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
 
 # How many pages a heap has, and where the WAL ends: as of now, and not of the snapshot.
 _PAGES = sql.SQL(
@@ -113,7 +113,7 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
         text = first_line(error)
         if error.sqlstate in _SNAPSHOT_GONE and "snapshot" in text:
             return "lost", text
-        if error.sqlstate in _TABLE_CHANGED:
+        if error.sqlstate in TABLE_CHANGED:
             return "changed", text
         return "failed", text
     except Exception as error:  # noqa: BLE001 - one table's, told; the others go on

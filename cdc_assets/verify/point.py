@@ -24,6 +24,7 @@ from pyspark.sql import types as T
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.spark.sending import sent
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.sessions.workers import workers
@@ -213,8 +214,8 @@ def as_in_lake(session: SparkSession, beside: Beside, keys: Collection[Texts]) -
     names = [f"m{i}" for i in range(len(columns))]
     if not keys or texts == names:
         return frozenset(keys)
-    schema = T.StructType([T.StructField(name, T.StringType()) for name in names])
-    there = session.createDataFrame([tuple(key) for key in keys], schema)
+    arrays = [pa.array(some, pa.string()) for some in zip(*keys, strict=True)]
+    there = sent(session, pa.table(arrays, names))
     return frozenset(tuple(row) for row in there.select(*map(F.expr, texts)).collect())
 
 

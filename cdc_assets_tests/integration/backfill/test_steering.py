@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from cdc_assets.backfill import apply as applying
 from cdc_assets.backfill import carry_out as carrying
+from cdc_assets.backfill import round as rounds
 from cdc_assets.backfill.request import request
 from cdc_assets.cli.main import cli
 from cdc_assets.errors import ConfigurationError
@@ -58,7 +59,7 @@ def test_a_paused_backfill_holds_nothing_and_goes_on_where_it_was(
                     wish(other, "pause", number)
             return done
 
-        monkeypatch.setattr(carrying, "apply", apply)
+        monkeypatch.setattr(rounds, "apply", apply)
         monkeypatch.setattr(carrying, "_LOOK_SECONDS", 0.0)
         paused = carried_out(source, number)
         assert paused.state == "paused" and 0 < paused.chunks_done < paused.chunks

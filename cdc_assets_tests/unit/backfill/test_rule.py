@@ -112,8 +112,10 @@ def changed_since(source: Source, low: int, applied: int) -> frozenset[tuple[str
     table = pa.table(
         {
             "_commit_lsn": pa.array([10 * n + 10 for n in range(source.now)], pa.int64()),
-            "op": pa.array(["D" if value is None else "U" for _, value in source.log], pa.string()),
-            "data": pa.array([json.dumps({"k": key}) for key, _ in source.log], pa.string()),
+            "_op": pa.array(
+                ["D" if value is None else "U" for _, value in source.log], pa.string()
+            ),
+            "_data": pa.array([json.dumps({"k": key}) for key, _ in source.log], pa.string()),
         }
     )
     _, mask = selected(table, 0, Window(0, Lsn(10 * low + 10), None, applied))
@@ -139,6 +141,6 @@ def test_a_low_watermark_alone_loses_a_commit_that_is_not_visible_yet() -> None:
 
 
 def test_a_truncate_leaves_all_to_the_stream() -> None:
-    events = pa.table({"op": ["U", "T"], "data": ['{"k":"a"}', "{}"]})
+    events = pa.table({"_op": ["U", "T"], "_data": ['{"k":"a"}', "{}"]})
     assert changed_keys(events, ["k"]) is None
     assert counts([("a",), ("b",)], None).tolist() == [False, False]

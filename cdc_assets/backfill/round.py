@@ -1,0 +1,127 @@
+"""What all parts of a backfill have in common, from one look at the table to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from cdc_assets.backfill.apply import Done, Looked, apply, keys_of
+from cdc_assets.backfill.horizons import Horizons
+from cdc_assets.backfill.reader import Again, unaltered
+from cdc_assets.errors import TablePaused, TableProblem
+from cdc_assets.lake.spark.sql import ticked
+from cdc_assets.lake.tables import LakeTable
+from cdc_assets.materializer.reread import rows_of
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import check_oid
+from cdc_assets.postgres.key_lookup import Key
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.verify.point import FlushTo
+from cdc_assets.verify.rows import as_of
+
+# Rows that are looked up together.
+_KEYS = 5_000
+
+
+@dataclass(slots=True)
+class Round:
+    """``lake``: the table, with the columns that rows are read by. ``witness``: see ``apply``.
+
+    ``covered``: up to where the log was looked at. ``partial``: keys of changes in it that left
+    values out, which may be damaged in the lake: their rows are still to be read, by key.
+    """
+
+    pipeline: Pipeline
+    session: SparkSession
+    lake: LakeTable
+    horizons: Horizons
+    flush_to: FlushTo
+    witness: Connection
+    covered: int
+    partial: set[Key] = field(default_factory=set)
+
+    def apply(self, some: Looked) -> Done:
+        """Apply what was read. Raises Again where that doesn't count, or can't be done now.
+
+        A snapshot shows commits that a crash, or a failover, may still take back; then the WAL goes
+        on otherwise at the same LSNs. The witness, a session that began before anything was read,
+        doesn't outlive that. Raises psycopg.OperationalError if it is gone.
+        """
+
+        def flush_to(lsn: Lsn, *, seconds: float | None = None) -> None:
+            self.flush_to(lsn, seconds=seconds)
+            self.witness.execute("select 1")
+
+        try:
+            done = apply(
+                self.pipeline,
+                self.session,
+                self.lake,
+                replace(some, since=self.covered),
+                flush_to,
+            )
+        except (Again, TablePaused):
+            raise
+        except TableProblem as problem:  # of its merges: they may go on in a moment
+            raise Again(self.lake.row.table, problem.what, problem.remedy) from problem
+        self.horizons.reached(done.offset)
+        self.covered = done.offset
+        self.partial |= done.partial
+        return done
+
+    def catch_up(self) -> None:
+        """Apply the log up to now."""
+        with closing(self.pipeline.connect_source("backfill")) as source:
+            horizon = self.horizons.latest(source)
+            assert horizon is not None  # a backfill begins with one
+            nothing = pa.array([], pa.string())
+            self.apply(Looked(nothing, [], [], horizon, current_lsn(source), self.covered))
+
+    def by_key(self, keys: Sequence[Key]) -> Iterator[Looked]:
+        """The rows of some keys, as the source has them now."""
+        with closing(self.pipeline.connect_source("backfill", reads=True)) as source:
+            for first in range(0, len(keys), _KEYS):
+                some = keys[first : first + _KEYS]
+                check_oid(source, self.lake.row.table, self.lake.row.oid)
+                horizon = self.horizons.latest(source)
+                assert horizon is not None  # a backfill begins with one
+                with unaltered(self.lake):
+                    found = rows_of(self.pipeline, source, self.lake, some)
+                yield Looked(
+                    pa.array([row for _, row in found], pa.string()),
+                    [some[place] for place, _ in found],
+                    [],
+                    horizon,
+                    current_lsn(source),
+                    self.covered,
+                )
+
+    def doubled(self, most: int) -> list[Key]:
+        """Keys that the lake has more than one row of: one that only it had, and one that came."""
+        if any(column.mask is not None for column in self.lake.key):
+            return []  # by a masked key no row can be looked up
+        keys = keys_of(as_of(self.session, self.lake, self.lake.state().snapshot_id))
+        found = keys.groupBy(*keys.columns).count().where("count > 1").limit(most).collect()
+        return [tuple(row)[:-1] for row in found]
+
+    def nameless(self) -> str | None:
+        """What is to be said of rows of the lake that no row of the source can be."""
+        rows = self.session.table(self.lake.sql_name)
+        count = (
+            rows.where(" or ".join(f"{ticked(column.name)} is null" for column in self.lake.key))
+            .agg(F.count("*"))
+            .collect()[0][0]
+        )
+        if not count:
+            return None
+        return (
+            f"{count:,} rows of its lake table have NULL in their key, which no row of the source"
+            " has: delete them there, or copy it anew"
+        )
