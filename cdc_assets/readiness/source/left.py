@@ -7,7 +7,7 @@ source and in staging. That may be on purpose, so nothing is removed, only repor
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from psycopg import sql
 
@@ -16,6 +16,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.contents import (
@@ -25,6 +26,7 @@ from cdc_assets.postgres.publication.contents import (
 )
 from cdc_assets.postgres.publication.statements import removal
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.readiness.source.now import look_at_tables
 
 # A slot's reader may be between two sessions; its slot keeps less than this meanwhile.
 UNREAD_BYTES = 10**9
@@ -103,6 +105,27 @@ def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Findi
             "Reload the code location, or start the command again; or name them in exclude:. One"
             " whose name another one has in the lake is left out: name it in tables:, with as:.",
         )
+
+
+def still_followed(
+    connection: Connection, config: SourceConfig, rows: Iterable[TableRow]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tables that the log has and the configuration hasn't, and that aren't parked.
+
+    First those that the source has, whose changes are staged; then those that were dropped there.
+    """
+    wanted = {table.id for table in config.tables}
+    left = [
+        row
+        for row in rows
+        if row.oid and row.table not in wanted and row.state != TableState.PARKED
+    ]
+    now = look_at_tables(connection, config.publication, left) if left else {}
+    dropped = {table for table, found in now.items() if found.was_dropped}
+    return (
+        tuple(str(row.table) for row in left if row.table not in dropped),
+        tuple(str(row.table) for row in left if row.table in dropped),
+    )
 
 
 def left_findings(
