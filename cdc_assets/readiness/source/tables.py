@@ -15,6 +15,7 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import listed, named, one_line
 from cdc_assets.postgres.catalog import SourceTable
+from cdc_assets.postgres.publication.contents import GENERATED_COLUMNS
 from cdc_assets.postgres.publication.identity import remedy, sentence
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
 from cdc_assets.postgres.session.connect import Connection
@@ -65,9 +66,9 @@ def table_findings(
             yield Finding("filtered_rows", "info", rows, "")
         if follows:
             yield from _whole(connection, config, table, found, inserts_only=inserts_only)
+    version = connection.info.server_version
     if config.strategy(found.id) == "incremental":
         mode = "append" if inserts_only else table.mode or "mirror"
-        version = connection.info.server_version
         if (why := why_pinned(config, mode, found.key_columns, version)) is not None:
             yield Finding(
                 "copy_pinned",
@@ -82,7 +83,8 @@ def table_findings(
             "info",
             f"{table.name} has generated columns that Postgres doesn't send"
             f" ({listed(generated)}); the lake table will lack them.",
-            "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
+            "Compute them in a view over the lake table"
+            + (", or upgrade to Postgres 18." if version < GENERATED_COLUMNS else "."),
         )
     renamed, called_in_lake = table.columns.rename, lake_names(found, table)
     for name, other in called_in_lake.items():
