@@ -217,7 +217,7 @@ def test_commands_and_components_have_its_tables(dsn: str, there: Source, tmp_pa
     path = tmp_path / "found.json"
     path.write_text(json.dumps(data))
     result = CliRunner().invoke(cli, ["--config", str(path), "tables", "--json"])
-    listed = {row["table"]: row["replicated"] for row in json.loads(result.stdout)}
+    listed = {row["table"]: row["configured"] for row in json.loads(result.stdout)}
     assert set(listed.values()) == {True}
     component = PostgresSource.from_attributes_dict(attributes=data)
     assert isinstance(component, PostgresSource)

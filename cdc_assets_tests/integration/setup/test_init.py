@@ -291,7 +291,7 @@ def test_tables_lists_them_with_what_is_in_the_way(
     found: dict[str, dict[str, Any]] = {
         row["table"]: row for row in json.loads(ran("tables", "--json").stdout)
     }
-    assert {name for name, row in found.items() if row["replicated"]} == {"public.orders"}
+    assert {name for name, row in found.items() if row["configured"]} == {"public.orders"}
     assert (found["public.orders"]["rows"], found["public.orders"]["key"]) == (1000, ["id"])
     assert found["public.orders"]["bytes"] > 8192
     assert found["sales.parts"]["partitions"] == 1
