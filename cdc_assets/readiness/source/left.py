@@ -147,12 +147,16 @@ def left_findings(
     published = {name: published_tables(connection, name) or {} for name in (whole, inserts)}
     wanted = {table.id for table in config.tables}
     for row in store.tables():
-        if row.table in wanted and row.oid and row.state == TableState.PARKED:
+        if row.table in wanted and row.state == TableState.PARKED:
+            resync = f"cdc-assets resync {shlex.quote(str(row.table))}"
             yield Finding(
                 "table_parked",
                 "warning",
                 f"{row.table} is parked, whether or not the cause is mended: {row.reason}",
-                f"If it is: cdc-assets resync {shlex.quote(str(row.table))}",
+                f"If it is: {resync}"
+                if row.oid
+                else f"If it is: the next start takes it up by itself; a flusher that runs takes it"
+                f" up after {resync}",
             )
         name = inserts if row.inserts_only else whole
         if row.table in wanted or row.table not in published[name]:
