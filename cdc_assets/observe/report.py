@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,6 +119,9 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     for table in status.left:
         out = f"it is out of the configuration; to end that: cdc-assets drop-table '{table}'"
         parts.append((f"still staged: {table}", out))
+    for table in status.dropped:
+        out = "it is out of the configuration, so give it up: cdc-assets drop-table"
+        parts.append((f"dropped in the source: {table}", f"{out} {shlex.quote(table)}"))
     for one in status.backfills:
         name, _, said = one.sentence.partition(": ")
         parts.append((name, f"{said}; {one.reason}" if one.reason else said))

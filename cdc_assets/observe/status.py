@@ -5,14 +5,13 @@ One collection for the command line, the sensors and the checks, so that they ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from psycopg.rows import class_row
 
-from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.lake.catalog.catalog import shown
 from cdc_assets.log.backfills import Backfill, backfills
@@ -22,13 +21,13 @@ from cdc_assets.log.sessions.flusher_status import FlusherStatus, flusher_status
 from cdc_assets.log.sessions.workers import KnownWorker, workers
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.tables import GROUP
 from cdc_assets.log.wishes import paused
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.waits import Wait, held_snapshots, waits
 from cdc_assets.postgres.slots import SlotStatus, current_position, slot_status
+from cdc_assets.readiness.source.left import still_followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,8 @@ class SourceStatus:
     """Our sessions that wait for a lock of ours."""
     left: tuple[str, ...] = ()
     """Tables that are out of the configuration, and whose changes are staged still."""
+    dropped: tuple[str, ...] = ()
+    """Tables that are out of the configuration, and that the source hasn't any more."""
     backfills: tuple[Backfill, ...] = ()
     """Those that haven't ended."""
 
@@ -139,6 +140,7 @@ class SourceStatus:
             "pins": [asdict(pin) for pin in self.pins],
             "lock_waits": [asdict(wait) for wait in self.lock_waits],
             "left": list(self.left),
+            "dropped": list(self.dropped),
             "backfills": [backfill.to_json() for backfill in self.backfills],
         }
 
@@ -268,6 +270,7 @@ def collect(pipeline: Pipeline) -> SourceStatus:
         current = current_position(source)
         waiting = waits(source, config.name, config.slot)
         held = held_snapshots(source, config.name)
+        left = still_followed(source, config, registered)
     flusher = flusher_status(store, current)
     rows = store.connection.cursor(row_factory=class_row(_Row))
     known = {r.name: r for r in rows.execute(_TABLES, {"group": GROUP, "source": config.name})}
@@ -324,17 +327,8 @@ def collect(pipeline: Pipeline) -> SourceStatus:
             for snapshot in held
         ),
         store.lock_waits(),
-        _left(config, registered),
+        *left,
         tuple(backfills(store, ended=False)),
-    )
-
-
-def _left(config: SourceConfig, registered: Iterable[TableRow]) -> tuple[str, ...]:
-    wanted = {table.id for table in config.tables}
-    return tuple(
-        str(row.table)
-        for row in registered
-        if row.oid and row.table not in wanted and row.state != TableState.PARKED
     )
 
 

@@ -55,7 +55,8 @@ class Listed:
     """A table of the database.
 
     ``rows``: None where Postgres never looked. ``key``: the columns that identify a row in the log.
-    ``obstacles``: why it can't be replicated as it is.
+    ``obstacles``: why it can't be replicated as it is. ``configured``: whether the source has it;
+    ``status`` knows whether anything of it was copied.
     """
 
     id: TableId
@@ -65,12 +66,12 @@ class Listed:
     key: tuple[str, ...]
     replica_identity: str
     obstacles: tuple[Finding, ...]
-    replicated: bool = False
+    configured: bool = False
 
     @property
     def state(self) -> str:
         """What a list shows where nothing is in the way."""
-        return "replicated" if self.replicated else ""
+        return "nothing (configured)" if self.configured else ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,7 +82,7 @@ class Listed:
             "key": list(self.key),
             "replica_identity": self.replica_identity,
             "obstacles": [finding.to_json() for finding in self.obstacles],
-            "replicated": self.replicated,
+            "configured": self.configured,
         }
 
 

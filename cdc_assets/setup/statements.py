@@ -40,11 +40,14 @@ def prepared(
     tables = [table.id for table in config.tables]
     facts = facts_of(connection, config, tables)
     database = connection.info.dbname
-    parts = [*_server(server), *_identities(facts)]
+    published = {} if roles.superuser else published_tables(connection, config.publication)
+    added = [] if roles.superuser else [t for t in facts.heaps if t not in (published or {})]
+    parts = [*_server(server), *_identities(facts, [t for t in facts.heaps if t not in added])]
     if not roles.superuser:
         parts += _roles(connection, roles)
         parts += _rights(connection, config, roles, facts)
-        parts += _publication(connection, config, facts)
+        made = published is not None
+        parts += _publication(connection, config, facts, added, made=made)
     if not parts:
         return ""
     head = (
@@ -113,27 +116,42 @@ def _rights(
         yield "\n".join(lines)
 
 
-def _identities(facts: Facts) -> Iterator[str]:
+def _identities(facts: Facts, tables: Sequence[TableId]) -> Iterator[str]:
     """What Postgres tells changed rows by, where it couldn't once they are published."""
-    lines = [
-        f"{trouble.remedy} -- {one_line(trouble.what)}"  # nobody's name ends the comment
-        for found in facts.troubles.values()
-        for trouble in found
-    ]
-    if lines:
+    if lines := [line for table in tables for line in _identity(facts, table)]:
         yield "\n".join(["-- What tells changed rows apart.", *lines])
 
 
-def _publication(connection: Connection, config: SourceConfig, facts: Facts) -> Iterator[str]:
-    name = config.publication
-    published = published_tables(connection, name)
-    lines = [] if published is not None else [f"{creation(connection, name)};"]
-    # One statement locks all of its tables until it ends, so each has one of its own.
-    lines += [
-        f"{addition(connection, name, [table], filters=config.row_filters)};"
-        for table in facts.heaps
-        if table not in (published or {})
+def _identity(facts: Facts, table: TableId) -> list[str]:
+    found = facts.tables[table]
+    return [
+        f"{trouble.remedy} -- {one_line(trouble.what)}"  # nobody's name ends the comment
+        for trouble in (
+            () if isinstance(found, TableProblem) else facts.troubles.get(found.oid, ())
+        )
     ]
+
+
+def _publication(
+    connection: Connection,
+    config: SourceConfig,
+    facts: Facts,
+    tables: Sequence[TableId],
+    *,
+    made: bool,
+) -> Iterator[str]:
+    """The publication, unless it is ``made``, and the addition of tables.
+
+    psql goes on after a statement that gave up: published without the identity that it was to be
+    given, a table would refuse its application's changes. So both are one transaction.
+    """
+    name = config.publication
+    lines = [] if made else [f"{creation(connection, name)};"]
+    # One statement locks all of its tables until it ends, so each has one of its own.
+    for table in tables:
+        added = f"{addition(connection, name, [table], filters=config.row_filters)};"
+        identity = _identity(facts, table)
+        lines += ["begin;", *identity, added, "commit;"] if identity else [added]
     if lines:
         yield "\n".join(["-- What is streamed.", *lines])
 

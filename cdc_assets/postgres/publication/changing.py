@@ -18,7 +18,13 @@ from cdc_assets.postgres.publication.contents import (
 )
 from cdc_assets.postgres.publication.identity import remedy, sentence, unidentified
 from cdc_assets.postgres.publication.row_filters import is_published
-from cdc_assets.postgres.publication.statements import addition, creation, placement, removal
+from cdc_assets.postgres.publication.statements import (
+    addition,
+    creation,
+    pasted,
+    placement,
+    removal,
+)
 from cdc_assets.postgres.session.connect import Connection
 
 
@@ -96,7 +102,7 @@ def publish(
                 continue
             refused[table] = (
                 f"it can't be added to the publication {publication} ({first_line(error)})."
-                f" An owner of all runs: {'; '.join(statements)};"
+                f" An owner of all runs: {pasted(statements)}"
             )
     return Publishing(refused, frozenset(busy))
 
@@ -179,11 +185,12 @@ def _create(
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege as error:
+        statements = [statement]
         if tables:
-            statement += "; " + addition(connection, publication, tables, filters=filters)
+            statements.append(addition(connection, publication, tables, filters=filters))
         raise PreflightError(
             f"the role may not create the publication {publication}: {first_line(error)}.",
-            f"An owner of the tables runs: {statement};",
+            f"An owner of the tables runs: {pasted(statements)}",
         ) from error
 
 

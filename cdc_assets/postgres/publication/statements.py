@@ -76,6 +76,15 @@ def placement(
     return [*removed, addition(connection, publication, tables, lists, filters)]
 
 
+def pasted(statements: Sequence[str]) -> str:
+    """Statements as one text for a person to run: all of them take effect, or none.
+
+    A table that was taken out, and that the next statement fails to add, would lose its changes.
+    """
+    text = "".join(f"{statement}; " for statement in statements).rstrip()
+    return text if len(statements) == 1 else f"begin; {text} commit;"
+
+
 def _alteration(
     publication: str,
     verb: LiteralString,

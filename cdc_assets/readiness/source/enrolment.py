@@ -5,6 +5,7 @@ What they ask of the source is read for many tables at once (:func:`facts_of`).
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import makes, rules_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
+from cdc_assets.postgres.generated import made_from
 from cdc_assets.postgres.names import TableId, lake_column
 from cdc_assets.postgres.publication.contents import (
     SentColumns,
@@ -38,28 +40,6 @@ OR_INSERTS = "-- or set mode: append, which then gets inserts and truncates alon
 
 # A copy alone has every column with stored values.
 _STORED = SentColumns(("", "s"), {})
-
-
-# The dependency is the default's or the column's own: versions of Postgres differ.
-_MADE_FROM = """
-with recursive tree (root, oid) as (
-    select root, root from unnest(%s::oid[]) root
-    union all
-    select t.root, i.inhrelid from tree t
-      join pg_catalog.pg_inherits i on i.inhparent = t.oid
-      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
-select distinct t.root::bigint, a.attname::text, b.attname::text
-  from tree t
-  join pg_catalog.pg_attribute a on a.attrelid = t.oid
-  join pg_catalog.pg_attrdef e on e.adrelid = a.attrelid and e.adnum = a.attnum
-  join pg_catalog.pg_depend d on d.refclassid = 'pg_catalog.pg_class'::regclass
-       and d.refobjid = a.attrelid and d.refobjsubid > 0 and d.refobjsubid <> a.attnum
-       and ((d.classid = 'pg_catalog.pg_attrdef'::regclass and d.objid = e.oid)
-            or (d.classid = 'pg_catalog.pg_class'::regclass and d.objid = a.attrelid
-                and d.objsubid = a.attnum))
-  join pg_catalog.pg_attribute b on b.attrelid = a.attrelid and b.attnum = d.refobjsubid
- where a.attgenerated <> ''
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +86,7 @@ def facts_of(source: Connection, config: SourceConfig, tables: Sequence[TableId]
         under_roots(source, config, there) if config.streams else {},
         unlogged(source, there) if config.streams else {},
         {name: published_tables(source, name) for name in both} if config.streams else {},
-        _made_from(source, [t.oid for t in there if config.table(t.id).columns.mask]),
+        made_from(source, [t.oid for t in there if config.table(t.id).columns.mask]),
     )
     wanted = {t.oid: unread(config.table(t.id), facts.unsent(t)) for t in there}
     return replace(facts, missing=missing_rights(source, wanted))
@@ -117,15 +97,6 @@ def _troubles(
 ) -> Mapping[int, Sequence[Trouble]]:
     filtered = filter_columns(source, config.publication, oids)
     return troubles(source, oids, sent.generated, sent.listed, filtered)
-
-
-def _made_from(connection: Connection, oids: Sequence[int]) -> dict[int, dict[str, set[str]]]:
-    """By table and generated column, the columns that it is made from, in a partition at least."""
-    found = dict[int, dict[str, set[str]]]()
-    rows = () if not oids else connection.execute(_MADE_FROM, (list(oids),)).fetchall()
-    for oid, name, other in rows:
-        found.setdefault(oid, {}).setdefault(name, set()).add(other)
-    return found
 
 
 def unread(table: TableConfig, unsent: Collection[Column]) -> set[str]:
@@ -244,13 +215,21 @@ def _masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
     if salts and (wanted is None or had == has):
         return None
     what = "mask_salt is another one than" if not salts else "columns.mask isn't what it was"
+    way_out = (
+        f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
+        " stays in its older snapshots until these expire; under another name (as:, namespace:) it"
+        " stays until you drop that table."
+    )
+    if wanted is None:
+        way_out = (
+            "It is out of the configuration: put mask_salt back, or give it up: cdc-assets"
+            f" drop-table {shlex.quote(str(row.table))}"
+        )
     return Finding(
         "masked_otherwise",
         "error",
         f"{row.table}: {what} when it was copied: its rows would be masked in two ways.",
-        f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
-        " stays in its older snapshots until these expire; under another name (as:, namespace:) it"
-        " stays until you drop that table.",
+        way_out,
     )
 
 
@@ -324,7 +303,7 @@ def shown_by_generated(
 ) -> Iterator[tuple[TableRow, Finding]]:
     """Tables that stream, and of which a generated column shows a masked one since then."""
     masked = {row.oid: row for row in rows if config.masks(row.table)}
-    made = _made_from(source, [*masked]) if masked else {}
+    made = made_from(source, [*masked]) if masked else {}
     if not made:
         return
     facts = facts_of(source, config, [masked[oid].table for oid in made])

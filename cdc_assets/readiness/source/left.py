@@ -7,7 +7,7 @@ source and in staging. That may be on purpose, so nothing is removed, only repor
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from psycopg import sql
 
@@ -16,6 +16,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.contents import (
@@ -25,6 +26,7 @@ from cdc_assets.postgres.publication.contents import (
 )
 from cdc_assets.postgres.publication.statements import removal
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.readiness.source.now import look_at_tables
 
 # A slot's reader may be between two sessions; its slot keeps less than this meanwhile.
 UNREAD_BYTES = 10**9
@@ -105,6 +107,27 @@ def new_findings(connection: Connection, config: SourceConfig) -> Iterator[Findi
         )
 
 
+def still_followed(
+    connection: Connection, config: SourceConfig, rows: Iterable[TableRow]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tables that the log has and the configuration hasn't, and that aren't parked.
+
+    First those that the source has, whose changes are staged; then those that were dropped there.
+    """
+    wanted = {table.id for table in config.tables}
+    left = [
+        row
+        for row in rows
+        if row.oid and row.table not in wanted and row.state != TableState.PARKED
+    ]
+    now = look_at_tables(connection, config.publication, left) if left else {}
+    dropped = {table for table, found in now.items() if found.was_dropped}
+    return (
+        tuple(str(row.table) for row in left if row.table not in dropped),
+        tuple(str(row.table) for row in left if row.table in dropped),
+    )
+
+
 def left_findings(
     connection: Connection, config: SourceConfig, store: LogStore | None
 ) -> Iterator[Finding]:
@@ -124,12 +147,16 @@ def left_findings(
     published = {name: published_tables(connection, name) or {} for name in (whole, inserts)}
     wanted = {table.id for table in config.tables}
     for row in store.tables():
-        if row.table in wanted and row.oid and row.state == TableState.PARKED:
+        if row.table in wanted and row.state == TableState.PARKED:
+            resync = f"cdc-assets resync {shlex.quote(str(row.table))}"
             yield Finding(
                 "table_parked",
                 "warning",
                 f"{row.table} is parked, whether or not the cause is mended: {row.reason}",
-                f"If it is: cdc-assets resync {shlex.quote(str(row.table))}",
+                f"If it is: {resync}"
+                if row.oid
+                else f"If it is: the next start takes it up by itself; a flusher that runs takes it"
+                f" up after {resync}",
             )
         name = inserts if row.inserts_only else whole
         if row.table in wanted or row.table not in published[name]:

@@ -242,12 +242,13 @@ def review(connection: Connection, config: SourceConfig, store: LogStore) -> tup
     if source.in_recovery or not rows:
         return Review(findings), source
     now = look_at_tables(connection, publication, rows)
+    configured = {table.id: table for table in config.tables}
     tables = tuple(
         (row, finding)
         for row in rows
         for finding in (
             made_otherwise(row, config),
-            *compare_table(row, now[row.table], publication),
+            *compare_table(row, now[row.table], publication, configured.get(row.table)),
         )
         if finding is not None
     )

@@ -1,19 +1,35 @@
-"""Findings of ``check`` about the publication: whether it exists, or this role can make it.
+"""Findings of ``check`` about the publication: whether it, and a table in it, is there or can be.
 
 Nothing is changed. ``tables`` judges how a publication sends a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
+from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publication.contents import inserts_publication, published_tables
+from cdc_assets.postgres.publication.contents import (
+    inserts_publication,
+    publication_of,
+    published_tables,
+    row_filters,
+)
 from cdc_assets.postgres.publication.identity import unidentified
-from cdc_assets.postgres.publication.statements import addition, creation
+from cdc_assets.postgres.publication.row_filters import is_published
+from cdc_assets.postgres.publication.statements import (
+    addition,
+    creation,
+    pasted,
+    placement,
+    removal,
+)
 from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.readiness.source.enrolment import Facts, facts_of
+from cdc_assets.readiness.source.planning import refuse_row_filter
 
 # The tables of these names that exist, and whether this role owns them all.
 _OWNED = """
@@ -46,7 +62,7 @@ def publication_findings(connection: Connection, config: SourceConfig) -> Iterat
         message = f"the publication {name} doesn't exist yet; it will be created."
         yield Finding("publication", "info", message, "")
         return
-    wrong = unidentified(connection, name, oids)
+    wrong = {*unidentified(connection, name, oids), *_refused_filters(connection, config, tables)}
     whole = [
         TableId(schema, table)
         for oid, schema, table in connection.execute(
@@ -65,5 +81,71 @@ def publication_findings(connection: Connection, config: SourceConfig) -> Iterat
         "error",
         f"the role {role} can't make the publication {name}: that takes an owner of the tables who"
         " may create in this database.",
-        "; ".join(statements) + "; -- as an owner of the tables",
+        f"{pasted(statements)} -- as an owner of the tables",
     )
+
+
+def _refused_filters(
+    connection: Connection, config: SourceConfig, tables: Sequence[TableId]
+) -> Iterator[int]:
+    """The oids of the tables whose ``where`` can't be published."""
+    filtered = [table for table in tables if table in config.row_filters]
+    facts = facts_of(connection, config, filtered)
+    for table in filtered:
+        found, heaps = facts.tables[table], facts.heaps.get(table)
+        if not isinstance(found, SourceTable):
+            continue
+        try:
+            if heaps is None or isinstance(heaps, TableProblem):
+                yield found.oid  # whether it can be isn't known
+            else:
+                refuse_row_filter(connection, config, found, heaps, inserts_only=False)
+        except TableProblem:
+            yield found.oid
+
+
+def publishable(
+    connection: Connection,
+    config: SourceConfig,
+    found: SourceTable,
+    facts: Facts,
+    *,
+    inserts_only: bool,
+) -> Iterator[Finding]:
+    """Whether this role can publish the table in its publication, if it isn't published yet.
+
+    The SQL can be pasted: whoever asks knows that Postgres takes the table's changes then.
+    """
+    name = publication_of(config.publication, inserts_only=inserts_only)
+    table, present = found.id, facts.published[name]
+    if present is None and not inserts_only:
+        return  # publication_findings reports that
+    other = publication_of(config.publication, inserts_only=not inserts_only)
+    moves = table in (facts.published[other] or {})
+    needed, involved = list[str](), [name, *([other] if moves else [])]
+    if present is None:
+        needed.append(creation(connection, name, beside=config.publication))
+    has, unfiltered = row_filters(connection, name, [found.oid]).get(found.oid), False
+    if (where := config.row_filters.get(table)) is not None:
+        unfiltered = not is_published(connection, table, where, has)
+    if present is None or table not in present or unfiltered:
+        replaced = [table] if unfiltered and present else []
+        needed += placement(connection, name, [table], other, config.row_filters, replaced)
+    elif moves:
+        needed.append(removal(connection, other, [table]))
+    able, role = connection.execute(
+        "select pg_has_role(c.relowner, 'USAGE')"
+        " and (%s or has_database_privilege(current_database(), 'CREATE'))"
+        " and not exists (select from pg_catalog.pg_publication p where p.pubname = any(%s)"
+        " and not pg_has_role(p.pubowner, 'USAGE')), quote_ident(current_user)"
+        " from pg_catalog.pg_class c where c.oid = %s",
+        (present is not None, involved, found.oid),
+    ).fetchone() or (True, "")
+    if needed and not able:
+        yield Finding(
+            "table_owner",
+            "error",
+            f"the role {role} can't publish {table}: it doesn't own the table, or the publication"
+            f" {name}, or may make none.",
+            f"{pasted(needed)} -- as an owner of the table and of the publication",
+        )

@@ -122,6 +122,10 @@ class TableNow:
     twice: bool
     """Whether the other publication of the source has it, too: the server sends what either has."""
 
+    @property
+    def was_dropped(self) -> bool:
+        return self.oid is None and self.name_of_oid is None
+
 
 @dataclass(frozen=True, slots=True)
 class Review:

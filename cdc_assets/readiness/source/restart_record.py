@@ -17,8 +17,10 @@ three. They are pure: ``now`` queries the source, ``readiness.admission`` acts o
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
+from cdc_assets.config.tables import TableConfig
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.lsn import Lsn
@@ -195,7 +197,9 @@ def compare_slot(
         )
 
 
-def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Finding]:
+def compare_table(
+    row: TableRow, now: TableNow, publication: str, configured: TableConfig | None
+) -> Iterator[Finding]:
     """The finding about one followed table; at most one, the root of the others."""
 
     def found(code: str, message: str, remedy: str) -> Finding:
@@ -205,12 +209,18 @@ def compare_table(row: TableRow, now: TableNow, publication: str) -> Iterator[Fi
     before = PublishedAs.parse(row.published_as) if row.published_as is not None else None
     name = publication_of(publication, inserts_only=row.inserts_only)
     if now.oid is None:
-        if now.name_of_oid is None:
-            yield found(
-                "table_dropped",
-                "it was dropped in the source",
-                f"Take it out of the configuration; or create it again, then {resync}",
-            )
+        if now.was_dropped:
+            give_up = f"give it up: cdc-assets drop-table {shlex.quote(str(row.table))}"
+            if configured is None:
+                way_out = f"It is out of the configuration, so {give_up}"
+            elif configured.found:
+                way_out = (
+                    "Reload the code location, or start the command again: no pattern stands for it"
+                    f" then. After that {give_up} Or create it again, then {resync}"
+                )
+            else:
+                way_out = f"Take it out of the configuration; or create it again, then {resync}"
+            yield found("table_dropped", "it was dropped in the source", way_out)
         else:
             yield found(
                 "table_renamed",

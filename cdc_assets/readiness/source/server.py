@@ -289,7 +289,7 @@ def _objects(
             )
         found, _ = review(connection, config, store)
         yield from (f for f in found.source if f.code != "in_recovery")  # reported above
-        yield from (replace(finding, table=str(table)) for table, finding in found.tables)
+        yield from (replace(finding, table=str(row.table)) for row, finding in found.tables)
     elif slot is not None:
         yield from compare_slot(Recorded(None), slot, _database(connection), config.slot)
 

@@ -15,11 +15,9 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import listed, named, one_line
 from cdc_assets.postgres.catalog import SourceTable
-from cdc_assets.postgres.publication.contents import publication_of, row_filters
+from cdc_assets.postgres.publication.contents import GENERATED_COLUMNS
 from cdc_assets.postgres.publication.identity import remedy, sentence
-from cdc_assets.postgres.publication.row_filters import is_published
 from cdc_assets.postgres.publication.shape import refuse_partial_publication
-from cdc_assets.postgres.publication.statements import creation, placement, removal
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.types import mapping
 from cdc_assets.readiness.source.enrolment import (
@@ -33,6 +31,7 @@ from cdc_assets.readiness.source.enrolment import (
     without_identity,
 )
 from cdc_assets.readiness.source.planning import filter_findings, refuse_unplannable
+from cdc_assets.readiness.source.publications import publishable
 from cdc_assets.readiness.strategy import why_pinned
 
 
@@ -53,20 +52,23 @@ def table_findings(
         yield from _toast(connection, found, table)
     left_out = facts.unsent(found)
     names = {c.name for c in left_out}
-    if follows:
-        yield from _publishable(connection, config, found, facts, inserts_only=inserts_only)
     if not isinstance(parts := facts.heaps[found.id], TableProblem):
+        filtering = [*filter_findings(connection, config, found, parts, inserts_only=inserts_only)]
         if not facts.missing[found.oid]:
             yield from _refused("table_unplannable", refuse_unplannable, connection, found, parts)
-            yield from filter_findings(connection, config, found, parts, inserts_only=inserts_only)
+            yield from filtering
+        # Published without its identity, or by such a filter, Postgres would refuse its changes.
+        in_the_way = {"replica_identity", "row_filter"} & {f.code for f in [*identity, *filtering]}
+        if follows and not in_the_way:
+            yield from publishable(connection, config, found, facts, inserts_only=inserts_only)
         if table.where is not None:
             rows = f"{table.name}: only its rows where {one_line(table.where)} are replicated."
             yield Finding("filtered_rows", "info", rows, "")
         if follows:
             yield from _whole(connection, config, table, found, inserts_only=inserts_only)
+    version = connection.info.server_version
     if config.strategy(found.id) == "incremental":
         mode = "append" if inserts_only else table.mode or "mirror"
-        version = connection.info.server_version
         if (why := why_pinned(config, mode, found.key_columns, version)) is not None:
             yield Finding(
                 "copy_pinned",
@@ -81,7 +83,8 @@ def table_findings(
             "info",
             f"{table.name} has generated columns that Postgres doesn't send"
             f" ({listed(generated)}); the lake table will lack them.",
-            "Compute them in a view over the lake table, or upgrade to Postgres 18 (stored ones).",
+            "Compute them in a view over the lake table"
+            + (", or upgrade to Postgres 18." if version < GENERATED_COLUMNS else "."),
         )
     renamed, called_in_lake = table.columns.rename, lake_names(found, table)
     for name, other in called_in_lake.items():
@@ -232,50 +235,6 @@ def _refused(code: str, refuse: Callable[..., object], *about: object) -> Iterat
 
 def _error(code: str, problem: TableProblem) -> Finding:
     return Finding(code, "error", f"{problem.what}.", problem.remedy)
-
-
-def _publishable(
-    connection: Connection,
-    config: SourceConfig,
-    found: SourceTable,
-    facts: Facts,
-    *,
-    inserts_only: bool,
-) -> Iterator[Finding]:
-    """Whether this role can publish the table in its publication, if it isn't published yet."""
-    name = publication_of(config.publication, inserts_only=inserts_only)
-    table, present = found.id, facts.published[name]
-    if present is None and not inserts_only:
-        return  # publication_findings reports that
-    other = publication_of(config.publication, inserts_only=not inserts_only)
-    moves = table in (facts.published[other] or {})
-    needed, involved = list[str](), [name, *([other] if moves else [])]
-    if present is None:
-        needed.append(creation(connection, name, beside=config.publication))
-    has, unfiltered = row_filters(connection, name, [found.oid]).get(found.oid), False
-    if (where := config.row_filters.get(table)) is not None:
-        unfiltered = not is_published(connection, table, where, has)
-    if present is None or table not in present or unfiltered:
-        replaced = [table] if unfiltered and present else []
-        needed += placement(connection, name, [table], other, config.row_filters, replaced)
-    elif moves:
-        needed.append(removal(connection, other, [table]))
-    able, role = connection.execute(
-        "select pg_has_role(c.relowner, 'USAGE')"
-        " and (%s or has_database_privilege(current_database(), 'CREATE'))"
-        " and not exists (select from pg_catalog.pg_publication p where p.pubname = any(%s)"
-        " and not pg_has_role(p.pubowner, 'USAGE')), quote_ident(current_user)"
-        " from pg_catalog.pg_class c where c.oid = %s",
-        (present is not None, involved, found.oid),
-    ).fetchone() or (True, "")
-    if needed and not able:
-        yield Finding(
-            "table_owner",
-            "error",
-            f"the role {role} can't publish {table}: it doesn't own the table, or the publication"
-            f" {name}, or may make none.",
-            "; ".join(needed) + "; -- as an owner of the table and of the publication",
-        )
 
 
 def _identity(

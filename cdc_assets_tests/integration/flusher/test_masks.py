@@ -8,7 +8,11 @@ import pytest
 
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.masks import Mask
+from cdc_assets.operations.drop_table import drop_table
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.support.flusher import Bench, flushing
 from cdc_assets_tests.support.waiting import wait_for
 
@@ -124,3 +128,21 @@ def test_a_mask_that_cannot_be_is_refused_by_name(
     source.flush(_masking(source, **mask))
     assert said in source.parked()["public.t"]
     assert min(mask) in source.parked()["public.t"]
+
+
+def test_one_that_was_taken_out_with_the_salt_is_given_up_by_a_command(source: Bench) -> None:
+    """No command but that one takes a table that isn't configured."""
+    source.execute("create table t (id int primary key, secret text)")
+    source.execute("create table u (id int primary key)")
+    source.flush(_masking(source, secret="sha256"))
+    with Pipeline.open(source.config("public.u")) as pipeline:
+
+        def remedies() -> dict[str, str]:
+            found = preflight(source.connection, pipeline.config, pipeline.store, source.dsn)
+            return {f.code: f.remedy for f in found if f.table == "public.t"}
+
+        said = remedies()["masked_otherwise"]
+        assert said.endswith("cdc-assets drop-table public.t")
+        assert "resync" not in said
+        drop_table(pipeline, TableId("public", "t"))
+        assert remedies() == {}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import psycopg
+import pytest
 import yaml
 
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.readiness.test_check import config_of, found
+from cdc_assets_tests.support.flusher import Bench
 
 
 def made(new: NewDatabase, table: str) -> str:
@@ -77,3 +80,19 @@ def test_a_column_name_makes_no_line_and_no_yaml_of_its_own(
     assert "\n" not in said
     settings = named["unrepresentable_values"].remedy.removeprefix("columns: ").split(" keeps ")[0]
     assert yaml.safe_load(settings) == {"types": {"x}, {y: z": "string"}}
+
+
+@pytest.mark.parametrize(("postgres_version", "upgrade"), [(16, True), (18, False)])
+def test_nobody_is_told_to_upgrade_to_what_he_has(source: Bench, upgrade: bool) -> None:
+    """Postgres 18 sends stored columns, and no version sends virtual ones, which came with it."""
+    kind = "stored" if upgrade else "virtual"
+    source.execute(
+        f"create table t (id int primary key, d int generated always as (id * 2) {kind})"
+    )
+    remedy = next(
+        finding.remedy
+        for finding in preflight(source.connection, source.config("t"))
+        if finding.code == "generated_columns"
+    )
+    assert ("Postgres 18" in remedy) is upgrade
+    assert "view" in remedy

@@ -16,6 +16,8 @@ from cdc_assets.dagster.build import build_defs
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import NotReady, SourceMismatch
 from cdc_assets.flusher.flusher import run
+from cdc_assets.messages.findings import Finding
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets.readiness.surroundings import admitted
 from cdc_assets_tests.conftest import NewDatabase
@@ -111,6 +113,27 @@ def test_a_table_that_cannot_be_followed_does_not_stop_the_others(source: Bench)
     source.flush(config)
     assert source.ids() == ["1"]
     assert "public.gone" in source.parked()
+
+
+def test_a_table_that_was_parked_before_its_first_copy_is_told(source: Bench) -> None:
+    """Mended, it has no other finding; nothing of it is copied until it is taken up."""
+    source.execute("alter table t drop constraint t_pkey")
+    config = source.config("t")
+
+    def told() -> dict[str, Finding]:
+        with Pipeline.open(config) as pipeline:
+            found = preflight(source.connection, config, pipeline.store, source.dsn)
+        return {finding.code: finding for finding in found}
+
+    source.flush(config)
+    assert "no primary key" in told()["table_parked"].message
+    source.execute("alter table t add primary key (id)")
+    remedy = told()["table_parked"].remedy
+    assert "the next start takes it up by itself" in remedy
+    assert "cdc-assets resync public.t" in remedy
+    source.flush(config)
+    assert source.parked() == {}
+    assert "table_parked" not in told()
 
 
 def test_a_database_that_is_down_is_an_outage_and_no_refusal(

@@ -24,6 +24,7 @@ from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness.source.server import preflight
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.flusher import Bench, bench, flushing
 from cdc_assets_tests.support.waiting import wait_for
@@ -195,8 +196,10 @@ def flows(source: Bench, config: SourceConfig, number: int) -> None:
 
 def alone(source: Bench, config: SourceConfig, code: str, remedy: str = "") -> None:
     """Only t is parked, by that name; u flows; the remedy works, and t is whole again."""
-    wanted = codes(source, config)
-    assert code in wanted
+    with Pipeline.open(config) as pipeline:
+        found = preflight(source.connection, config, pipeline.store, source.dsn)
+    assert {f.table for f in found if f.code == code} == {"public.t"}
+    assert code in codes(source, config)
     flows(source, config, 50)
     parked = source.parked()
     assert list(parked) == ["public.t"]

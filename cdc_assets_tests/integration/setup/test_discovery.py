@@ -20,7 +20,10 @@ from cdc_assets.config.source import SourceConfig, config_from_parent, parse_con
 from cdc_assets.dagster.build import loaded
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem
 from cdc_assets.flusher.flusher import run
+from cdc_assets.observe.report import look, part_rows
+from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.source.server import preflight
 from cdc_assets.setup import discovery
@@ -90,6 +93,34 @@ def test_a_table_that_comes_is_told_and_taken_at_the_next_load(dsn: str, there: 
     assert "public.late" in told(config)["tables_new"]
     assert names(discovered(config_of(dsn))) == ["orders", "tmp_x", "parts", "late"]
     assert "tables_new" not in told(discovered(config_of(dsn)))
+
+
+def test_a_table_that_was_dropped_is_given_up_by_a_command(dsn: str, there: Source) -> None:
+    """It isn't in the configuration, from which a remedy could have it taken."""
+    entries = ["orders", "public.*"]
+    before = discovered(config_of(dsn, *entries, snapshot={"mode": "never"}))
+    run(before, until=current_lsn(there))
+    there.execute("drop table customers, orders cascade")
+    after = discovered(config_of(dsn, *entries, snapshot={"mode": "never"}))
+    command = "cdc-assets drop-table public.customers"
+    with Pipeline.open(after) as pipeline:
+
+        def remedies(config: SourceConfig) -> dict[str | None, str]:
+            found = preflight(there, config, pipeline.store, dsn)
+            return {f.table: f.remedy for f in found if f.code == "table_dropped"}
+
+        assert remedies(after)["public.customers"].endswith(command)
+        assert "Take it out" not in remedies(after)["public.customers"]
+        assert "Take it out of the configuration" in remedies(after)["public.orders"]
+        loaded_before = remedies(before)["public.customers"]
+        assert "Reload the code location" in loaded_before
+        assert command in loaded_before
+        parts = dict(part_rows(look(pipeline, sample=False)))
+        assert command in parts["dropped in the source: public.customers"]
+        assert not any("still staged" in part for part in parts)
+        drop_table(pipeline, TableId("public", "customers"))
+        assert remedies(after).keys() == {"public.orders"}
+        assert look(pipeline, sample=False).status.dropped == ()
 
 
 def test_no_table_that_comes_or_goes_changes_the_name_of_another(
@@ -186,7 +217,7 @@ def test_commands_and_components_have_its_tables(dsn: str, there: Source, tmp_pa
     path = tmp_path / "found.json"
     path.write_text(json.dumps(data))
     result = CliRunner().invoke(cli, ["--config", str(path), "tables", "--json"])
-    listed = {row["table"]: row["replicated"] for row in json.loads(result.stdout)}
+    listed = {row["table"]: row["configured"] for row in json.loads(result.stdout)}
     assert set(listed.values()) == {True}
     component = PostgresSource.from_attributes_dict(attributes=data)
     assert isinstance(component, PostgresSource)

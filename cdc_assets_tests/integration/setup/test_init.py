@@ -75,13 +75,13 @@ def ran(*arguments: str, code: int = 0) -> Result:
     return result
 
 
-def paste(server: EmbeddedPostgres, admin: str, script: str) -> None:
+def paste(server: EmbeddedPostgres, admin: str, script: str, *, goes_on: bool = False) -> None:
     """Into psql, as an administrator who answers its questions for passwords."""
     answered = re.sub(
         r"^\\password (\S+)$", r"alter role \1 password 'pw';", script, flags=re.MULTILINE
     )
     done = subprocess.run(
-        [str(server.program("psql")), "-X", "-q", "-v", "ON_ERROR_STOP=1"],
+        [str(server.program("psql")), "-X", "-q", "-v", f"ON_ERROR_STOP={int(not goes_on)}"],
         env=connection_environment(admin),
         input=answered,
         capture_output=True,
@@ -142,6 +142,17 @@ def test_what_is_named_gets_its_identity_before_it_is_published(
     paste(postgres, admin, script)
     with psycopg.connect(admin, autocommit=True) as source:
         source.execute("insert into keyless values (1); update keyless set a = 2")
+
+
+def test_what_got_no_identity_is_not_published(admin: str, postgres: EmbeddedPostgres) -> None:
+    """Somebody has locked the table: psql goes on with what comes after the statement."""
+    ran("init", "app", "--yes", "--table", "keyless", "--table", "orders")
+    with psycopg.connect(admin) as holder, psycopg.connect(admin, autocommit=True) as source:
+        holder.execute("lock table keyless in access share mode")
+        paste(postgres, admin, Path("app.sql").read_text(), goes_on=True)
+        made = source.execute("select tablename::text from pg_publication_tables").fetchall()
+        assert made == [("orders",)]
+        source.execute("update keyless set a = 2")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +291,7 @@ def test_tables_lists_them_with_what_is_in_the_way(
     found: dict[str, dict[str, Any]] = {
         row["table"]: row for row in json.loads(ran("tables", "--json").stdout)
     }
-    assert {name for name, row in found.items() if row["replicated"]} == {"public.orders"}
+    assert {name for name, row in found.items() if row["configured"]} == {"public.orders"}
     assert (found["public.orders"]["rows"], found["public.orders"]["key"]) == (1000, ["id"])
     assert found["public.orders"]["bytes"] > 8192
     assert found["sales.parts"]["partitions"] == 1

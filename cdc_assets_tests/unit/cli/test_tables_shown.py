@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cdc_assets.cli import terminal
@@ -68,3 +70,14 @@ def test_what_is_in_the_way_is_said_as_it_is(capsys: pytest.CaptureFixture[str])
     terminal.show_tables(FOUND)
     said = capsys.readouterr().err
     assert "replica_identity: Bad [red]name[/red]\\x1b[1m." in said
+
+
+def test_what_is_configured_is_not_said_to_be_replicated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is of the source alone, which doesn't know whether anything was copied."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    terminal.show_tables([replace(FOUND[0], configured=True)])
+    out = capsys.readouterr().out
+    assert "nothing (configured)" in out
+    assert "replicated" not in out

@@ -73,6 +73,7 @@ def test_the_keys_of_json_before_the_first_start() -> None:
         "pins": [],
         "lock_waits": [],
         "left": [],
+        "dropped": [],
     }
 
 
