@@ -1,8 +1,9 @@
 """A file of YAML (JSON is YAML) as a value, of which nothing is lost on the way.
 
 YAML itself takes a key that stands twice in a mapping, and the last one wins: tables of the first
-one would be out of the configuration without a word. So it is refused here. A merge key (``<<``)
-may stand twice, and what it brings may be overridden: that is its purpose.
+one would be out of the configuration without a word. So it is refused here, like a list or mapping
+that has an alias to itself in it, which nothing can be made of. A merge key (``<<``) may stand
+twice, and what it brings may be overridden: that is its purpose.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def value_of(path: Path) -> Any:
         ) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
+    except RecursionError:
+        raise ConfigurationError(
+            f"{path} is nested too deeply.", "Look for brackets that aren't closed."
+        ) from None
 
 
 def refuse_doubles(path: Path) -> None:
@@ -51,12 +56,19 @@ def refuse_doubles(path: Path) -> None:
 
 
 def _refuse(document: yaml.Node, origin: str) -> None:
-    done = set[int]()
+    within, done = set[int](), set[int]()
 
     def look(node: yaml.Node, place: str) -> None:
+        if id(node) in within:
+            raise ConfigurationError(
+                f"{origin}: {place} is an alias to what it stands in, of line"
+                f" {node.start_mark.line + 1}.",
+                "Write out what is meant.",
+            )
         if id(node) in done or not isinstance(node, yaml.CollectionNode):
             return
         done.add(id(node))
+        within.add(id(node))
         if isinstance(node, yaml.MappingNode):
             _refuse_keys(node, origin, place)
             parts = [(str(key.value), value) for key, value in node.value]
@@ -64,6 +76,7 @@ def _refuse(document: yaml.Node, origin: str) -> None:
             parts = [(str(number), value) for number, value in enumerate(node.value)]
         for name, part in parts:
             look(part, f"{place}.{name}" if place else name)
+        within.remove(id(node))
 
     look(document, "")
 

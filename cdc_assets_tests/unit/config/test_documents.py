@@ -60,3 +60,23 @@ def test_what_is_merged_in_may_be_overridden(tmp_path: Path) -> None:
     file.write_text(f"{LEAST}tables: [&usual {usual}, {other}]")
     found = [(t.name, t.chunk_pages, t.mode) for t in load_config(file).tables]
     assert found == [("public.a", 7, "append"), ("public.b", 9, "append")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "tables: &t\n- public.a\n- [*t]",
+            "tables.1.0 is an alias to what it stands in, of line 3",
+        ),
+        ("tables: [a]\nlake: &l\n  x: *l", "lake.x is an alias to what it stands in, of line 4"),
+        ("tables: [a]\nlake: &l\n  <<: *l", "lake.<< is an alias to what it stands in, of line 4"),
+        ("tables: [a]\nlake: &l {? *l : 1}", "a.yaml is not YAML: while constructing"),
+    ],
+)
+def test_what_has_itself_in_it_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(tmp_path, text)
+
+
+def test_what_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    assert "a.yaml is nested too deeply" in refused(tmp_path, f"tables: {'[' * 9999}")
