@@ -21,6 +21,7 @@ from rich.text import Text
 from cdc_assets.messages.texts import plain
 
 _NUMBERS = ("rows", "size")
+_WORD = re.compile(r"\s+")
 _PART = re.compile(r"(?<!\d)\s+")  # what lies between is whole: a word, or a number with its unit
 # Cells of a line that no terminal shows; of a column of remarks, or they are said below the table;
 # of a name and of another column before words are folded further.
@@ -38,9 +39,9 @@ def show(
 ) -> list[str]:
     """Print a table whose first column has names.
 
-    ``remarks``: the last column has sentences. If it has no room, they are returned, each with its
-    row's name, to be said. ``wide``, or where a file or a program reads it: lines are as long as
-    they need to be.
+    ``remarks``: the last column has sentences, if there are any. Where it has no room, they are
+    returned, each with its row's name, to be said. ``wide``, or where a file or a program reads it:
+    lines are as long as they need to be.
     """
     console = Console(stderr=stderr, highlight=False)
     if wide or not (console.is_terminal or "COLUMNS" in os.environ):
@@ -48,7 +49,7 @@ def show(
     below = []
     cells = [[plain(cell) for cell in row] for row in rows]
     room = console.width - _beside(headings)
-    if remarks and _left(headings, cells, room) < 0:
+    if remarks and (not any(row[-1] for row in cells) or _left(headings, cells, room) < 0):
         # A problem that was told of a table has its name already.
         below = [f"{n}: {remark.removeprefix(f'{n}: ')}" for n, *_, remark in cells if remark]
         headings, cells = headings[:-1], [row[:-1] for row in cells]
@@ -66,13 +67,13 @@ def show(
 def widths(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int]:
     """How many of ``room`` cells each column gets."""
     found = _longest(headings, rows)
-    words = [
-        max(cell_len(name), *(cell_len(w) for row in rows for w in _PART.split(row[place])), 1)
-        for place, name in enumerate(headings)
-    ]
+    least = _least(_PART, headings, rows)
+    words = _least(_WORD, headings, rows)
+    if sum(least) > room >= sum(words):
+        least = words  # then names are whole
     others = range(1, len(headings))
-    _narrow(found, others, words, room)
-    _narrow(found, [0], words, room)
+    _narrow(found, others, least, room)
+    _narrow(found, [0], least, room)
     _narrow(found, [0], [_NAME], room)
     _narrow(found, others, [_OTHER] * len(headings), room)
     _narrow(found, range(len(headings)), [1] * len(headings), room)
@@ -86,6 +87,16 @@ def _narrow(found: list[int], places: Sequence[int], least: Sequence[int], room:
         if not wide:
             return
         found[max(wide, key=lambda place: found[place])] -= 1
+
+
+def _least(
+    apart: re.Pattern[str], headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> list[int]:
+    """How wide each column is if its cells are wrapped there, and its heading isn't."""
+    return [
+        max(cell_len(name), *(cell_len(part) for row in rows for part in apart.split(row[n])), 1)
+        for n, name in enumerate(headings)
+    ]
 
 
 def _longest(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:

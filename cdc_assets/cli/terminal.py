@@ -11,7 +11,6 @@ import click
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from cdc_assets.cli import columns
@@ -163,9 +162,7 @@ def show_compared(found: Sequence[Comparison]) -> None:
 
 def show_maintained(done: list[Maintained]) -> None:
     """What ``maintain`` did, as a table."""
-    table = Table()
-    for name in ("table", "compacted", "snapshots", "orphans", "staged files", "now"):
-        table.add_column(name)
+    rows = []
     for found in done:
         compacted, removed = found.compacted, "{0.files:,} files, {1:,.1f} MB"
         orphans = replace(
@@ -173,18 +170,22 @@ def show_maintained(done: list[Maintained]) -> None:
             files=found.orphans.files + found.dead_copies.files + found.staged_orphans.files,
             bytes=found.orphans.bytes + found.dead_copies.bytes + found.staged_orphans.bytes,
         )
-        table.add_row(
-            shown(str(found.table)),
-            f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
-            f"{found.expired.snapshots:,} expired, "
-            + removed.format(found.expired, found.expired.bytes / 1e6),
-            removed.format(orphans, orphans.bytes / 1e6),
-            removed.format(found.staged, found.staged.bytes / 1e6),
-            shown(found.left_alone)
-            if found.left_alone
-            else f"{found.data_files:,} data files, {found.snapshots:,} snapshots",
+        looked_at = found.data_files or found.snapshots or not found.left_alone
+        rows.append(
+            (
+                str(found.table),
+                f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
+                f"{found.expired.snapshots:,} expired, "
+                + removed.format(found.expired, found.expired.bytes / 1e6),
+                removed.format(orphans, orphans.bytes / 1e6),
+                removed.format(found.staged, found.staged.bytes / 1e6),
+                f"{found.data_files:,} files, {found.snapshots:,} snapshots" if looked_at else "",
+                found.left_alone or "",
+            )
         )
-    Console().print(table)
+    headings = ("table", "compacted", "snapshots", "orphans", "staged", "now", "left alone")
+    for remark in columns.show(headings, rows, remarks=True):
+        say(remark)
 
 
 def _is_lag(problem: Problem) -> bool:

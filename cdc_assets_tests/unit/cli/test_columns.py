@@ -6,9 +6,11 @@ import pytest
 
 from cdc_assets.cli import columns, terminal
 from cdc_assets.log.sessions.flusher_status import FlusherStatus
+from cdc_assets.maintenance.run import Maintained
 from cdc_assets.observe.report import Health
 from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 
 WHY = "the role cdc_app may not read it. Grant it: grant select on nokey to cdc_app;"
 TOLD = f"sales.parts: {WHY}"
@@ -79,3 +81,28 @@ def test_what_gives_way_first(room: int, found: list[int]) -> None:
 
 def test_a_number_keeps_its_unit() -> None:
     assert columns.widths(("table", "lag"), [("t", "4.1 s, 1,234 B")], 12) == [5, 7]
+
+
+def test_maintain_cuts_no_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "another run maintains it; it is left for the next one, which begins within the hour."
+    done = [
+        Maintained(TableId("public", "MixedCase"), data_files=12, snapshots=3),
+        Maintained(TableId("public", "My.Table"), left_alone=why),
+    ]
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.show_maintained(done)
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.strip("│").split("│")[0] for line in lines if line.startswith("│")]
+    assert [name for name in map(str.strip, names) if name] == [
+        'public."MixedCase"',
+        'public."My.Table"',
+    ]
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-1] == f'public."My.Table": {why}'
+    monkeypatch.delenv("COLUMNS")
+    terminal.show_maintained(done)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if '"MixedCase"' in line and "12 files, 3 snapshots" in line]
+    assert [line for line in lines if '"My.Table"' in line and why in line]
