@@ -94,7 +94,7 @@ def init(
     except psycopg.OperationalError as error:
         raise EnvironmentProblem(
             f"the source can't be reached: {first_line(error)}",
-            "Start it, mend the network, or correct the address.",
+            "Start it, mend the network, or correct the address, with its role and password.",
         ) from error
     _finish(ctx, dsn, name, who, written)
 
