@@ -32,6 +32,7 @@ from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
 from cdc_assets.config.expansion import Client, expanded, resolved
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.reading.documents import value_of
+from cdc_assets.config.reading.explained import explained
 from cdc_assets.config.sections import (
     BackfillsConfig,
     LakeConfig,
@@ -298,7 +299,7 @@ def parse_config(
     try:
         return SourceConfig.model_validate(data, context={"expanded": expanded, "secrets": secrets})
     except ValidationError as error:
-        lines = [f"{origin}: {_explain(item)}" for item in error.errors(include_url=False)]
+        lines = [f"{origin}: {explained(item)}" for item in error.errors(include_url=False)]
         raise ConfigurationError("\n".join(lines)) from None
 
 
@@ -313,12 +314,3 @@ def load_config(path: str | os.PathLike[str]) -> SourceConfig:
     """Read a YAML or JSON file; raises ConfigurationError for whatever is wrong with it."""
     origin = os.fspath(path)
     return parse_config(resolved(value_of(Path(path)), origin), origin)
-
-
-def _explain(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "the whole file"
-    if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key; remove it or correct its spelling."
-    if item["type"] == "missing":
-        return f"{where}: missing; it is required."
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}."
