@@ -69,6 +69,8 @@ def init(
     from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
     from cdc_assets.setup import files, inventory, roles
 
+    if name is not None:
+        _trial(name, "postgresql://localhost", ["public.any"])  # before variables have its name
     asks = not yes and sys.stdin.isatty()
     dsn = _address(name, address, asks=asks)
     name = name or _name_of(dsn)
