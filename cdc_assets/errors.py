@@ -19,7 +19,7 @@ class CdcError(Exception):
     def __init__(self, what: str, remedy: str = "") -> None:
         self.what = what
         self.remedy = remedy
-        super().__init__(f"{what} {remedy}".strip())
+        super().__init__(f"{_ended(what)} {remedy}" if remedy else what)
 
 
 class ConfigurationError(CdcError):
@@ -91,10 +91,6 @@ class TableProblem(CdcError):
         # It may be of a problem that was told before, and has its name already.
         super().__init__(f"{table}: {what.removeprefix(f'{table}: ')}", remedy)
 
-    def __str__(self) -> str:
-        what = self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."
-        return f"{what} {self.remedy}" if self.remedy else self.what
-
     @classmethod
     def of(cls, table: object, error: CdcError) -> TableProblem:
         """``error`` as the table's, unless it is one already."""
@@ -115,7 +111,9 @@ class TablesFailed(CdcError):
 
     def __init__(self, problems: Sequence[TableProblem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("; ".join(str(problem) for problem in problems))
+        told = [str(problem) for problem in problems]
+        # In one line: whoever shows an error briefly shows its first one.
+        super().__init__("; ".join([*(said.rstrip(".;") for said in told[:-1]), *told[-1:]]))
 
 
 class SnapshotLost(CdcError):
@@ -136,6 +134,11 @@ class FollowerProblem(CdcError):
 
 class Fenced(CdcError):
     """Another worker took over what this one was doing; it must not commit."""
+
+
+def _ended(what: str) -> str:
+    """``what`` with a full stop, unless it ends with a mark already."""
+    return what if what.endswith((".", "?", "!", ":", ";")) else f"{what}."
 
 
 def first_line(error: BaseException) -> str:

@@ -69,6 +69,8 @@ def init(
     from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
     from cdc_assets.setup import files, inventory, roles
 
+    if name is not None:
+        _trial(name, "postgresql://localhost", ["public.any"])  # before variables have its name
     asks = not yes and sys.stdin.isatty()
     dsn = _address(name, address, asks=asks)
     name = name or _name_of(dsn)
@@ -94,7 +96,7 @@ def init(
     except psycopg.OperationalError as error:
         raise EnvironmentProblem(
             f"the source can't be reached: {first_line(error)}",
-            "Start it, mend the network, or correct the address.",
+            "Start it, mend the network, or correct the address, with its role and password.",
         ) from error
     _finish(ctx, dsn, name, who, written)
 

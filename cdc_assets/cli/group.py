@@ -8,6 +8,7 @@ need it do.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,22 +20,43 @@ import click
 
 from cdc_assets.cli.terminal import labelled
 from cdc_assets.config.addresses import services
+from cdc_assets.config.reading.documents import value_of
 from cdc_assets.config.source import SourceConfig, load_config
-from cdc_assets.errors import ConfigurationError
+from cdc_assets.errors import CdcError, ConfigurationError
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.home import home
 from cdc_assets.process.traces import log_to_stderr, noted
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.setup.discovery import discovered
 
-tables_option = click.option(
-    "--table", "tables", multiple=True, metavar="S.T", help="Only this table, as SQL spells it."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-wide_option = click.option("--wide", is_flag=True, help="Wrap nothing in a narrow terminal.")
 _CONFIG = "cdc_assets.config"
 _DEFAULT, _NAMED = "cdc_assets.yaml", 5
 _PLACES = ("*/defs/*/defs.yaml", "src/*/defs/*/defs.yaml")  # of a Dagster project
+_PLAIN = re.compile(r"\A[a-z0-9_.]+\Z")  # of a name that no shell needs quotes for
+
+
+def _names(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    """Tables of the file as they are written there: a shell waits, so nobody is asked for more."""
+    try:
+        data = value_of(Path(ctx.find_root().params.get("path") or _DEFAULT))
+        tables = data.get("attributes", data)["tables"]
+        names = [table.get("name") if isinstance(table, dict) else table for table in tables]
+    except (CdcError, LookupError, TypeError, AttributeError):
+        return []  # the command itself says what is wrong
+    plain = [name for name in names if isinstance(name, str) and _PLAIN.match(name)]
+    return [name for name in plain if name.startswith(begun)]
+
+
+tables_option = click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="S.T",
+    help="Only this table, as SQL spells it.",
+    shell_complete=_names,
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+wide_option = click.option("--wide", is_flag=True, help="Wrap nothing in a narrow terminal.")
 
 
 class _Command(click.Command):
@@ -87,6 +109,7 @@ def _fail(message: str, code: int) -> None:
     "--config",
     "path",
     metavar="FILE",
+    type=click.Path(),
     envvar="CDC_ASSETS_CONFIG",
     show_envvar=True,
     help=f"The source's YAML or JSON file; {_DEFAULT} if there is one here.",

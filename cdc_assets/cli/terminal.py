@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
-from rich.cells import cell_len
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+from cdc_assets.cli import columns
 from cdc_assets.messages.texts import plain
 
 if TYPE_CHECKING:
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from cdc_assets.snapshot.table_copy import CopyProgress
     from cdc_assets.verify.difference import Comparison
 
-_NUMBERS = ("rows", "size")
-# Characters of a name at least, if it needs them; of any other cell; of a line of no terminal.
-_FIRST, _OTHERS, _WIDE = 32, 6, 1_000
 _COLOURS = {"fail": "bold red", "warn": "yellow"}
 # Conditions by which tables are behind; nobody knows for how long they last when status asks.
 _CAUSES = ("flusher", "stream", "staging", "spark", "materializer")
@@ -121,8 +116,7 @@ def show_tables(found: Sequence[Listed], *, stderr: bool = False, wide: bool = F
         for listed in found
     ]
     headings = ("table", "rows", "size", "key", "identity", "in the way")
-    console = _console(stderr=stderr, wide=wide)
-    console.print(_table(headings, rows, console.width))
+    columns.show(headings, rows, stderr=stderr, wide=wide)
     for finding in (f for listed in found for f in listed.obstacles):
         note(f"{finding.code}: {finding.message}\n    {finding.remedy}".rstrip())
 
@@ -168,9 +162,7 @@ def show_compared(found: Sequence[Comparison]) -> None:
 
 def show_maintained(done: list[Maintained]) -> None:
     """What ``maintain`` did, as a table."""
-    table = Table()
-    for name in ("table", "compacted", "snapshots", "orphans", "staged files", "now"):
-        table.add_column(name)
+    rows = []
     for found in done:
         compacted, removed = found.compacted, "{0.files:,} files, {1:,.1f} MB"
         orphans = replace(
@@ -178,46 +170,22 @@ def show_maintained(done: list[Maintained]) -> None:
             files=found.orphans.files + found.dead_copies.files + found.staged_orphans.files,
             bytes=found.orphans.bytes + found.dead_copies.bytes + found.staged_orphans.bytes,
         )
-        table.add_row(
-            shown(str(found.table)),
-            f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
-            f"{found.expired.snapshots:,} expired, "
-            + removed.format(found.expired, found.expired.bytes / 1e6),
-            removed.format(orphans, orphans.bytes / 1e6),
-            removed.format(found.staged, found.staged.bytes / 1e6),
-            shown(found.left_alone)
-            if found.left_alone
-            else f"{found.data_files:,} data files, {found.snapshots:,} snapshots",
+        looked_at = found.data_files or found.snapshots or not found.left_alone
+        rows.append(
+            (
+                str(found.table),
+                f"{compacted.rewritten_files:,} files into {compacted.added_files:,}",
+                f"{found.expired.snapshots:,} expired, "
+                + removed.format(found.expired, found.expired.bytes / 1e6),
+                removed.format(orphans, orphans.bytes / 1e6),
+                removed.format(found.staged, found.staged.bytes / 1e6),
+                f"{found.data_files:,} files, {found.snapshots:,} snapshots" if looked_at else "",
+                found.left_alone or "",
+            )
         )
-    Console().print(table)
-
-
-def _console(*, stderr: bool = False, wide: bool = False) -> Console:
-    """``wide``, or a file or a program that reads it: lines are as long as they need to be."""
-    console = Console(stderr=stderr, highlight=False)
-    if wide or not (console.is_terminal or "COLUMNS" in os.environ):
-        console.width = _WIDE
-    return console
-
-
-def _table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, title: str = ""
-) -> Table:
-    """Nothing is cut; what ``width`` has no room for is wrapped, the first column last of all."""
-    table = Table(title=title or None)
-    longest = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
-    others, beside = len(headings) - 1, 3 * len(headings) + 1
-    first = None
-    if sum(longest) + beside > width:  # Rich would narrow the longest one
-        room = width - beside - _OTHERS * others
-        first = min(longest[0], _FIRST, max(_OTHERS, room))
-    for place, name in enumerate(headings):
-        side: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
-        fixed = first if place == 0 else None
-        table.add_column(name, overflow="fold", justify=side, width=fixed)
-    for row in rows:
-        table.add_row(*map(shown, row))
-    return table
+    headings = ("table", "compacted", "snapshots", "orphans", "staged", "now", "left alone")
+    for remark in columns.show(headings, rows, remarks=True):
+        say(remark)
 
 
 def _is_lag(problem: Problem) -> bool:
@@ -244,9 +212,9 @@ def show_health(health: Health, *, wide: bool = False) -> None:
         named = ", ".join(sorted(p.condition.key.partition(":")[2] for p in lagging))
         worst = "fail" if any(p.severity == "fail" for p in lagging) else "warn"
         labelled(worst, _COLOURS[worst], f"{len(lagging)} lake tables are behind: {named}")
-    rows = report.table_rows(found)
-    console = _console(wide=wide)
-    console.print(_table(report.TABLE_HEADINGS, rows, console.width, f"source {found.source}"))
+    rows, title = report.table_rows(found), f"source {found.source}"
+    for remark in columns.show(report.TABLE_HEADINGS, rows, remarks=True, title=title, wide=wide):
+        say(remark)
     for worker in found.workers:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
         say(

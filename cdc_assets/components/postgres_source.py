@@ -15,6 +15,7 @@ import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
 from cdc_assets.config.expansion import resolved
+from cdc_assets.config.reading.documents import refuse_doubles
 from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import loaded, process_defs
@@ -72,6 +73,7 @@ class PostgresSource(dg.Component):
     @classmethod
     def load(cls, attributes: Any, context: dg.ComponentLoadContext) -> Self:
         """Raises ConfigurationError naming the file, the key and the remedy."""
+        refuse_doubles(context.path / "defs.yaml")  # Dagster, which has read it, takes them
         data = attributes.model_dump() if attributes is not None else {}
         origin = str(context.path / "defs.yaml")
         given = aws.given(context.resolution_context.scope, origin)

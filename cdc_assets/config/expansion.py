@@ -114,11 +114,11 @@ def _text(name: str, client: Client) -> str:
 # The one template of Dagster's that stands for a value here. Names of tables are the source's, and
 # whoever makes a table there chooses them: nothing in a name is ever evaluated.
 _TEMPLATE = re.compile(r"\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
-_LISTS, _NAMES = frozenset({"tables", "exclude"}), ("name", "as")
+_LISTS, _NAME = frozenset({"tables", "exclude"}), "name"
 
 
 def resolved(value: Any, origin: str) -> Any:
-    """``value`` with ``{{ env.VAR }}`` replaced, but for names of tables."""
+    """``value`` with ``{{ env.VAR }}`` replaced, but for the source's names of tables."""
     if isinstance(value, Mapping):
         found = {key: resolved(item, origin) for key, item in value.items() if key not in _LISTS}
         tables = {
@@ -137,11 +137,10 @@ def resolved(value: Any, origin: str) -> Any:
 
 
 def _settings(table: Any, origin: str) -> Any:
-    """An entry of ``tables``: its settings are resolved, its names are not."""
+    """An entry of ``tables``: its settings are resolved, the source's name of it is not."""
     if not isinstance(table, Mapping):
         return table
-    settings = resolved(table, origin)
-    return {key: item if key in _NAMES else settings[key] for key, item in table.items()}
+    return {key: item if key == _NAME else resolved(item, origin) for key, item in table.items()}
 
 
 def _variable(name: str, origin: str) -> str:

@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import (
     SecretStr,
     ValidationError,
@@ -32,6 +31,8 @@ from cdc_assets.config.base import Section
 from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
 from cdc_assets.config.expansion import Client, expanded, resolved
 from cdc_assets.config.patterns import TablePattern
+from cdc_assets.config.reading.documents import value_of
+from cdc_assets.config.reading.explained import explained
 from cdc_assets.config.sections import (
     BackfillsConfig,
     LakeConfig,
@@ -298,7 +299,7 @@ def parse_config(
     try:
         return SourceConfig.model_validate(data, context={"expanded": expanded, "secrets": secrets})
     except ValidationError as error:
-        lines = [f"{origin}: {_explain(item)}" for item in error.errors(include_url=False)]
+        lines = [f"{origin}: {explained(item)}" for item in error.errors(include_url=False)]
         raise ConfigurationError("\n".join(lines)) from None
 
 
@@ -311,22 +312,5 @@ def config_from_parent(line: str) -> SourceConfig:
 
 def load_config(path: str | os.PathLike[str]) -> SourceConfig:
     """Read a YAML or JSON file; raises ConfigurationError for whatever is wrong with it."""
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            data = yaml.safe_load(file)  # an error of a string would quote the line with its secret
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"can't read the configuration {os.fspath(path)}: {error}.", "Check --config."
-        ) from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
-        raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
-    return parse_config(resolved(data, os.fspath(path)), os.fspath(path))
-
-
-def _explain(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "the whole file"
-    if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key; remove it or correct its spelling."
-    if item["type"] == "missing":
-        return f"{where}: missing; it is required."
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}."
+    origin = os.fspath(path)
+    return parse_config(resolved(value_of(Path(path)), origin), origin)

@@ -16,6 +16,7 @@ import pwd
 import stat
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from cdc_assets.errors import EnvironmentProblem
 
@@ -92,9 +93,11 @@ def _whose(found: os.stat_result) -> str:
 def at_home(place: str) -> str:
     """A hint for messages about what isn't at ``place``, if that is below a home by default.
 
-    Whoever starts us in another folder has another home there.
+    Whoever starts us in another folder has another home there. ``place`` may be a path, or a URI,
+    whose names may be escaped (``%20``).
     """
-    if os.environ.get("CDC_ASSETS_HOME") or str(_home()) not in place:
+    spelt = (place, unquote(place))
+    if os.environ.get("CDC_ASSETS_HOME") or not any(str(_home()) in each for each in spelt):
         return ""
     return (
         f"Here the home is {_home()}. If it was made by a start in another folder, start there"

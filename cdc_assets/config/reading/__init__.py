@@ -1,0 +1,1 @@
+"""Reading a configuration: the file's text, and sentences about what is wrong in it."""

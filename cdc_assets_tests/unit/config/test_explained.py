@@ -1,0 +1,48 @@
+"""What is wrong with a value, in the words of somebody who writes YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc_assets.config.source import parse_config
+from cdc_assets.errors import ConfigurationError
+
+A_LIST = "write a list, in brackets or with a dash before each"
+LEAST = {"name": "a", "postgres": {"dsn": "postgresql://h/db"}, "tables": ["t"]}
+
+
+def table(**settings: Any) -> dict[str, Any]:
+    return {"tables": [{"name": "t", **settings}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tables": "public.orders"}, f"tables: {A_LIST}."),
+        ({"tables": None}, f"tables: {A_LIST}."),
+        ({"exclude": "public.t"}, f"exclude: {A_LIST}."),
+        ({"tables": ["t", 3]}, "tables.1: write a table's name, or a mapping with its name."),
+        ({"tables": [["t"]]}, "tables.0: write a table's name, or a mapping with its name."),
+        ({"lake": ["a"]}, "lake: write a mapping of its keys to values."),
+        ({"maintenance": None}, "maintenance: write a mapping of its keys to values."),
+        (table(columns={"mask": ["a"]}), "tables.0.columns.mask: write a mapping, like {a: b}."),
+        ({"name": 3}, "name: write text; a number is text in quotes."),
+        (table(columns={"rename": {"a": 1}}), "tables.0.columns.rename.a: write text; a number"),
+        (table(only="maybe"), "tables.0.only: write true or false."),
+        (table(only=3.5), "tables.0.only: write true or false."),
+        (table(chunk_pages="x"), "tables.0.chunk_pages: write a whole number."),
+        (table(chunk_pages=1.5), "tables.0.chunk_pages: write a whole number."),
+        (table(chunk_pages=0), "tables.0.chunk_pages: it should be greater than or equal to 1."),
+        (table(mode="x"), "tables.0.mode: write 'mirror', 'soft_delete' or 'append'."),
+        ({"maintenance": {"deleted_rows": "x"}}, "maintenance.deleted_rows: write a number."),
+        (table(**{"as": ""}), "tables.0.as: it should have at least 1 character."),
+        ({"surprise": 1}, "surprise: unknown key; remove it or correct its spelling."),
+        ({"tables": []}, "tables: name at least one, or a pattern like public.*."),
+    ],
+)
+def test_a_wrong_value(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        parse_config({**LEAST, **changes}, "a.yaml")
+    assert str(error.value).startswith(f"a.yaml: {said}")
