@@ -40,10 +40,10 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Applied, Backfill
 from cdc_assets.materializer.drain import drain
+from cdc_assets.materializer.schema.ahead import look
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.waits import writers
-from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.verify.point import FlushTo
 from cdc_assets.verify.rows import comparable
@@ -166,10 +166,10 @@ class _Backfilling:
 
     def _follow(self) -> None:
         """Have the lake altered as the source was: on a quiet table no change may do that."""
-        with self.pipeline.connect_source("backfill") as source:
-            now = current_lsn(source)
-        self.flush_to(now)
-        drain(self.pipeline, self.session, self.backfill.table, below=now)
+        table = self.backfill.table
+        if (seen := look(self.pipeline, table)) is not None:
+            self.flush_to(seen.lsn)
+            drain(self.pipeline, self.session, table, below=seen.lsn, look=seen)
 
     # --- before it reads ---
 

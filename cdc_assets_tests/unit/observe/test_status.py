@@ -74,6 +74,7 @@ def test_the_keys_of_json_before_the_first_start() -> None:
         "lock_waits": [],
         "left": [],
         "dropped": [],
+        "backfills": [],
     }
 
 
