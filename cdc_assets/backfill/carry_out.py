@@ -15,11 +15,10 @@ from itertools import islice
 from threading import Event
 
 import psycopg
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from cdc_assets.backfill.apply import Looked
-from cdc_assets.backfill.horizons import Horizons, Proven
+from cdc_assets.backfill.horizons import Horizons
 from cdc_assets.backfill.reader import (
     PART_BYTES,
     Again,
@@ -28,21 +27,22 @@ from cdc_assets.backfill.reader import (
     Plan,
     Readers,
     Rewritten,
+    TooLong,
     are_same,
     files_of,
 )
-from cdc_assets.backfill.request import refuse, understood
-from cdc_assets.backfill.round import Round
+from cdc_assets.backfill.request import WHOLE, is_served, refuse, understood
+from cdc_assets.backfill.round import Chunk, Round, together
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
-from cdc_assets.log.backfills import Applied, Backfill
+from cdc_assets.log.backfills import Backfill
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.schema.ahead import look
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.session.waits import writers
 from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.verify.point import FlushTo
@@ -124,6 +124,9 @@ class _Backfilling:
     on_progress: Callable[[str], None]
     stop: Event
     _looked_at: float = field(default=0.0, init=False)
+    _partial: set[Key] = field(default_factory=set, init=False)
+    _scans: bool = field(default=False, init=False)
+    """Whether an index was thought to serve the condition, and it took too long."""
 
     def run(self) -> None:
         store, number = self.pipeline.store, self.backfill.number
@@ -139,6 +142,7 @@ class _Backfilling:
                 self.stop.wait(_AGAIN_SECONDS)
             except (Again, Fenced, LogBehind, psycopg.OperationalError) as again:
                 if isinstance(again, Rewritten):
+                    self._scans = self._scans or isinstance(again, TooLong)
                     record.plan(store, number, 0, "", [])
                 moved = len(record.planned(store, number)) < before
                 failures = 1 if moved else failures + 1
@@ -156,7 +160,10 @@ class _Backfilling:
         with self.pipeline.connect_source("backfill") as witness:
             cursor = self.pipeline.store.cursor(lake.row.table)
             at = cursor.offset if cursor else 0
-            work = Round(self.pipeline, self.session, lake, horizons, self.flush_to, witness, at)
+            work = Round(
+                *(self.pipeline, self.session, lake, horizons, self.flush_to, witness, at),
+                self._partial,
+            )
             self._rows(work, plan)
             self._by_key(work)
             if self.backfill.replaces:
@@ -222,9 +229,12 @@ class _Backfilling:
             if begun.chunks and begun.heaps and are_same(begun.heaps, files):
                 files = begun.heaps
             else:
-                found = parts(source, lake.row.oid, only=lake.table.only)
-                pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
-                record.plan(store, number, lake.row.epoch, files, whole(found, pages))
+                chunks = [WHOLE]
+                if predicate is None or self._scans or not is_served(source, lake, predicate):
+                    found = parts(source, lake.row.oid, only=lake.table.only)
+                    pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
+                    chunks = whole(found, pages)
+                record.plan(store, number, lake.row.epoch, files, chunks)
         hold = self.pipeline.config.snapshot.hold_at_most.total_seconds()
         return Plan(lake, files, predicate, hold, record.planned(store, number))
 
@@ -235,7 +245,7 @@ class _Backfilling:
         if not plan.chunks:
             return
         group, ended, since = list[Part](), list[int](), time.monotonic()
-        of = defaultdict[int, _Chunk](_Chunk)
+        of = defaultdict[int, Chunk](Chunk)
         readers = min(self.pipeline.config.backfills.readers, len(plan.chunks))
         with Readers(self.pipeline, plan, work.horizons, readers) as reading:
             for found in reading.read(_LOOK_SECONDS):
@@ -253,12 +263,12 @@ class _Backfilling:
         self._apply(work, group, ended, of)
 
     def _apply(
-        self, work: Round, group: list[Part], ended: list[int], of: defaultdict[int, _Chunk]
+        self, work: Round, group: list[Part], ended: list[int], of: defaultdict[int, Chunk]
     ) -> None:
         """Apply parts in one commit; the chunks that have ended are applied then."""
         store, number = self.pipeline.store, self.backfill.number
         if any(part.keys for part in group):
-            self._write(work, _together([part for part in group if part.keys]), reads=True)
+            self._write(work, together([part for part in group if part.keys]), reads=True)
         for part in group:
             of[part.chunk].add(part)
         for chunk in ended:
@@ -310,32 +320,3 @@ class _Backfilling:
             f"{now.table}: {now.chunks_done} of {now.chunks} chunks, {now.read:,} rows read,"
             f" {now.applied:,} applied, {now.superseded:,} left to the stream{removed}"
         )
-
-
-@dataclass
-class _Chunk:
-    """What was applied of a chunk so far."""
-
-    parts: list[tuple[Lsn, Lsn, int, float]] = field(default_factory=list)
-
-    def add(self, part: Part) -> None:
-        self.parts.append((part.horizon.lsn, part.lsn, len(part.data), part.seconds))
-
-    def applied(self, chunk: int) -> Applied:
-        horizons, lsns, rows, seconds = zip(*self.parts, strict=True)
-        return Applied(chunk, min(horizons), max(lsns), sum(rows), sum(seconds))
-
-
-def _together(group: list[Part]) -> Looked:
-    """Parts as one: nothing that counts by it wouldn't count by its own horizon."""
-    horizon = Proven(
-        min(part.horizon.lsn for part in group), min(part.horizon.offset for part in group)
-    )
-    return Looked(
-        pa.concat_arrays([part.data for part in group]),
-        [key for part in group for key in part.keys],
-        [],
-        horizon,
-        max(part.lsn for part in group),
-        horizon.offset,
-    )

@@ -21,6 +21,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc_assets.backfill.horizons import Horizons, Proven
+from cdc_assets.backfill.request import WHOLE
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.relation import told_by_catalog
@@ -46,6 +47,9 @@ _FAR_MORE = 4
 _LOOK_SECONDS = 0.2
 # Whoever waits for a locked table neither pauses nor ends.
 _PATIENCE = sql.SQL("select pg_catalog.set_config('lock_timeout', '10s', true)").format()
+# A transaction that reads by an index isn't cut into parts, but ends after so many times its time.
+_LIMIT = sql.SQL("select pg_catalog.set_config('statement_timeout', {}, true)")
+_LONGER = 10
 
 
 class Again(TableProblem):
@@ -53,7 +57,11 @@ class Again(TableProblem):
 
 
 class Rewritten(Again):
-    """The chunks are pages of files that the table doesn't have any more."""
+    """The chunks are pages of files that the table doesn't have any more: they are planned anew."""
+
+
+class TooLong(Rewritten):
+    """The rows of a condition took longer than the server's planner thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,11 @@ class _Reader:
     def parts(self, chunk: int, pages: CtidRange) -> Iterator[Part]:
         """The rows of a chunk."""
         lake = self._plan.lake
+        if pages == WHOLE and self._plan.predicate is not None:
+            part = self._read(chunk, pages, None)
+            assert part is not None  # there is no limit
+            yield part
+            return
         heap = max((h.pages for h in heaps(self._source, lake.row.table, lake.row.oid)), default=0)
         for some in self._pace.parts(pages, heap):
             yield from self._some(chunk, some, heap)
@@ -225,7 +238,9 @@ class _Reader:
         names = column_names(source, lake)
         # A filter of the table comes first: what it leaves out isn't looked at any further.
         where = [row_filter(source, self._pipeline.config, lake.row), self._plan.predicate]
-        among = " and ".join([pages.predicate, *(f"({one})" for one in where if one is not None)])
+        by_index = pages == WHOLE and self._plan.predicate is not None
+        within = [] if by_index else [pages.predicate]
+        among = " and ".join([*within, *(f"({one})" for one in where if one is not None)])
         numbers = {c.source.number for c in [*lake.columns, *lake.key]}
         rows = filtered(lake.table.rows, among, [n for at, n in names.items() if at in numbers])
         query = sql.SQL("select {} from {} t").format(texts_of_row(lake, names), rows)
@@ -234,6 +249,9 @@ class _Reader:
         data, keys, size = list[str](), list[Key](), 0
         with unaltered(lake), self._opened(None) as run:
             rows_of(run, _PATIENCE, [TEXT])
+            if by_index:
+                most_seconds = _LONGER * self._plan.hold_at_most
+                rows_of(run, _LIMIT.format(sql.Literal(f"{most_seconds}s")), [TEXT])
             for batch in run(query.as_string(source), [TEXT] * len(lake.columns)):
                 size += batch.nbytes
                 if most is not None and size > most:
@@ -252,6 +270,9 @@ def unaltered(lake: LakeTable) -> Iterator[None]:
     """The names that a statement has may be those of before an ALTER TABLE."""
     try:
         yield
+    except psycopg.errors.QueryCanceled as error:
+        what = "its rows took longer to find than the server's planner thought"
+        raise TooLong(lake.row.table, what, "All of it is read.") from error
     except psycopg.Error as error:
         if error.sqlstate in TABLE_CHANGED:
             raise Again(lake.row.table, "it is being altered", "It is read again then.") from error

@@ -7,12 +7,14 @@ operators and functions, without subqueries.
 
 from __future__ import annotations
 
+from psycopg import sql
+
 from cdc_assets.errors import ConfigurationError, TableProblem
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.ctid import TID_RANGE_SCANS
+from cdc_assets.postgres.ctid import TID_RANGE_SCANS, CtidRange
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.row_filters import refuse_text
 from cdc_assets.postgres.session.connect import Connection
@@ -57,6 +59,29 @@ def request(
         if predicate is not None:
             understood(source, table, predicate)
     return record.request(pipeline.store, table, predicate, replaces=replaces, by=by)
+
+
+# The chunk of a condition that an index serves: all pages at once.
+WHOLE = CtidRange(0, None)
+# An index serves a condition if finding its rows costs this share of reading the table, by the
+# planner; and they are few enough for one transaction.
+_SHARE, _FEW_ROWS = 0.1, 100_000
+
+
+def is_served(source: Connection, lake: LakeTable, predicate: str) -> bool:
+    """Whether the rows of a condition are found by an index, so that not all pages are read."""
+    cost, rows = _estimated(source, lake, predicate)
+    all_of_it, _ = _estimated(source, lake, "true")
+    return rows <= _FEW_ROWS and cost <= _SHARE * all_of_it
+
+
+def _estimated(source: Connection, lake: LakeTable, condition: str) -> tuple[float, int]:
+    """What a query costs, and how many rows it has, by the planner."""
+    query = sql.SQL("explain (format json) select * from {} where {}")
+    row = source.execute(query.format(lake.table.rows, sql.SQL(condition))).fetchone()
+    assert row is not None
+    found = row[0][0]["Plan"]
+    return float(found["Total Cost"]), int(found["Plan Rows"])
 
 
 def refuse(lake: LakeTable) -> None:

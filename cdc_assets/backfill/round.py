@@ -11,11 +11,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc_assets.backfill.apply import Done, Looked, apply, keys_of
-from cdc_assets.backfill.horizons import Horizons
-from cdc_assets.backfill.reader import Again, unaltered
+from cdc_assets.backfill.horizons import Horizons, Proven
+from cdc_assets.backfill.reader import Again, Part, unaltered
 from cdc_assets.errors import TablePaused, TableProblem
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.backfills import Applied
 from cdc_assets.materializer.reread import rows_of
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
@@ -45,7 +46,7 @@ class Round:
     flush_to: FlushTo
     witness: Connection
     covered: int
-    partial: set[Key] = field(default_factory=set)
+    partial: set[Key]
 
     def apply(self, some: Looked) -> Done:
         """Apply what was read. Raises Again where that doesn't count, or can't be done now.
@@ -125,3 +126,32 @@ class Round:
             f"{count:,} rows of its lake table have NULL in their key, which no row of the source"
             " has: delete them there, or copy it anew"
         )
+
+
+@dataclass
+class Chunk:
+    """What was applied of a chunk so far."""
+
+    parts: list[tuple[Lsn, Lsn, int, float]] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
+        self.parts.append((part.horizon.lsn, part.lsn, len(part.data), part.seconds))
+
+    def applied(self, chunk: int) -> Applied:
+        horizons, lsns, rows, seconds = zip(*self.parts, strict=True)
+        return Applied(chunk, min(horizons), max(lsns), sum(rows), sum(seconds))
+
+
+def together(group: list[Part]) -> Looked:
+    """Parts as one: nothing that counts by it wouldn't count by its own horizon."""
+    horizon = Proven(
+        min(part.horizon.lsn for part in group), min(part.horizon.offset for part in group)
+    )
+    return Looked(
+        pa.concat_arrays([part.data for part in group]),
+        [key for part in group for key in part.keys],
+        [],
+        horizon,
+        max(part.lsn for part in group),
+        horizon.offset,
+    )

@@ -65,6 +65,27 @@ def test_only_the_rows_of_a_condition_are_read(source: Lake) -> None:
     assert [row[0] for row in source.rows(T) if row[1] == "wrong"] == [200]
 
 
+def test_a_condition_that_an_index_serves_reads_no_other_pages(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = "create table t (id int primary key, v text, n int);"
+    setup += "insert into t select i, repeat('v', 200), i % 2 from generate_series(1, 20000) i;"
+    with new_lake(setup + "analyze t;", {"name": "t", "chunk_pages": 16}) as source:
+        source.pin()
+        source.copy()
+        monkeypatch.setattr(carrying, "_CHUNK_PAGES", 16)
+        damage(source, "update lake.src.t set v = 'wrong' where id < 10")
+        few = backfilled(source, where="id < 100")
+        assert (few.state, few.chunks, few.read) == ("done", 1, 99)
+        many = backfilled(source, where="n = 1")
+        assert (many.state, many.read) == ("done", 10_000) and many.chunks > 10
+        # The planner may be wrong: then all pages are read, in short transactions.
+        monkeypatch.setattr(reader, "_LONGER", 0.0005)
+        wrong = backfilled(source, where="id < 1000")
+        assert (wrong.state, wrong.read) == ("done", 999) and wrong.chunks > 10
+        assert source.equal(T)
+
+
 @pytest.mark.parametrize(
     ("where", "said"),
     [
