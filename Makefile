@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
+.PHONY: help install jars java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ bench-dev: java ## The demo of make dev: CPU and freshness, as one JSON line (ON
 
 bench-verify: java ## The comparison of the demo's nine tables, as one JSON line (ROUNDS=3)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_verify --rounds $(ROUNDS)
+
+bench-backfill: java ## A backfill of a live table: its rows beside the copy's, and freshness, as one JSON line (ROUNDS=3)
+	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_backfill --rounds $(ROUNDS)
 
 bench-tables: java ## A source of many small tables, as one JSON line (TABLES=500)
 	@$(BIN)/python -m cdc_assets_tests.benchmarks.bench_tables --tables $(TABLES)
