@@ -61,7 +61,7 @@ def next_window(
     lsn = applied
     if window.until is not None and found.end_offset < last.end_offset:
         applied = cursor.applied_lsn
-    # Behind a cut there may be entries none of whose rows are below it.
-    moved = [one for one in batch if one.start_offset < found.end_offset]
-    reached = Cursor(found.end_offset, applied, moved[-1].commit_time)
+    # Behind a cut there may be entries none of whose rows are in the window.
+    batch = [one for one in batch if one.start_offset < found.end_offset]
+    reached = Cursor(found.end_offset, applied, batch[-1].commit_time)
     return NextWindow(batch, window, relation, found, reached, lsn)

@@ -121,6 +121,7 @@ def test_a_comparison_that_cuts_within_an_entry_leaves_its_rest_whatever_follows
     found = cut(*entries, below=Lsn(130))
     assert found is not None
     assert (found.facts.rows, found.reached.offset) == (2, 2)
+    assert found.entries == entries[:2]  # no other is read, or waited for
     assert cut(*entries[1:], cursor=found.reached, below=Lsn(130)) is None
     found = cut(*entries[1:], cursor=found.reached)
     assert found is not None
