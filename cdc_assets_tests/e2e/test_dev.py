@@ -150,7 +150,7 @@ def test_every_table_is_copied_followed_and_fresh(server: DevServer) -> None:
         return max(1.0, PROMISED_SECONDS * PATIENCE - (time.monotonic() - began))
 
     running = server.until("the sensors", lambda: _sensors(server), left())
-    works = ("services", "flusher", "snapshot", "materializer", "checks")
+    works = ("services", "flusher", "snapshot", "materializer", "checks", "backfills")
     tells = ("cdc_alerts", "health", "marts")
     assert set(running) == {f"{name}_shop" for name in works + tells}
     assert {state["status"] for state in running.values()} == {"RUNNING"}
