@@ -15,7 +15,7 @@ from cdc_assets.backfill.reader import Again
 from cdc_assets.backfill.rule import changed_keys, counts
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.batch import Window, selected
+from cdc_assets.log.batch import Window, holds, selected
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.relation import told_by_file
 from cdc_assets.log.staged.storage import Storage
@@ -38,7 +38,7 @@ class Looked:
     """What was found of some keys at the source: ``rows`` as JSON with their ``keys``; ``gone``.
 
     The keys of ``gone`` are as the lake has them (:func:`keys_of`). ``horizon`` and ``lsn``: as of
-    a part of a chunk (``reader.Part``). ``since``: an offset of the log.
+    a part of a chunk (``reader.Part``).
     """
 
     rows: pa.Array
@@ -46,14 +46,13 @@ class Looked:
     gone: Sequence[Key]
     horizon: Proven
     lsn: Lsn
-    since: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """Rows written, rows left to the stream, rows removed; the log is applied to ``offset``.
 
-    ``partial``: keys of changes that left values out, since ``Looked.since``.
+    ``partial``: keys of changes that left values out.
     """
 
     applied: int
@@ -69,8 +68,11 @@ def apply(
     read_of: LakeTable,
     some: Looked,
     flush_to: FlushTo,
+    since: int,
 ) -> Done:
     """Write what counts of ``some``, which was read with the columns of ``read_of``.
+
+    ``since``: the offset from which on the log is searched for changes that left values out.
 
     Raises Again if it can't be known any more what counts; TableProblem, Fenced, and errors of
     Spark where nothing can be written.
@@ -84,7 +86,7 @@ def apply(
             raise Again(table, "it was altered, or copied anew, since it was read", _AGAIN)
         loaded = lake.loaded()
         offset = offset_of(lake_state(loaded))
-        changed, partial = _changed(store, lake, some, offset)
+        changed, partial = _changed(store, lake, some.horizon, since, offset)
         good = counts(some.keys, changed)
         rows = some.rows.filter(pa.array(good))
         gone = list[Key]()
@@ -121,20 +123,17 @@ def _columns(lake: LakeTable) -> tuple[object, ...]:
 
 
 def _changed(
-    store: LogStore, lake: LakeTable, some: Looked, until: int
+    store: LogStore, lake: LakeTable, horizon: Proven, since: int, until: int
 ) -> tuple[frozenset[Key] | None, frozenset[Key]]:
     """The keys that the lake has changed since the horizon by the log up to ``until``; None: all.
 
-    And the keys of changes since ``some.since`` that left values out (unchanged TOAST), which the
+    And the keys of changes from ``since`` on that left values out (unchanged TOAST), which the
     lake had: they may be damaged there.
     """
-    table, at = lake.row.table, min(some.horizon.offset, some.since)
-    window = Window(at, some.horizon.lsn, None, until)
+    table, at = lake.row.table, min(horizon.offset, since)
+    window = Window(at, horizon.lsn, None, until)
     entries = store.entries(table, at)
-    for entry in entries:
-        if entry.start_offset <= at:
-            at = max(at, entry.end_offset)
-    if at < until:
+    if not holds(entries, at, until):
         raise Again(table, "its log since it was read is removed by now", _AGAIN)
     storage, key = Storage.of(lake.config.s3), [column.source.name for column in lake.key]
     changed, partial, emptied, size = set[Key](), set[Key](), False, 0

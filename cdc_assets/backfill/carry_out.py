@@ -31,7 +31,7 @@ from cdc_assets.backfill.reader import (
     are_same,
     files_of,
 )
-from cdc_assets.backfill.request import WHOLE, is_served, refuse, understood
+from cdc_assets.backfill.request import WHOLE, is_served, understood
 from cdc_assets.backfill.round import Chunk, Round, together
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
@@ -39,6 +39,7 @@ from cdc_assets.flusher.reach import LogBehind
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
+from cdc_assets.materializer.corrections import refuse_uncorrectable
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.schema.ahead import look
 from cdc_assets.pipeline import Pipeline
@@ -104,9 +105,6 @@ def carry_out(
             work.run()
         except _Other:
             pass
-        except CdcError as problem:
-            record.become(store, number, "failed", first_line(problem))
-            raise
         except Exception as problem:
             record.become(store, number, "failed", first_line(explained(problem, pipeline.config)))
             raise
@@ -192,7 +190,7 @@ class _Backfilling:
     def _lake(self) -> LakeTable:
         table = self.backfill.table
         lake = comparable(self.pipeline, table)
-        refuse(lake)
+        refuse_uncorrectable(lake)
         begun = record.backfill(self.pipeline.store, self.backfill.number)
         if begun.epoch and begun.epoch != lake.row.epoch:
             raise TableProblem(

@@ -44,3 +44,9 @@ class Horizons:
                 offset = self._offset  # before the observation
                 self._candidate = Horizon.observe(source), offset
             return self._proven
+
+    def proven(self, source: Connection) -> Proven:
+        """:meth:`latest`, of which a backfill waits for the first before it reads anything."""
+        found = self.latest(source)
+        assert found is not None
+        return found

@@ -244,8 +244,7 @@ class _Reader:
         numbers = {c.source.number for c in [*lake.columns, *lake.key]}
         rows = filtered(lake.table.rows, among, [n for at, n in names.items() if at in numbers])
         query = sql.SQL("select {} from {} t").format(texts_of_row(lake, names), rows)
-        horizon = self._horizons.latest(source)
-        assert horizon is not None  # a backfill begins with one
+        horizon = self._horizons.proven(source)
         data, keys, size = list[str](), list[Key](), 0
         with unaltered(lake), self._opened(None) as run:
             rows_of(run, _PATIENCE, [TEXT])

@@ -13,6 +13,7 @@ from cdc_assets.errors import ConfigurationError, TableProblem
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
+from cdc_assets.materializer.corrections import refuse_uncorrectable
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS, CtidRange
 from cdc_assets.postgres.names import TableId
@@ -36,7 +37,7 @@ def request(
     if it can't be done.
     """
     lake = comparable(pipeline, table)
-    refuse(lake)
+    refuse_uncorrectable(lake)
     if replaces and predicate is not None:
         raise ConfigurationError(
             "where and replace exclude each other: which rows only the lake has is known of the"
@@ -82,17 +83,6 @@ def _estimated(source: Connection, lake: LakeTable, condition: str) -> tuple[flo
     assert row is not None
     found = row[0][0]["Plan"]
     return float(found["Total Cost"]), int(found["Plan Rows"])
-
-
-def refuse(lake: LakeTable) -> None:
-    """Raise TableProblem for a table whose rows can't be put in place one by one."""
-    anew = f"Copy it anew: cdc-assets resync '{lake.row.table}'."
-    if not lake.config.streams:
-        raise TableProblem(lake.row.table, "nothing is streamed, so that it isn't kept", anew)
-    if lake.row.mode == "append":
-        raise TableProblem(lake.row.table, "in append mode its rows are its history", anew)
-    if not lake.key:
-        raise TableProblem(lake.row.table, "it has no key, by which rows could be put", anew)
 
 
 def understood(source: Connection, table: TableId, predicate: str) -> str:

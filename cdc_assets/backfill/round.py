@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -65,8 +65,9 @@ class Round:
                 self.pipeline,
                 self.session,
                 self.lake,
-                replace(some, since=self.covered),
+                some,
                 flush_to,
+                self.covered,
             )
         except (Again, TablePaused):
             raise
@@ -80,10 +81,9 @@ class Round:
     def catch_up(self) -> None:
         """Apply the log up to now."""
         with closing(self.pipeline.connect_source("backfill")) as source:
-            horizon = self.horizons.latest(source)
-            assert horizon is not None  # a backfill begins with one
+            horizon = self.horizons.proven(source)
             nothing = pa.array([], pa.string())
-            self.apply(Looked(nothing, [], [], horizon, current_lsn(source), self.covered))
+            self.apply(Looked(nothing, [], [], horizon, current_lsn(source)))
 
     def by_key(self, keys: Sequence[Key]) -> Iterator[Looked]:
         """The rows of some keys, as the source has them now."""
@@ -91,8 +91,7 @@ class Round:
             for first in range(0, len(keys), _KEYS):
                 some = keys[first : first + _KEYS]
                 check_oid(source, self.lake.row.table, self.lake.row.oid)
-                horizon = self.horizons.latest(source)
-                assert horizon is not None  # a backfill begins with one
+                horizon = self.horizons.proven(source)
                 with unaltered(self.lake):
                     found = rows_of(self.pipeline, source, self.lake, some)
                 yield Looked(
@@ -101,7 +100,6 @@ class Round:
                     [],
                     horizon,
                     current_lsn(source),
-                    self.covered,
                 )
 
     def doubled(self, most: int) -> list[Key]:
@@ -153,5 +151,4 @@ def together(group: list[Part]) -> Looked:
         [],
         horizon,
         max(part.lsn for part in group),
-        horizon.offset,
     )

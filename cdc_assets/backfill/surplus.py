@@ -48,8 +48,7 @@ class Surplus:
             horizon, lsn = None, Lsn.ZERO
             for keys in self._keys(beside):
                 look()
-                latest = horizons.latest(source)
-                assert latest is not None  # a backfill begins with one
+                latest = horizons.proven(source)
                 check_oid(source, lake.row.table, lake.row.oid)
                 with unaltered(lake):
                     found = self._lacking(source, keys)
@@ -89,7 +88,7 @@ class Surplus:
 
 
 def _looked(gone: list[Key], horizon: Proven, lsn: Lsn) -> Looked:
-    return Looked(pa.array([], pa.string()), [], gone, horizon, lsn, horizon.offset)
+    return Looked(pa.array([], pa.string()), [], gone, horizon, lsn)
 
 
 def _earlier(one: Proven | None, other: Proven) -> Proven:

@@ -146,9 +146,8 @@ def backfills_sensor(config: SourceConfig) -> dg.SensorDefinition:
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         with reachable(config), session(config, "backfills") as pipeline:
             take_signals(pipeline)
-            if not record.is_outstanding(pipeline.store):
+            if not (due := record.backfills(pipeline.store, outstanding=True)):
                 return dg.SkipReason("No backfill is to be carried out.")
-            due = record.backfills(pipeline.store, outstanding=True)
             active = active_runs(context.instance, pipeline.store, run_tags(config, "backfill"))
             at_work = {run.tags.get(BACKFILL_TAG) for run in active}
             left = [

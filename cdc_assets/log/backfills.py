@@ -158,16 +158,6 @@ def backfills(store: LogStore, *, outstanding: bool = False, ended: bool = True)
     return [_of(row) for row in rows.fetchall()]
 
 
-def is_outstanding(store: LogStore) -> bool:
-    """Whether :func:`backfills` has any that are to be carried out: at each tick."""
-    row = store.connection.execute(
-        "select exists (select from backfills where source = %s"
-        " and state in ('requested', 'running'))",
-        (store.source,),
-    ).fetchone()
-    return bool(row and row[0])
-
-
 _MAY: dict[State, tuple[State, ...]] = {
     "running": ("requested", "running"),
     "requested": ("paused", "failed"),

@@ -104,6 +104,14 @@ def outlines(entries: Sequence[LogEntry], storage: Storage) -> list[Outline]:
         return list(pool.map(lambda entry: outline(entry, storage), entries))
 
 
+def holds(entries: Sequence[LogEntry], offset: int, until: int) -> bool:
+    """Whether entries, in order, hold all offsets from ``offset`` to ``until`` (excluded)."""
+    for entry in entries:
+        if entry.start_offset <= offset:
+            offset = max(offset, entry.end_offset)
+    return offset >= until
+
+
 def take(
     entries: Sequence[LogEntry], limit_bytes: int, limit_rows: float = BATCH_ROWS
 ) -> list[LogEntry]:

@@ -106,6 +106,17 @@ class Corrections:
         )
 
 
+def refuse_uncorrectable(lake: LakeTable) -> None:
+    """Raise TableProblem for a table whose rows can't be corrected one by one."""
+    anew = f"Copy it anew: cdc-assets resync '{lake.row.table}'."
+    if not lake.config.streams:
+        raise TableProblem(lake.row.table, "nothing is streamed, so that it isn't kept", anew)
+    if lake.row.mode == "append":
+        raise TableProblem(lake.row.table, "in append mode its rows are its history", anew)
+    if not lake.key:
+        raise TableProblem(lake.row.table, "it has no key, by which rows could be corrected", anew)
+
+
 def correct(
     pipeline: Pipeline,
     session: SparkSession,

@@ -68,15 +68,16 @@ def wish(pipeline: Pipeline, what: Wish, number: int) -> Backfill:
 def take_signals(pipeline: Pipeline) -> int:
     """Do what the new rows of ``signals`` ask for; how many there were."""
     store = pipeline.store
-    store.connection.execute(
-        "delete from signals where source = %s and done_at < now() - make_interval(days => %s)",
-        (store.source, _KEPT_DAYS),
-    )
     rows = store.connection.execute(
         "select id, kind, data from signals where source = %s and done_at is null"
         " order by requested_at, id",
         (store.source,),
     ).fetchall()
+    if rows:
+        store.connection.execute(
+            "delete from signals where source = %s and done_at < now() - make_interval(days => %s)",
+            (store.source, _KEPT_DAYS),
+        )
     for key, kind, data in rows:
         # Whoever else takes it at this moment finds it done.
         with store.connection.transaction():

@@ -20,7 +20,12 @@ from cdc_assets.lake.lineage import foreign_since
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.locks import write_lock
-from cdc_assets.materializer.corrections import Corrections, correct, forget_foreign
+from cdc_assets.materializer.corrections import (
+    Corrections,
+    correct,
+    forget_foreign,
+    refuse_uncorrectable,
+)
 from cdc_assets.materializer.reread import rows_of
 from cdc_assets.pins.holders import under
 from cdc_assets.pipeline import Pipeline
@@ -40,21 +45,11 @@ def repairer(pipeline: Pipeline, session: SparkSession) -> Mend:
 
     def repair(compared: Compared) -> int:
         table = compared.beside.lake.row.table
-        _refuse(compared.beside.lake)
+        refuse_uncorrectable(compared.beside.lake)
         with pipeline.store.locked(write_lock(table)):
             return _repaired(pipeline, session, compared)
 
     return repair
-
-
-def _refuse(lake: LakeTable) -> None:
-    anew = f"Copy it anew: cdc-assets resync '{lake.row.table}'."
-    if not lake.config.streams:
-        raise TableProblem(lake.row.table, "nothing is streamed, so that it isn't kept", anew)
-    if lake.row.mode == "append":
-        raise TableProblem(lake.row.table, "in append mode its rows are its history", anew)
-    if not lake.key:
-        raise TableProblem(lake.row.table, "it has no key, by which rows could be corrected", anew)
 
 
 def _repaired(pipeline: Pipeline, session: SparkSession, compared: Compared) -> int:

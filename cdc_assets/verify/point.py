@@ -27,6 +27,7 @@ from cdc_assets.lake.publish import patiently
 from cdc_assets.lake.spark.sending import sent
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeColumn, LakeTable
+from cdc_assets.log.batch import holds
 from cdc_assets.log.sessions.workers import workers
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogStore
@@ -179,12 +180,9 @@ def _changes(
     store: LogStore, lake: LakeTable, point: Lsn, offset: int, state: LakeState
 ) -> Iterator[pa.Table]:
     """The rows of the log that committed from ``point`` on and that ``state`` has applied."""
-    storage, until, at = Storage.of(lake.config.s3), offset_of(state), offset
+    storage, until = Storage.of(lake.config.s3), offset_of(state)
     entries = store.entries(lake.row.table, offset)
-    for entry in entries:
-        if entry.start_offset <= at:
-            at = max(at, entry.end_offset)
-    if at < until:
+    if not holds(entries, offset, until):
         what = "its log was removed while it was compared"
         raise TableProblem(lake.row.table, what, "It is compared the next time.")
     for entry in entries:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from cdc_assets.backfill import apply as applying
+from cdc_assets.backfill import round as rounds
 from cdc_assets.backfill.carry_out import carry_out
 from cdc_assets.backfill.request import request
 from cdc_assets.lake.spark.session import SUMMARY_OPTION
@@ -42,3 +47,15 @@ def carried_out(source: Lake, number: int, **how: Any) -> Backfill:
 
 def backfilled(source: Lake, table: TableId = T, where: str | None = None, **how: Any) -> Backfill:
     return carried_out(source, request(source.pipeline, table, where, **how).number)
+
+
+def after_reading(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Once, after rows were read and before they are applied."""
+    applied, todo = applying.apply, [do]
+
+    def apply(*about: Any) -> Any:
+        while todo:
+            todo.pop()()
+        return applied(*about)
+
+    monkeypatch.setattr(rounds, "apply", apply)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
 
-from cdc_assets.backfill import apply as applying
 from cdc_assets.backfill import carry_out as carrying
 from cdc_assets.backfill import reader
-from cdc_assets.backfill import round as rounds
 from cdc_assets.backfill.horizons import Horizons, Proven
 from cdc_assets.backfill.request import request
 from cdc_assets.errors import ConfigurationError, TableProblem
@@ -23,23 +20,18 @@ from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.snapshot import pace
-from cdc_assets_tests.support.backfills import SETUP, T, backfilled, carried_out, damage
+from cdc_assets_tests.support.backfills import (
+    SETUP,
+    T,
+    after_reading,
+    backfilled,
+    carried_out,
+    damage,
+)
 from cdc_assets_tests.support.lake import Lake, NewLake
 from cdc_assets_tests.support.synchronous import hanging_commits
 
 pytestmark = pytest.mark.spark
-
-
-def between(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
-    """Once, after rows were read and before they are applied."""
-    applied, todo = applying.apply, [do]
-
-    def apply(*about: Any) -> Any:
-        while todo:
-            todo.pop()()
-        return applied(*about)
-
-    monkeypatch.setattr(rounds, "apply", apply)
 
 
 def test_damaged_rows_are_healed_and_surplus_ones_stay_without_replace(source: Lake) -> None:
@@ -149,7 +141,7 @@ def test_what_changes_between_reading_and_applying_is_left_to_the_stream(
         source.catch_up(T)
         source.execute("update t set v = 'comes later' where id = 8; delete from t where id = 9")
 
-    between(monkeypatch, change)
+    after_reading(monkeypatch, change)
     done = backfilled(source)
     assert done.superseded in (7, 9)  # what comes later may be applied before it, too
     source.catch_up(T)
@@ -163,7 +155,7 @@ def test_a_truncate_between_reading_and_applying_leaves_all_to_the_stream(
         source.execute("truncate t; insert into t values (1, 'new', 'new')")
         source.catch_up(T)
 
-    between(monkeypatch, change)
+    after_reading(monkeypatch, change)
     done = backfilled(source)
     assert (done.applied, done.superseded) == (0, 300)
     source.catch_up(T)
@@ -197,7 +189,7 @@ def test_a_table_that_is_altered_meanwhile_is_read_again(
         add(*about)
 
     monkeypatch.setattr(reader, "refuse_changed", altered)
-    between(monkeypatch, lambda: source.execute(statement))
+    after_reading(monkeypatch, lambda: source.execute(statement))
     monkeypatch.setattr(carrying, "_AGAIN_SECONDS", 0.1)
     assert backfilled(source).state == "done"
     source.execute("insert into t (id) values (1000)")
@@ -220,7 +212,7 @@ def test_a_table_that_is_copied_anew_ends_its_backfill(
         source.pin()
         source.copy()
 
-    between(monkeypatch, change)
+    after_reading(monkeypatch, change)
     monkeypatch.setattr(carrying, "_AGAIN_SECONDS", 0.1)
     with pytest.raises(TableProblem, match="it was copied anew since the backfill began"):
         backfilled(source)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,14 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.support.backfills import SETUP, T, backfilled, carried_out, damage
+from cdc_assets_tests.support.backfills import (
+    SETUP,
+    T,
+    after_reading,
+    backfilled,
+    carried_out,
+    damage,
+)
 from cdc_assets_tests.support.lake import Lake, NewLake, copied
 from cdc_assets_tests.support.waiting import wait_for
 
@@ -43,18 +49,6 @@ pytestmark = pytest.mark.spark
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrying, "_AGAIN_SECONDS", 0.1)
-
-
-def after_reading(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
-    """Once, after rows were read and before they are applied."""
-    applied, todo = applying.apply, [do]
-
-    def apply(*about: Any) -> Any:
-        while todo:
-            todo.pop()()
-        return applied(*about)
-
-    monkeypatch.setattr(rounds, "apply", apply)
 
 
 def test_a_key_that_is_renamed_there_and_back_hides_no_change(

@@ -73,14 +73,14 @@ def damage(source: Lake, table: TableId, condition: str) -> None:
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
     """Between a comparison and its repair, once."""
-    refuse, todo = repair._refuse, [do]
+    refuse, todo = corrections.refuse_uncorrectable, [do]
 
     def interrupted(lake: LakeTable) -> None:
         refuse(lake)
         while todo:
             todo.pop()()
 
-    monkeypatch.setattr(repair, "_refuse", interrupted)
+    monkeypatch.setattr(repair, "refuse_uncorrectable", interrupted)
 
 
 def problem_of(source: Lake, table: TableId) -> str | None:
