@@ -223,18 +223,19 @@ class _Backfilling:
             predicate = self.backfill.predicate
             if predicate is not None:
                 predicate = understood(source, lake.row.table, predicate)
+            by_index = (
+                predicate is not None and not self._scans and is_served(source, lake, predicate)
+            )
             begun = record.backfill(store, number)
             if begun.chunks and begun.heaps and are_same(begun.heaps, files):
                 files = begun.heaps
             else:
-                chunks = [WHOLE]
-                if predicate is None or self._scans or not is_served(source, lake, predicate):
-                    found = parts(source, lake.row.oid, only=lake.table.only)
-                    pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
-                    chunks = whole(found, pages)
+                found = parts(source, lake.row.oid, only=lake.table.only)
+                pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
+                chunks = [WHOLE] if by_index else whole(found, pages)
                 record.plan(store, number, lake.row.epoch, files, chunks)
         hold = self.pipeline.config.snapshot.hold_at_most.total_seconds()
-        return Plan(lake, files, predicate, hold, record.planned(store, number))
+        return Plan(lake, files, predicate, hold, record.planned(store, number), by_index)
 
     # --- its rows ---
 

@@ -89,13 +89,17 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is read of a table. ``files``: see :func:`files_of`; ``predicate``: which rows."""
+    """What is read of a table. ``files``: see :func:`files_of`; ``predicate``: which rows.
+
+    ``by_index``: a chunk of all pages is read in one transaction, since an index finds the rows.
+    """
 
     lake: LakeTable
     files: str
     predicate: str | None
     hold_at_most: float
     chunks: Sequence[tuple[int, CtidRange]]
+    by_index: bool
 
 
 def files_of(source: Connection, lake: LakeTable) -> str:
@@ -210,7 +214,7 @@ class _Reader:
     def parts(self, chunk: int, pages: CtidRange) -> Iterator[Part]:
         """The rows of a chunk."""
         lake = self._plan.lake
-        if pages == WHOLE and self._plan.predicate is not None:
+        if self._plan.by_index and pages == WHOLE:
             part = self._read(chunk, pages, None)
             assert part is not None  # there is no limit
             yield part
@@ -238,7 +242,7 @@ class _Reader:
         names = column_names(source, lake)
         # A filter of the table comes first: what it leaves out isn't looked at any further.
         where = [row_filter(source, self._pipeline.config, lake.row), self._plan.predicate]
-        by_index = pages == WHOLE and self._plan.predicate is not None
+        by_index = self._plan.by_index and pages == WHOLE
         within = [] if by_index else [pages.predicate]
         among = " and ".join([*within, *(f"({one})" for one in where if one is not None)])
         numbers = {c.source.number for c in [*lake.columns, *lake.key]}
