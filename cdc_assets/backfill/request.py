@@ -14,6 +14,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
 from cdc_assets.materializer.corrections import refuse_uncorrectable
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS, CtidRange
 from cdc_assets.postgres.names import TableId
@@ -48,14 +49,14 @@ def request(
         raise TableProblem(
             table,
             "its key is masked, so that its rows can't be looked up at the source",
-            f"Copy it anew: cdc-assets resync '{table}'.",
+            copy_anew(table),
         )
     with pipeline.connect_source("backfill") as source:
         if source.info.server_version < TID_RANGE_SCANS:
             raise TableProblem(
                 table,
                 "its Postgres reads the whole table for each range of its pages, before version 14",
-                f"Copy it anew: cdc-assets resync '{table}'.",
+                copy_anew(table),
             )
         if predicate is not None:
             understood(source, table, predicate)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_assets.cli.commands import until_told
-from cdc_assets.cli.group import cli, json_option, opened, streamed
+from cdc_assets.cli.group import cli, json_option, opened, streamed, table_names
 from cdc_assets.cli.terminal import note, say
 from cdc_assets.config.addresses import selected
 from cdc_assets.errors import ConfigurationError
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from cdc_assets.log.backfills import Backfill
 
 _WISHES = ("pause", "resume", "stop")
+
+
+def _first(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    if ctx.params.get("what"):
+        return []
+    return [w for w in _WISHES if w.startswith(begun)] + table_names(ctx, parameter, begun)
 
 
 @cli.command(
@@ -30,7 +36,9 @@ _WISHES = ("pause", "resume", "stop")
         "cdc-assets backfill resume 7 --wait",
     )
 )
-@click.argument("what", nargs=-1, metavar="[S.T | pause N | resume N | stop N]")
+@click.argument(
+    "what", nargs=-1, metavar="[S.T | pause N | resume N | stop N]", shell_complete=_first
+)
 @click.option("--where", metavar="SQL", help="Only these rows: an immutable condition.")
 @click.option("--replace", is_flag=True, help="Remove rows that only the lake has, too.")
 @click.option("--wait", is_flag=True, help="Carry it out here, and return when it has ended.")

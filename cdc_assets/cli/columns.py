@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdc_assets.messages.texts import plain
+from cdc_assets.cli.pasted import told
 
 _NUMBERS = ("rows", "size")
 _WORD = re.compile(r"\s+")
@@ -47,7 +47,7 @@ def show(
     if wide or not (console.is_terminal or "COLUMNS" in os.environ):
         console.width = _WIDE
     below = []
-    cells = [[plain(cell) for cell in row] for row in rows]
+    cells = [[told(cell) for cell in row] for row in rows]
     room = console.width - _beside(headings)
     if remarks and (not any(row[-1] for row in cells) or _left(headings, cells, room) < 0):
         # A problem that was told of a table has its name already.

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_assets.cli.group import cli, config_of, json_option, opened, streamed, tables_option
+from cdc_assets.cli.group import (
+    cli,
+    config_of,
+    json_option,
+    opened,
+    streamed,
+    table_names,
+    tables_option,
+    wide_option,
+)
 from cdc_assets.cli.terminal import (
     CopyBar,
     note,
@@ -68,7 +77,7 @@ def until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
         "cdc-assets --config app.yaml resync --all",
     )
 )
-@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.argument("tables", nargs=-1, metavar="[S.T]...", shell_complete=table_names)
 @click.option("--all", "everything", is_flag=True, help="Every table of the source.")
 @click.pass_context
 def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> None:
@@ -89,7 +98,7 @@ def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> Non
         "cdc-assets pause",
     )
 )
-@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.argument("tables", nargs=-1, metavar="[S.T]...", shell_complete=table_names)
 @click.pass_context
 def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """Apply nothing more to these tables, or to the whole source; staging goes on."""
@@ -109,7 +118,7 @@ def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
         "cdc-assets resume",
     )
 )
-@click.argument("tables", nargs=-1, metavar="[S.T]...")
+@click.argument("tables", nargs=-1, metavar="[S.T]...", shell_complete=table_names)
 @click.pass_context
 def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
     """End the pause of these tables, or the source's; take up a dropped source again."""
@@ -152,7 +161,7 @@ def drop_source(ctx: click.Context, yes: str | None) -> None:
         "cdc-assets drop-table public.orders --purge",
     ),
 )
-@click.argument("table", metavar="S.T")
+@click.argument("table", metavar="S.T", shell_complete=table_names)
 @click.option("--purge", is_flag=True, help="Drop the lake table, too, with its files.")
 @click.pass_context
 def drop_table(ctx: click.Context, table: str, purge: bool) -> None:
@@ -256,8 +265,9 @@ def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
 )
 @tables_option
 @json_option
+@wide_option
 @click.pass_context
-def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
+def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool, wide: bool) -> None:
     """Compact tables, expire snapshots, remove orphans and staged files that nobody needs."""
     from cdc_assets.operations import running
     from cdc_assets.operations import whole as commands
@@ -272,7 +282,7 @@ def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None
         if as_json:
             click.echo(json.dumps([found.to_json() for found in done], indent=2))
         elif done:
-            show_maintained(done)
+            show_maintained(done, wide=wide)
 
 
 @cli.command(examples=("cdc-assets demo --changes 2000",))

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from cdc_assets.cli.pasted import called_by
 from cdc_assets.cli.terminal import labelled
 from cdc_assets.config.addresses import services
 from cdc_assets.config.reading.documents import value_of
@@ -35,7 +37,7 @@ _PLACES = ("*/defs/*/defs.yaml", "src/*/defs/*/defs.yaml")  # of a Dagster proje
 _PLAIN = re.compile(r"\A[a-z0-9_.]+\Z")  # of a name that no shell needs quotes for
 
 
-def _names(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
+def table_names(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """Tables of the file as they are written there: a shell waits, so nobody is asked for more."""
     try:
         data = value_of(Path(ctx.find_root().params.get("path") or _DEFAULT))
@@ -53,7 +55,7 @@ tables_option = click.option(
     multiple=True,
     metavar="S.T",
     help="Only this table, as SQL spells it.",
-    shell_complete=_names,
+    shell_complete=table_names,
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 wide_option = click.option("--wide", is_flag=True, help="Wrap nothing in a narrow terminal.")
@@ -122,6 +124,8 @@ def cli(ctx: click.Context, path: str | None, verbose: bool) -> None:
     log_to_stderr(logging.INFO if verbose else logging.WARNING)
     threading.excepthook = _thread_ended
     ctx.obj = path
+    was_given = ctx.get_parameter_source("path") is ParameterSource.COMMANDLINE
+    called_by(path if was_given else None, cli.commands)
 
 
 def config_of(ctx: click.Context) -> SourceConfig:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from cdc_assets.cli import columns
+from cdc_assets.cli.pasted import told
 from cdc_assets.messages.texts import plain
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def shown(text: str) -> Text:
     """``text`` shown literally: no markup of rich and no control character takes effect."""
-    return Text(plain(text))
+    return Text(told(text))
 
 
 def note(text: str) -> None:
@@ -45,12 +46,12 @@ def note(text: str) -> None:
 
 def labelled(label: str, style: str, text: str) -> None:
     """A message that begins with a coloured word."""
-    stderr.print(Text.assemble((label, style), " ", plain(text)))
+    stderr.print(Text.assemble((label, style), " ", told(text)))
 
 
 def say(text: str) -> None:
     """A line of the result, on stdout."""
-    click.echo(plain(text))
+    click.echo(told(text))
 
 
 class CopyBar:
@@ -160,7 +161,7 @@ def show_compared(found: Sequence[Comparison]) -> None:
             say(f"    {said}")
 
 
-def show_maintained(done: list[Maintained]) -> None:
+def show_maintained(done: list[Maintained], *, wide: bool = False) -> None:
     """What ``maintain`` did, as a table."""
     rows = []
     for found in done:
@@ -184,7 +185,7 @@ def show_maintained(done: list[Maintained]) -> None:
             )
         )
     headings = ("table", "compacted", "snapshots", "orphans", "staged", "now", "left alone")
-    for remark in columns.show(headings, rows, remarks=True):
+    for remark in columns.show(headings, rows, remarks=True, wide=wide):
         say(remark)
 
 

@@ -24,6 +24,7 @@ import psycopg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
+from cdc_assets.messages.texts import command
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.changing import withdraw
@@ -139,8 +140,7 @@ def _judge(
                 again = addition(source, config.publication, [table], lists, filters)
                 way_out += f" then, or every column is sent: {again};"
             reasons[table] = (
-                f"{sentence(table, wrong[oid])}. {way_out}"
-                f" then cdc-assets resync '{table}' copies it anew"
+                f"{sentence(table, wrong[oid])}. {way_out} then {command('resync', table)}"
             )
         elif oid in inherit and table not in only:
             problem = inherited(table, inherit[oid])

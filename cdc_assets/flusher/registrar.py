@@ -34,6 +34,7 @@ from cdc_assets.flusher.progress import Progress
 from cdc_assets.flusher.stream import StreamLost
 from cdc_assets.log.heaps.files import mark_truncated
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.pins.streamed import streamed_publications
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
@@ -73,7 +74,7 @@ def _doubt(found: Excluded) -> str:
         found.table,
         f"its schema changed more often than can be followed: {names} may be what columns.exclude"
         " or columns.mask names, and was not staged",
-        f"Name it there if it is. Copy it anew: cdc-assets resync {found.table}.",
+        f"Name it there if it is. {copy_anew(found.table)}",
     )
     return str(problem)
 

@@ -15,6 +15,7 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.place import deletable
 from cdc_assets.lake.tables import COPYING, LakeTable
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.types import arrow_type
 
 SUFFIX = "__copy_"
@@ -68,7 +69,7 @@ def refuse_other_columns(lake: LakeTable, loaded: Table) -> None:
         raise TableProblem(
             table,
             "columns.rename, exclude or types isn't what it was when its copy began",
-            f"Put it back, or have the table copied anew: cdc-assets resync {table}.",
+            f"Put it back, or have the table copied anew: {command('resync', table)}",
         )
 
 

@@ -24,6 +24,7 @@ from cdc_assets.errors import TableProblem
 from cdc_assets.lake.catalog.files import trusted_places
 from cdc_assets.log.staged.places import ForeignPath, Place, staged_places
 from cdc_assets.log.staged.storage import Storage
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.names import safe_folder
 from cdc_assets.process.home import at_home
 
@@ -57,7 +58,7 @@ def misled(lake: LakeTable, found: str) -> TableProblem:
         f"{at_home(lake.config.warehouse)}If that is right, say so in lake.catalog.locations (of an"
         " earlier warehouse: its URI)."
         f" If not, the catalog was tampered with: {forgetting(lake.config, lake.identifier)}; then"
-        f" cdc-assets resync '{lake.row.table}'",
+        f" {command('resync', lake.row.table)}",
     )
 
 

@@ -25,6 +25,7 @@ from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.heaps.files import has_one_heap
 from cdc_assets.log.store import LogEntry, LogStore
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.texts import command, copy_anew
 
 # The copy that a table with nothing to be copied began with.
 BEGUN = "cdc.begun"
@@ -34,7 +35,7 @@ _BEGINNING = " beginning"
 def park(store: LogStore, lake: LakeTable, what: str) -> NoReturn:
     """Park the table until it is copied anew."""
     table = lake.row.table
-    problem = TableProblem(table, what, f"Copy it anew: cdc-assets resync {table}.")
+    problem = TableProblem(table, what, copy_anew(table))
     store.park(table, str(problem), lake.row.epoch)
     raise problem
 
@@ -139,11 +140,12 @@ def standing(
 
 def _changed_by_others(lake: LakeTable, change: str) -> TableProblem:
     table = lake.row.table
-    anew = f"Copy it anew: cdc-assets resync '{table}'."
+    anew = copy_anew(table)
     if lake.key and lake.row.mode != "append":
         anew = (
-            f"Have the rows that differ corrected: cdc-assets verify --table '{table}' --repair."
-            f" Or copy it anew: cdc-assets resync '{table}'."
+            "Have the rows that differ corrected:"
+            f" {command('verify', '--table', table, '--repair')} -- or {command('resync', table)}"
+            " copies it anew"
         )
     what = f"somebody else changed rows of its lake table: {change}. Nothing more is applied to it"
     return TableProblem(table, what, anew)

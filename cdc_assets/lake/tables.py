@@ -30,6 +30,7 @@ from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.staged.places import ForeignPath
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import Mask
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.catalog import Column
 from cdc_assets.postgres.names import lake_column, safe_folder
 from cdc_assets.postgres.types import Policy, TypeMapping, mapping
@@ -293,7 +294,7 @@ class LakeTable:
                 f"its lake table is called {former}, and the configuration calls it {self.name}"
                 " now (as:, or a pattern of another schema, or another table of its name)",
                 "Give it its name back (as:, namespace:, lake.prefix), or have it copied under the"
-                f" new one: cdc-assets resync '{self.row.table}'",
+                f" new one: {command('resync', self.row.table)}",
             )
         return TableProblem(
             self.row.table,

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeColumn, LakeTable
 from cdc_assets.log.store import LogStore
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.types import counted_from_one
 
 # The error that Spark raises: the column's attribute number, and nothing of its value.
@@ -129,12 +130,12 @@ def refused(store: LogStore, lake: LakeTable, column: LakeColumn) -> TableProble
             table,
             what,
             f"Set columns.unrepresentable to null or clamp; or columns.types: {{{name}: string}},"
-            f" and then: cdc-assets resync {table}.",
+            f" and then: {command('resync', table)}",
         )
     problem = TableProblem(
         table,
         f"{what}, and belongs to its key",
-        f"Copy it anew: cdc-assets resync {table}; the lake has {name} as text then.",
+        f"The lake has {name} as text once it is copied anew: {command('resync', table)}",
     )
     store.keep_as_text(table, {column.source.number})
     store.park(table, str(problem), lake.row.epoch)

@@ -8,6 +8,7 @@ from typing import Any
 
 from cdc_assets.errors import CoordinationError
 from cdc_assets.log.states import LOGGED, TableState
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.catalog import Column, parse_columns
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
@@ -91,7 +92,7 @@ def _columns(table: str, found: str) -> tuple[Column, ...]:
             f"what the coordination schema says of the columns of {table} can't be read"
             f" ({type(error).__name__}).",
             "Somebody wrote into its table tables: set columns to '[]' there, and then:"
-            f" cdc-assets resync '{table}'",
+            f" {command('resync', table)}",
         ) from error
 
 

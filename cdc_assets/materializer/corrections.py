@@ -32,6 +32,7 @@ from cdc_assets.log.store import LogEntry
 from cdc_assets.materializer.actions.commit import Change
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.schema.alter import current
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.lsn import Lsn
@@ -108,7 +109,7 @@ class Corrections:
 
 def refuse_uncorrectable(lake: LakeTable) -> None:
     """Raise TableProblem for a table whose rows can't be corrected one by one."""
-    anew = f"Copy it anew: cdc-assets resync '{lake.row.table}'."
+    anew = copy_anew(lake.row.table)
     if not lake.config.streams:
         raise TableProblem(lake.row.table, "nothing is streamed, so that it isn't kept", anew)
     if lake.row.mode == "append":

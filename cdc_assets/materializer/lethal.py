@@ -23,6 +23,7 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.lake.values import naming_refusals
 from cdc_assets.log.locks import ALONE_LOCK
 from cdc_assets.log.store import LogStore
+from cdc_assets.messages.texts import command
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def _count(
         table,
         f"{times} Spark servers ended while its log was merged from offset {which['offset']} on",
         "Their log says why (spark-….log in the runtime home). Give spark.memory more, or keep a"
-        f" column as text (columns.types), and: cdc-assets resync {table}.",
+        f" column as text (columns.types), and: {command('resync', table)}",
     )
     store.connection.execute(_FORGET, which)
     store.park(table, str(problem), lake.row.epoch)

@@ -27,6 +27,7 @@ from psycopg import sql
 
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.tables import LakeColumn, LakeTable
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import attributes, check_oid
@@ -81,7 +82,7 @@ def _key(source: psycopg.Connection[Any], lake: LakeTable) -> list[KeyColumn]:
             lake.row.table,
             f"rows of it have to be read again, and the source has no column {gone[0]} any more,"
             " which belongs to their key",
-            f"Copy it anew: cdc-assets resync {lake.row.table}.",
+            copy_anew(lake.row.table),
         )
     return [found[number] for number in numbers]
 

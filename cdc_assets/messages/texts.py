@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable
 
 # Control characters but newline and tab; characters that turn the direction of writing; line ends
@@ -51,6 +52,19 @@ def named(name: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Such names in a row."""
     return ", ".join(map(named, names))
+
+
+def command(*words: object) -> str:
+    """``cdc-assets`` with these words, to be pasted into a shell: quoted where it needs quotes.
+
+    Nothing follows it in its sentence that a shell would take for a part of it.
+    """
+    return shlex.join(("cdc-assets", *map(str, words)))
+
+
+def copy_anew(table: object) -> str:
+    """The way out for a table that can't go on: what to run. It ends the message."""
+    return f"Copy it anew: {command('resync', table)}"
 
 
 def markdown(text: str) -> str:

@@ -6,6 +6,7 @@ a warning and a failure. ``notices`` knows whether it was reported already.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from cdc_assets.config.source import SourceConfig
@@ -161,6 +162,10 @@ def _tables_of(status: SourceStatus | None) -> tuple[TableStatus, ...]:
     return status.tables if status is not None else ()
 
 
+def _of(command: str, table: TableStatus) -> str:
+    return f"{COMMAND} {command} {shlex.quote(table.name)}"
+
+
 def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
     dropped = facts.status is not None and facts.status.flusher.state == "dropped"
     for table in _tables_of(facts.status):
@@ -169,7 +174,7 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 f"parked:{table.name}",
                 f"{table.name} is parked: nothing of it is applied",
                 table.reason or "no reason was noted",
-                f"Mend the cause, then `{COMMAND} resync '{table.name}'`.",
+                f"Mend the cause, then `{_of('resync', table)}`.",
             )
         elif table.state == "new" and not dropped:
             yield Condition(
@@ -195,8 +200,8 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 f"the copy of {table.name} doesn't get on",
                 f"{table.chunks_done} of {table.chunks_total} chunks are there, and none was"
                 f" written for {table.copy_idle_seconds:.0f} s",
-                f"Look at the runs of the snapshot asset; `{COMMAND} snapshot --table"
-                f" '{table.name}'` copies by hand.",
+                "Look at the runs of the snapshot asset;"
+                f" `{_of('snapshot --table', table)}` copies by hand.",
                 _COPY_IDLE,
                 ago(facts, table.copy_idle_seconds),
             )
@@ -207,7 +212,7 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                     f"the changes of {table.name} can't be applied",
                     table.problem,
                     "It is tried again by itself, at ever longer intervals."
-                    f" `{COMMAND} materialize --table '{table.name}'` tries at once.",
+                    f" `{_of('materialize --table', table)}` tries at once.",
                     Limits.of(config.alerts.health),
                     ago(facts, table.problem_seconds or 0.0),
                 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_assets.config.alerts import Severity
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.states import TableState
-from cdc_assets.messages.texts import bounded
+from cdc_assets.messages.texts import bounded, command
 from cdc_assets.messages.texts import markdown as markdown_text
 from cdc_assets.observe.condition import Condition
 from cdc_assets.observe.conditions import conditions
@@ -117,11 +116,11 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
         keeps = f"vacuum keeps what was deleted in the last {pin.xmin_age:,} transactions"
         parts.append(("pinned snapshot", f"{tables}, held for {pin.seconds:,.0f} s: {keeps}"))
     for table in status.left:
-        out = f"it is out of the configuration; to end that: cdc-assets drop-table '{table}'"
+        out = f"it is out of the configuration; to end that: {command('drop-table', table)}"
         parts.append((f"still staged: {table}", out))
     for table in status.dropped:
-        out = "it is out of the configuration, so give it up: cdc-assets drop-table"
-        parts.append((f"dropped in the source: {table}", f"{out} {shlex.quote(table)}"))
+        out = f"it is out of the configuration, so give it up: {command('drop-table', table)}"
+        parts.append((f"dropped in the source: {table}", out))
     for one in status.backfills:
         name, _, said = one.sentence.partition(": ")
         parts.append((name, f"{said}; {one.reason}" if one.reason else said))

@@ -27,6 +27,7 @@ from cdc_assets.materializer.corrections import (
     refuse_uncorrectable,
 )
 from cdc_assets.materializer.reread import rows_of
+from cdc_assets.messages.texts import command, copy_anew
 from cdc_assets.pins.holders import under
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import check_oid
@@ -76,13 +77,13 @@ def _repaired(pipeline: Pipeline, session: SparkSession, compared: Compared) -> 
             table,
             f"{len(nameless):,} rows of its lake table have NULL in their key, which no row of the"
             " source has",
-            f"Delete them there, or copy it anew: cdc-assets resync '{table}'.",
+            f"Delete them there, or copy it anew: {command('resync', table)}",
         )
     if len(keys) > MOST_KEYS:
         raise TableProblem(
             table,
             f"more than {MOST_KEYS:,} keys differ",
-            f"Copy it anew: cdc-assets resync '{table}'.",
+            copy_anew(table),
         )
     corrections = _corrections(pipeline, lake, keys, compared)
     if shapes(pipeline, [table])[table] != compared.shape:

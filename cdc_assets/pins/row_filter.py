@@ -5,6 +5,7 @@ from __future__ import annotations
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.postgres.publication.contents import publication_of, row_filters
 from cdc_assets.postgres.session.connect import Connection
 
@@ -26,6 +27,6 @@ def row_filter(source: Connection, config: SourceConfig, row: TableRow) -> str |
             row.table,
             f"the publication {publication} has {'a' if found else 'no'} row filter for it, and"
             f" the configuration {'none' if found else 'one'} (where)",
-            f"Copy it anew: cdc-assets resync '{row.table}'.",
+            copy_anew(row.table),
         )
     return found

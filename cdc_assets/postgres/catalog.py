@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 
@@ -180,7 +181,7 @@ def another(table: TableId, oid: int) -> TableProblem:
     return TableProblem(
         table,
         f"the source's table of that name isn't the one that is registered (oid {oid})",
-        f"Copy it anew: cdc-assets resync {table}.",
+        copy_anew(table),
     )
 
 

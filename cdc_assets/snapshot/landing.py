@@ -56,6 +56,7 @@ from cdc_assets.log.locks import CATALOG_LOCK
 from cdc_assets.log.staged.places import ForeignPath
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.snapshot.convert import LakeField
 from cdc_assets.snapshot.swap import settle, swap
 
@@ -248,7 +249,7 @@ class Landing:
                 self._row.table,
                 "somebody expired snapshots of its lake table while it was copied: what has landed"
                 " isn't known any more",
-                f"Copy it anew: cdc-assets resync {self._row.table}.",
+                copy_anew(self._row.table),
             )
             self._store.park(self._row.table, str(problem), self._row.epoch)
             raise problem

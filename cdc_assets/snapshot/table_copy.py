@@ -40,6 +40,7 @@ from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.states import TableState
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.texts import command
 from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
@@ -254,7 +255,7 @@ class TableCopy:
                     self.table,
                     f"{what}, belongs to its key, and can't be kept as text because partition_by"
                     f" has {part.sql}",
-                    f"Partition by something else, and: cdc-assets resync {self.table}.",
+                    f"Partition by something else, and: {command('resync', self.table)}",
                 )
         self._store.keep_as_text(self.table, {column.source.number})
         restart_copy(self._store, self._row, of_pin=self.pin)

@@ -39,6 +39,7 @@ from cdc_assets.errors import (
 )
 from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.log.copies.chunks import ChunkProgress, chunks
+from cdc_assets.messages.texts import command
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.waits import locked
@@ -157,8 +158,8 @@ class _Copying:
         if landed := sum(chunk.state == "landed" for chunk in wanted):
             self._context.log.warning(
                 "%s: %s of the %s chunks that were asked for have landed before, and aren't copied"
-                " again. To copy the table anew: the job resync_%s, or cdc-assets resync %s",
-                *(table, landed, len(wanted), self._pipeline.config.name, table),
+                " again. To copy the table anew: the job resync_%s, or %s",
+                *(table, landed, len(wanted), self._pipeline.config.name, command("resync", table)),
             )
 
     @cached_property

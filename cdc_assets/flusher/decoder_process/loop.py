@@ -56,7 +56,7 @@ from cdc_assets.flusher.decoder_process.link import (
 )
 from cdc_assets.flusher.stage.staging import Staging, WrittenRows
 from cdc_assets.masks import Mask
-from cdc_assets.messages.texts import one_line
+from cdc_assets.messages.texts import command, one_line
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.pgoutput import Relation
 from cdc_assets.process.traces import log_level, log_to_stderr, trace
@@ -217,7 +217,7 @@ class _Worker:
                     table,
                     f"a change at LSN {Lsn(unusable.lsn)} {unusable.why}, so it isn't in the log.",
                     "See that each of its partitions has the table's own replica identity, then"
-                    f" copy it anew: cdc-assets resync {table}.",
+                    f" copy it anew: {command('resync', table)}",
                 )
                 self.pipe.send(Refused(table, unusable.commit_lsn, str(problem)))
         return staged

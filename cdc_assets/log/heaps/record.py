@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.messages.texts import copy_anew
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
@@ -172,4 +173,4 @@ def judge(
 
 
 def _problem(table: TableId, code: str, what: str) -> TableProblem:
-    return TableProblem(table, f"{code}: {what}.", f"cdc-assets resync '{table}' copies it anew.")
+    return TableProblem(table, f"{code}: {what}.", copy_anew(table))

@@ -24,6 +24,7 @@ from pyarrow import fs
 
 from cdc_assets.errors import CdcError, TableProblem
 from cdc_assets.log.staged.storage import Storage
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import at_home
 
@@ -174,5 +175,5 @@ def foreign_entry(table: TableId, path: str, places: Sequence[Place]) -> TablePr
         f"its log names {path!r}, which is no staged file below {where}: it is neither read nor"
         " removed",
         f"{at_home(where)}If staging.uri was another one, say so in staging.former_uris. If not,"
-        f" somebody wrote into log_index: delete that entry, and: cdc-assets resync {table}.",
+        f" somebody wrote into log_index: delete that entry, and: {command('resync', table)}",
     )

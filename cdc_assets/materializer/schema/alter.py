@@ -32,6 +32,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.materializer.schema.columns import Refused, next_columns
 from cdc_assets.materializer.schema.fill import fill
 from cdc_assets.materializer.schema.statements import alterations
+from cdc_assets.messages.texts import command
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.types import mapping
 from cdc_assets.readiness.source.enrolment import refuse_made_otherwise
@@ -127,7 +128,7 @@ def follow(
 def _park(store: LogStore, lake: LakeTable, refused: Refused) -> NoReturn:
     if not refused.remedy:
         park(store, lake, refused.what)
-    way_out = f"{refused.remedy} Then run: cdc-assets resync {lake.row.table}."
+    way_out = f"{refused.remedy} Then run: {command('resync', lake.row.table)}"
     problem = TableProblem(lake.row.table, refused.what, way_out)
     store.park(lake.row.table, str(problem), lake.row.epoch)
     raise problem from refused

@@ -5,7 +5,6 @@ What they ask of the source is read for many tables at once (:func:`facts_of`).
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.masks import makes, rules_of
 from cdc_assets.messages.findings import Finding
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.catalog import Column, SourceTable, describe_all, heap_names
 from cdc_assets.postgres.generated import made_from
 from cdc_assets.postgres.names import TableId, lake_column
@@ -200,8 +200,8 @@ def _filtered_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
         "error",
         f"{row.table}: where isn't what it was when it was copied, which was"
         f" {row.filter_wanted or 'nothing'}: the lake would have rows of both.",
-        f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
-        " stays in its older snapshots until these expire.",
+        "Put it back, or copy it anew: what the lake had before stays in its older snapshots until"
+        f" these expire. {command('resync', row.table)}",
     )
 
 
@@ -216,14 +216,14 @@ def _masked_otherwise(row: TableRow, config: SourceConfig) -> Finding | None:
         return None
     what = "mask_salt is another one than" if not salts else "columns.mask isn't what it was"
     way_out = (
-        f"Put it back, or copy it anew: cdc-assets resync {row.table}. What the lake had before"
-        " stays in its older snapshots until these expire; under another name (as:, namespace:) it"
-        " stays until you drop that table."
+        "Put it back, or copy it anew: what the lake had before stays in its older snapshots until"
+        " these expire; under another name (as:, namespace:) it stays until you drop that table."
+        f" {command('resync', row.table)}"
     )
     if wanted is None:
         way_out = (
-            "It is out of the configuration: put mask_salt back, or give it up: cdc-assets"
-            f" drop-table {shlex.quote(str(row.table))}"
+            "It is out of the configuration: put mask_salt back, or give it up:"
+            f" {command('drop-table', row.table)}"
         )
     return Finding(
         "masked_otherwise",
@@ -275,7 +275,7 @@ def refuse_unmasked_name(
                     f"its column {before}, which is masked, is called {column.name} now, which"
                     " columns.mask doesn't name",
                     f"Name {column.name} there. To have it as it is: take the table out of tables:,"
-                    f" cdc-assets drop-table {found.id}, and put it in again.",
+                    f" and put it in again after: {command('drop-table', found.id)}",
                 )
 
 

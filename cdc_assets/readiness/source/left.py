@@ -6,7 +6,6 @@ source and in staging. That may be on purpose, so nothing is removed, only repor
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from psycopg import sql
@@ -18,6 +17,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.contents import (
     inserts_publication,
@@ -148,7 +148,7 @@ def left_findings(
     wanted = {table.id for table in config.tables}
     for row in store.tables():
         if row.table in wanted and row.state == TableState.PARKED:
-            resync = f"cdc-assets resync {shlex.quote(str(row.table))}"
+            resync = command("resync", row.table)
             yield Finding(
                 "table_parked",
                 "warning",
@@ -178,5 +178,5 @@ def left_findings(
             f"{row.table} isn't in the configuration any more, but its changes go on being staged,"
             " and nothing removes them.",
             f"{removal(connection, name, [row.table])}; -- as its owner; or with all that is staged"
-            f" of it: cdc-assets drop-table {shlex.quote(str(row.table))}; or put it back",
+            f" of it: {command('drop-table', row.table)}; or put it back",
         )

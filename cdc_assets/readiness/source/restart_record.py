@@ -17,12 +17,12 @@ three. They are pure: ``now`` queries the source, ``readiness.admission`` acts o
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
+from cdc_assets.messages.texts import command
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.publication.contents import publication_of
 from cdc_assets.postgres.slots import SlotStatus
@@ -205,18 +205,18 @@ def compare_table(
     def found(code: str, message: str, remedy: str) -> Finding:
         return Finding(code, "error", f"{row.table}: {message}.", remedy)
 
-    resync = f"cdc-assets resync '{row.table}' copies it anew."
+    resync = command("resync", row.table)
     before = PublishedAs.parse(row.published_as) if row.published_as is not None else None
     name = publication_of(publication, inserts_only=row.inserts_only)
     if now.oid is None:
         if now.was_dropped:
-            give_up = f"give it up: cdc-assets drop-table {shlex.quote(str(row.table))}"
+            give_up = f"give it up: {command('drop-table', row.table)}"
             if configured is None:
                 way_out = f"It is out of the configuration, so {give_up}"
             elif configured.found:
                 way_out = (
                     "Reload the code location, or start the command again: no pattern stands for it"
-                    f" then. After that {give_up} Or create it again, then {resync}"
+                    f" then. After that {give_up} -- or create it again, then {resync}"
                 )
             else:
                 way_out = f"Take it out of the configuration; or create it again, then {resync}"
@@ -225,7 +225,7 @@ def compare_table(
             yield found(
                 "table_renamed",
                 f"it is called {now.name_of_oid} now",
-                f"Rename it back, then {resync} Or put the new name into the configuration.",
+                f"Put the new name into the configuration; or rename it back, then {resync}",
             )
     elif now.oid != row.oid:
         yield found(

@@ -209,7 +209,7 @@ def test_tables_are_told_by_name(world: World) -> None:
     told = world.tick()
     assert told[0] == "FAIL: public.t is parked: nothing of it is applied"
     [body] = world.inbox.received
-    assert "resync 'public.t'" in body["attachments"][0]["text"]
+    assert "resync public.t" in body["attachments"][0]["text"]
     assert "it has no key any more" in body["attachments"][0]["text"]
     execute("delete from tables")
     assert "WARN: public.t isn't followed yet" in world.tick()

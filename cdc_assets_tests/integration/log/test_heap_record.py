@@ -122,7 +122,7 @@ def test_what_no_stream_tells_parks_its_table_and_nothing_else_does(source: Benc
         "truncated": "rows_replaced",
         "unlogged": "rows_replaced",
     }
-    assert "cdc-assets resync 'public.truncated'" in source.parked()["public.truncated"]
+    assert "cdc-assets resync public.truncated" in source.parked()["public.truncated"]
     # A TRUNCATE of the whole is in the stream, and a table that is empty is simply copied again.
     source.execute(
         "truncate fine, plain; insert into fine values (3); insert into plain values (3)"

@@ -204,7 +204,7 @@ def alone(source: Bench, config: SourceConfig, code: str, remedy: str = "") -> N
     parked = source.parked()
     assert list(parked) == ["public.t"]
     assert parked["public.t"].startswith(f"{code}: ")
-    assert "resync 'public.t'" in parked["public.t"]
+    assert "resync public.t" in parked["public.t"]
     if remedy:
         source.execute(remedy)
     source.resync(config, "public.t")

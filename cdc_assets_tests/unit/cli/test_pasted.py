@@ -1,0 +1,61 @@
+"""Commands that messages tell can be pasted as they stand."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_assets.cli.main import cli
+from cdc_assets.cli.pasted import called_by, told
+from cdc_assets.messages.texts import command, copy_anew
+from cdc_assets.postgres.names import TableId
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    called_by(None, [])
+
+
+@given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1))
+def test_a_shell_reads_the_name_of_any_table_as_it_is(name: str) -> None:
+    table = TableId("public", name)
+    words = shlex.split(command("resync", table))
+    assert words == ["cdc-assets", "resync", str(table)]
+    assert TableId.parse(words[2]) == table
+
+
+def test_a_plain_name_has_no_quotes_and_nothing_after_it() -> None:
+    assert copy_anew(TableId("public", "t")) == "Copy it anew: cdc-assets resync public.t"
+
+
+def test_a_command_of_a_message_has_the_configuration_that_ours_was_given() -> None:
+    called_by("o'brien/my app.yaml", cli.commands)
+    said = told("Mend it, then `cdc-assets --config FILE resync 'public.\"T\"'`.")
+    assert shlex.split(said.split("`")[1]) == [
+        *("cdc-assets", "--config", "o'brien/my app.yaml", "resync", 'public."T"')
+    ]
+    assert "cdc-assets --config " in told("See: cdc-assets status.")
+
+
+def test_without_one_it_needs_none() -> None:
+    called_by(None, cli.commands)
+    assert told("`cdc-assets --config FILE status` says") == "`cdc-assets status` says"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cdc-assets has a defect: KeyError",
+        "cdc-assets --config other.yaml check",
+        "the slot of cdc-assets",
+        "cdc-assets",
+    ],
+)
+def test_what_is_no_command_of_ours_stays(text: str) -> None:
+    called_by("app.yaml", cli.commands)
+    assert told(text) == text
