@@ -60,14 +60,16 @@ def backfill(
     """
     from cdc_assets.backfill.request import request
     from cdc_assets.log.backfills import backfills
-    from cdc_assets.operations import backfilling, running
+    from cdc_assets.operations import backfilling, running, signals
 
     config = streamed(ctx)
     if lists == bool(what):
         raise ConfigurationError("name one table (S.T), or pause, resume or stop; or give --list.")
     with opened(config) as pipeline:
         if lists:
-            backfilling.take_signals(pipeline)
+            if (problem := signals.bring_signals(pipeline)) is not None:
+                note(problem)
+            signals.take_signals(pipeline)
             found = backfills(pipeline.store)
             if as_json:
                 click.echo(json.dumps([one.to_json() for one in found], indent=2))

@@ -1,4 +1,4 @@
-"""Building blocks of the configuration's sections: base class, durations, daily windows, places."""
+"""Building blocks of the configuration's sections: durations, daily windows, places, addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from functools import cache
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SecretStr,
+    WithJsonSchema,
+)
+
+from cdc_assets.postgres.names import TableId
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -167,3 +178,30 @@ class Section(BaseModel):
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
         return copied
+
+
+def readable_address(value: SecretStr | None) -> SecretStr | None:
+    """Refuse an address that libpq's error would quote, password and all."""
+    if value is not None:
+        dsn = value.get_secret_value()
+        try:
+            given = conninfo_to_dict(dsn)
+            port = str(given.get("port") or "")
+            if "@" in str(given.get("host") or "").lstrip("@"):
+                port = "unreadable"
+        except psycopg.Error:
+            port = "unreadable"
+        # After a second @ there is a part of a password, which libpq takes for the host's name.
+        second = "://" in dsn and dsn.partition("?")[0].count("@") > 1
+        if second or not re.fullmatch(r"[0-9,]*", port):
+            raise ValueError(
+                "not an address that libpq reads; in postgresql://… the special characters of a"
+                " password are written as %40 and so on"
+            )
+    return value
+
+
+Dsn = Annotated[SecretStr, AfterValidator(readable_address)]
+
+# A table of the source, as SQL spells it.
+TableText = Annotated[str, AfterValidator(lambda text: str(TableId.parse(text)))]

@@ -10,35 +10,19 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Literal, Self
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from cdc_assets.config.base import Duration, Namespace, Section, Size, place_uri, plain_place
-
-
-def _dsn(value: SecretStr | None) -> SecretStr | None:
-    """Refuse an address that libpq's error would quote, password and all."""
-    if value is not None:
-        dsn = value.get_secret_value()
-        try:
-            given = conninfo_to_dict(dsn)
-            port = str(given.get("port") or "")
-            if "@" in str(given.get("host") or "").lstrip("@"):
-                port = "unreadable"
-        except psycopg.Error:
-            port = "unreadable"
-        # After a second @ there is a part of a password, which libpq takes for the host's name.
-        second = "://" in dsn and dsn.partition("?")[0].count("@") > 1
-        if second or not re.fullmatch(r"[0-9,]*", port):
-            raise ValueError(
-                "not an address that libpq reads; in postgresql://… the special characters of a"
-                " password are written as %40 and so on"
-            )
-    return value
-
-
-Dsn = Annotated[SecretStr, AfterValidator(_dsn)]
+from cdc_assets.config.base import (
+    Dsn,
+    Duration,
+    Namespace,
+    Section,
+    Size,
+    TableText,
+    place_uri,
+    plain_place,
+    readable_address,
+)
 
 
 class PostgresConfig(Section):
@@ -168,7 +152,7 @@ class CatalogConfig(Section):
         if self.type != "sql" and self.uri is not None and "?" in self.uri.get_secret_value():
             raise ValueError("uri: write the address without parameters: errors repeat those")
         if self.type == "sql" and self.uri is not None:
-            _dsn(
+            readable_address(
                 SecretStr(self.uri.get_secret_value().replace("postgresql+psycopg:", "postgresql:"))
             )
         if self.properties and self.type == "sql":
@@ -291,6 +275,9 @@ class BackfillsConfig(Section):
 
     readers: Annotated[int, Field(ge=1, le=32)] = 2
     """Sessions that read at once, each in transactions of about snapshot.hold_at_most."""
+    signals: TableText | None = None
+    """A table of the source, as in SQL, with columns id, type and data: its rows ask for backfills,
+    as Debezium's signals do. No pattern of tables: stands for it."""
 
 
 class VerifyConfig(Section):

@@ -28,7 +28,8 @@ from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
 from cdc_assets.messages.texts import described
 from cdc_assets.operations.backfilling import backfill as carried_out
-from cdc_assets.operations.backfilling import take_signals, wish
+from cdc_assets.operations.backfilling import wish
+from cdc_assets.operations.signals import bring_signals, take_signals
 from cdc_assets.pipeline import Pipeline
 
 # Of a run: the backfill that it carries out.
@@ -145,9 +146,10 @@ def backfills_sensor(config: SourceConfig) -> dg.SensorDefinition:
     @skipped
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         with reachable(config), session(config, "backfills") as pipeline:
+            problem = bring_signals(pipeline)
             take_signals(pipeline)
             if not (due := record.backfills(pipeline.store, outstanding=True)):
-                return dg.SkipReason("No backfill is to be carried out.")
+                return dg.SkipReason(problem or "No backfill is to be carried out.")
             active = active_runs(context.instance, pipeline.store, run_tags(config, "backfill"))
             at_work = {run.tags.get(BACKFILL_TAG) for run in active}
             left = [

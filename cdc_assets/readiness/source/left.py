@@ -73,6 +73,8 @@ def of_patterns(config: SourceConfig, there: Sequence[TableId]) -> dict[TableId,
     """The tables that patterns of ``config`` stand for, with the settings of the first such one."""
     named = {table.id for table in config.tables}
     without = {*matching(map(TablePattern.parse, config.exclude), there)[0]}
+    if config.backfills.signals is not None:
+        without.add(TableId.parse(config.backfills.signals))
     found = dict[TableId, TableConfig]()
     for entry in config.patterns:
         assert entry.pattern is not None

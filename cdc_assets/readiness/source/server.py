@@ -22,6 +22,7 @@ from cdc_assets.messages.findings import Finding, Severity
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.session.connect import Connection, pools_transactions
 from cdc_assets.postgres.slots import FAILOVER_SLOTS, SlotStatus, slot_status
+from cdc_assets.readiness.signals import signal_findings
 from cdc_assets.readiness.source.enrolment import Facts, facts_of
 from cdc_assets.readiness.source.left import left_findings, new_findings
 from cdc_assets.readiness.source.now import review
@@ -58,6 +59,7 @@ def preflight(
         *_server(connection, config.streams, dsn, standby=record),
         *role_findings(connection, config),
         *(_objects(connection, config, store, record=record) if config.streams else ()),
+        *(signal_findings(connection, config) if config.streams else ()),
         *(
             replace(finding, table=table.name)
             for table in wanted

@@ -22,7 +22,7 @@ from cdc_assets.backfill.request import request
 from cdc_assets.cli.main import cli
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.log import backfills as record
-from cdc_assets.operations.backfilling import take_signals, wish
+from cdc_assets.operations.backfilling import wish
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.home import home
 from cdc_assets_tests.support.backfills import T, backfilled, carried_out, damage
@@ -119,74 +119,6 @@ def test_a_horizon_that_a_transaction_holds_up_is_told(
             thread.join()
     assert [one.state for one in done] == ["running"]
     assert carried_out(source, number).state == "done"
-
-
-# --- signals ---
-
-
-def signalled(source: Lake, kind: str, data: Any, key: str = "one") -> str:
-    source.pipeline.store.connection.execute(
-        "insert into signals (source, id, kind, data) values (%s, %s, %s, %s)",
-        (source.config.name, key, kind, json.dumps(data)),
-    )
-    assert take_signals(source.pipeline) == 1
-    assert take_signals(source.pipeline) == 0
-    row = source.pipeline.store.connection.execute(
-        "select outcome from signals where id = %s and done_at is not null", (key,)
-    ).fetchone()
-    assert row is not None
-    return str(row[0])
-
-
-def test_a_signal_asks_for_a_backfill_of_some_rows_and_others_steer_it(source: Lake) -> None:
-    damage(source, "update lake.src.t set v = 'wrong' where id in (3, 200)")
-    data = {
-        "data-collections": ["public.t"],
-        "additional-conditions": [{"data-collection": "public.t", "filter": "id < 100"}],
-    }
-    assert signalled(source, "execute-snapshot", data) == "backfill 1 of public.t"
-    assert signalled(source, "pause-snapshot", {}, "two") == "backfill 1 is paused"
-    assert record.backfills(source.pipeline.store, outstanding=True) == []
-    resumed = {"data-collections": ["public.t"]}
-    assert signalled(source, "resume-snapshot", resumed, "three") == "backfill 1 is requested"
-    [one] = record.backfills(source.pipeline.store, outstanding=True)
-    assert (one.predicate, one.requested_by) == ("id < 100", "signal one")
-    assert carried_out(source, one.number).applied == 99
-    assert signalled(source, "stop-snapshot", {}, "four") == "there was none to stop"
-    assert signalled(source, "log", {"message": "hello"}, "five") == "logged"
-
-
-@pytest.mark.parametrize(
-    ("kind", "data", "said"),
-    [
-        ("explode", {}, "explode is no kind of signal"),
-        ("execute-snapshot", {}, "data-collections names no table"),
-        ("execute-snapshot", {"data-collections": ["public.no"]}, "public.no"),
-        ("execute-snapshot", {"data-collections": "public.t"}, "data-collections isn't a list"),
-        ("execute-snapshot", {"data-collections": ["public.t"], "type": "blocking"}, "blocking"),
-        (
-            "execute-snapshot",
-            {"data-collections": ["public.t"], "additional-conditions": [{"filter": "1 = 1"}]},
-            "an element of additional-conditions isn't an object with",
-        ),
-        (
-            "execute-snapshot",
-            {
-                "data-collections": ["public.t"],
-                "additional-conditions": [{"data-collection": "public.t", "filter": "no = 1"}],
-            },
-            "Postgres refuses where",
-        ),
-        ("pause-snapshot", {"backfill": 4711}, "has no backfill 4711"),
-        ("pause-snapshot", [], "its data isn't a JSON object"),
-    ],
-)
-def test_a_signal_that_cannot_be_done_says_so(
-    source: Lake, kind: str, data: Any, said: str
-) -> None:
-    outcome = signalled(source, kind, data)
-    assert outcome.startswith("refused: ") and said in outcome
-    assert record.backfills(source.pipeline.store) == []
 
 
 # --- the command ---

@@ -58,6 +58,12 @@ def names(config: SourceConfig) -> list[str]:
     return [table.id.name for table in config.tables]
 
 
+def test_no_pattern_stands_for_the_table_of_signals(dsn: str, there: Source) -> None:
+    there.execute("create table signalling (id text primary key, type text, data text)")
+    config = discovered(config_of(dsn, backfills={"signals": "public.signalling"}))
+    assert sorted(names(config)) == ["customers", "orders", "parts", "tmp_x"]
+
+
 def test_a_pattern_stands_for_the_tables_that_are_there(dsn: str, there: Source) -> None:
     there.execute('create table "My.Table" (id int primary key)')
     entries = ["orders", {"name": "public.*", "freshness": {"warn": "2m"}}]
