@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from cdc_assets.backfill.equal import equal
 from cdc_assets.backfill.horizons import Proven
 from cdc_assets.backfill.reader import Again
 from cdc_assets.backfill.rule import changed_keys, counts
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.lake.values import naming_refusals
 from cdc_assets.log.batch import Window, holds, selected
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.relation import told_by_file
@@ -50,12 +55,14 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Rows written, rows left to the stream, rows removed; the log is applied to ``offset``.
+    """Rows applied, and of these, how many the lake had otherwise, or not: these are written.
 
-    ``partial``: keys of changes that left values out.
+    Rows left to the stream, rows removed; the log is applied to ``offset``. ``partial``: keys of
+    changes that left values out.
     """
 
     applied: int
+    differed: int
     superseded: int
     removed: int
     offset: int
@@ -78,6 +85,9 @@ def apply(
     Spark where nothing can be written.
     """
     store, table = pipeline.store, read_of.row.table
+    before = read_of.state().snapshot_id
+    with naming_refusals(store, read_of):
+        same = equal(session, read_of, before, some.rows, some.keys)
     flush_to(some.lsn)
     with store.locked(write_lock(table)):
         drain(pipeline, session, table, below=some.lsn)
@@ -88,7 +98,9 @@ def apply(
         offset = offset_of(lake_state(loaded))
         changed, partial = _changed(store, lake, some.horizon, since, offset)
         good = counts(some.keys, changed)
-        rows = some.rows.filter(pa.array(good))
+        if not _comes_from(loaded, before):
+            same[:] = False
+        rows = some.rows.filter(pa.array(np.array(good, np.bool_) & ~same))
         gone = list[Key]()
         if some.gone:
             beside = as_of(session, lake, lake_state(loaded).snapshot_id)
@@ -97,7 +109,14 @@ def apply(
             gone = _in_lake(beside, [k for k, goes in zip(some.gone, going, strict=True) if goes])
         names = [column.source.name for column in lake.key]
         correct(pipeline, session, lake, loaded, Corrections.of(rows, gone, names, some.lsn))
-        return Done(len(rows), len(good) - len(rows), len(gone), offset, partial)
+        applied = sum(good)
+        return Done(applied, len(rows), len(good) - applied, len(gone), offset, partial)
+
+
+def _comes_from(loaded: Table, snapshot_id: int | None) -> bool:
+    """Whether the table is as it was in that snapshot, but for changes since."""
+    history = ancestors_of(loaded.current_snapshot(), loaded.metadata)
+    return any(snapshot.snapshot_id == snapshot_id for snapshot in history)
 
 
 def _in_lake(beside: Beside, keys: Sequence[Key]) -> list[Key]:

@@ -282,6 +282,7 @@ class _Backfilling:
             self.backfill.number,
             read=len(some.rows) if reads else 0,
             applied=done.applied,
+            differed=done.differed,
             superseded=done.superseded if reads else 0,
             removed=done.removed,
         )
@@ -317,5 +318,6 @@ class _Backfilling:
         removed = f", {now.removed:,} removed" if now.removed else ""
         self.on_progress(
             f"{now.table}: {now.chunks_done} of {now.chunks} chunks, {now.read:,} rows read,"
-            f" {now.applied:,} applied, {now.superseded:,} left to the stream{removed}"
+            f" {now.applied:,} applied ({now.differed:,} differed), {now.superseded:,} left to the"
+            f" stream{removed}"
         )

@@ -113,6 +113,7 @@ def _metadata(done: list[Backfill]) -> dict[str, Any]:
         "backfills": ", ".join(f"{one.number}: {one.state}" for one in done),
         "read": sum(one.read for one in done),
         "applied": sum(one.applied for one in done),
+        "differed": sum(one.differed for one in done),
         "left to the stream": sum(one.superseded for one in done),
         "removed": sum(one.removed for one in done),
         "chunks": sum(one.chunks_done for one in done),

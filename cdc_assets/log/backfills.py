@@ -29,7 +29,8 @@ class Backfill:
     """``predicate``: which rows, in SQL; None: all. ``replaces``: rows that only the lake has go.
 
     ``epoch``, ``heaps``: the table's copy, and its files, that its chunks are of. ``read``,
-    ``applied``, ``superseded``, ``removed``: rows; ``chunks`` of which ``chunks_done`` are applied.
+    ``applied`` (``differed``: of these, those that the lake had otherwise, or not at all),
+    ``superseded``, ``removed``: rows; ``chunks`` of which ``chunks_done`` are applied.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Backfill:
     ended_at: datetime | None
     read: int
     applied: int
+    differed: int
     superseded: int
     removed: int
     chunks: int
@@ -64,7 +66,8 @@ class Backfill:
         if self.begun_at is not None:
             said += (
                 f", {self.chunks_done} of {self.chunks} chunks, {self.read:,} rows read,"
-                f" {self.applied:,} applied, {self.superseded:,} left to the stream"
+                f" {self.applied:,} applied ({self.differed:,} differed),"
+                f" {self.superseded:,} left to the stream"
             )
             said += f", {self.removed:,} removed" if self.replaces else ""
         if (pace := self.rows_a_second) is not None:
@@ -97,6 +100,7 @@ class Backfill:
             "chunks_done": self.chunks_done,
             "read": self.read,
             "applied": self.applied,
+            "differed": self.differed,
             "superseded": self.superseded,
             "removed": self.removed,
         }
@@ -105,7 +109,7 @@ class Backfill:
 _SELECT = """
 select b.backfill, b.table_name, b.predicate, b.replaces, b.requested_by, b.requested_at, b.state,
        b.reason, b.epoch, b.heaps, b.begun_at, b.ended_at, b.rows_read, b.rows_applied,
-       b.rows_superseded, b.rows_removed, c.chunks, c.done
+       b.rows_differed, b.rows_superseded, b.rows_removed, c.chunks, c.done
   from backfills b left join lateral (
        select count(*)::int as chunks, count(*) filter (where c.state = 'applied')::int as done
          from backfill_chunks c where c.source = b.source and c.backfill = b.backfill) c on true
@@ -264,13 +268,15 @@ def count(
     *,
     read: int = 0,
     applied: int = 0,
+    differed: int = 0,
     superseded: int = 0,
     removed: int = 0,
 ) -> None:
     """Add to its rows."""
     store.connection.execute(
         "update backfills set rows_read = rows_read + %s, rows_applied = rows_applied + %s,"
-        " rows_superseded = rows_superseded + %s, rows_removed = rows_removed + %s"
+        " rows_differed = rows_differed + %s, rows_superseded = rows_superseded + %s,"
+        " rows_removed = rows_removed + %s"
         " where source = %s and backfill = %s",
-        (read, applied, superseded, removed, store.source, number),
+        (read, applied, differed, superseded, removed, store.source, number),
     )
