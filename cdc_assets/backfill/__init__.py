@@ -14,7 +14,8 @@ didn't see, and none that it saw is missing: the row is what the lake should hav
 lake's row is the stream's, and at least as new as the row that was read; but what an update left
 out (unchanged TOAST) it has from the row that was there, so rows with such changes are read once
 more, by key. Changes that aren't applied yet come later, as ever. Nothing is said of the order of
-rows, pages or readers, so there may be any number of these.
+rows, pages or readers, so there may be any number of these. A row that some earlier snapshot of the
+lake has as it was read isn't written (``equal``).
 
 The low watermark alone, as published descriptions have it, isn't a horizon: a transaction is in the
 WAL before it is visible (``postgres.horizon``), and its row that was read would win over it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.table import Table
@@ -100,7 +99,7 @@ def apply(
         good = counts(some.keys, changed)
         if not _comes_from(loaded, before):
             same[:] = False
-        rows = some.rows.filter(pa.array(np.array(good, np.bool_) & ~same))
+        rows = some.rows.filter(pa.array(good & ~same))
         gone = list[Key]()
         if some.gone:
             beside = as_of(session, lake, lake_state(loaded).snapshot_id)
@@ -109,7 +108,7 @@ def apply(
             gone = _in_lake(beside, [k for k, goes in zip(some.gone, going, strict=True) if goes])
         names = [column.source.name for column in lake.key]
         correct(pipeline, session, lake, loaded, Corrections.of(rows, gone, names, some.lsn))
-        applied = sum(good)
+        applied = int(good.sum())
         return Done(applied, len(rows), len(good) - applied, len(gone), offset, partial)
 
 

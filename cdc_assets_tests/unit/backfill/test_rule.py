@@ -73,7 +73,11 @@ def happen(source: Source, some: list[tuple[str, bool]]) -> None:
 
 
 def ends_right(story: Story, *, proven: bool) -> bool:
-    """Whether the lake is the source at the end; ``proven``: whether the horizon is awaited."""
+    """Whether the lake is the source at the end; ``proven``: whether the horizon is awaited.
+
+    The lake was damaged before the backfill began. It is compared with what was read at any moment
+    after that, which may be long before the rows that differed then are written.
+    """
     source = Source()
     happen(source, story.before)
     horizon = source.now
@@ -87,20 +91,23 @@ def ends_right(story: Story, *, proven: bool) -> bool:
     low = horizon if proven else source.now
     read, high = dict(source.visible), source.now
     happen(source, story.until_applied)
-    applied = random.Random(source.values).randint(high, source.now)
+    choose = random.Random(source.values)
+    applied = choose.randint(high, source.now)
+    compared = choose.randint(0, applied)
+    damaged = choose.randint(0, min(horizon, compared))
     lake: State = dict.fromkeys(KEYS, "0")
-    for key, value in source.log[:applied]:
-        lake[key] = value
+    lake |= dict[str, str | None](source.log[:damaged])
+    lake |= dict.fromkeys(story.wrong, "wrong")
+    lake |= dict[str, str | None](source.log[damaged:compared])
+    snapshot = dict(lake)
+    lake |= dict[str, str | None](source.log[compared:applied])
     changed = changed_since(source, low, applied)
-    for key in story.wrong - {key for (key,) in changed}:
-        lake[key] = "wrong"
     rows = [key for key in KEYS if read[key] is not None]
     for key, good in zip(rows, counts([(key,) for key in rows], changed), strict=True):
-        if good:
+        if good and snapshot[key] != read[key]:
             lake[key] = read[key]
     happen(source, story.after)
-    for key, value in source.log[applied:]:
-        lake[key] = value
+    lake |= dict[str, str | None](source.log[applied:])
     committed = dict.fromkeys(KEYS, "0") | dict(source.log)
     there = {key for key in KEYS if read[key] is not None}
     # A row that only the lake has isn't looked for here.
