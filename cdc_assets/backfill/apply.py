@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from cdc_assets.backfill.equal import equal
 from cdc_assets.backfill.horizons import Proven
-from cdc_assets.backfill.reader import Again
+from cdc_assets.backfill.reader import Again, Rewritten
 from cdc_assets.backfill.rule import changed_keys, counts
 from cdc_assets.lake.state import lake_state
 from cdc_assets.lake.tables import LakeTable
@@ -57,7 +57,7 @@ class Done:
     """Rows applied, and of these, how many the lake had otherwise, or not: these are written.
 
     Rows left to the stream, rows removed; the log is applied to ``offset``. ``partial``: keys of
-    changes that left values out.
+    changes that left values out, each with the log offset of the last such change, about.
     """
 
     applied: int
@@ -65,7 +65,7 @@ class Done:
     superseded: int
     removed: int
     offset: int
-    partial: frozenset[Key]
+    partial: Mapping[Key, int]
 
 
 def apply(
@@ -142,19 +142,20 @@ def _columns(lake: LakeTable) -> tuple[object, ...]:
 
 def _changed(
     store: LogStore, lake: LakeTable, horizon: Proven, since: int, until: int
-) -> tuple[frozenset[Key] | None, frozenset[Key]]:
+) -> tuple[frozenset[Key] | None, Mapping[Key, int]]:
     """The keys that the lake has changed since the horizon by the log up to ``until``; None: all.
 
-    And the keys of changes from ``since`` on that left values out (unchanged TOAST), which the
-    lake had: they may be damaged there.
+    And ``Done.partial`` of changes from ``since`` on: what they left out (unchanged TOAST) the lake
+    had, and may be damaged there.
     """
     table, at = lake.row.table, min(horizon.offset, since)
     window = Window(at, horizon.lsn, None, until)
     entries = store.entries(table, at)
     if not holds(entries, at, until):
-        raise Again(table, "its log since it was read is removed by now", _AGAIN)
+        gone = Again if since >= horizon.offset else Rewritten
+        raise gone(table, "its log since it was read is removed by now", _AGAIN)
     storage, key = Storage.of(lake.config.s3), [column.source.name for column in lake.key]
-    changed, partial, emptied, size = set[Key](), set[Key](), False, 0
+    changed, partial, emptied, size = set[Key](), dict[Key, int](), False, 0
     for entry in entries:
         if entry.start_offset >= until:
             break
@@ -168,8 +169,10 @@ def _changed(
             raise Again(table, "it changed too much since it was read", _AGAIN)
         places, within = selected(rows, entry.start_offset, window)
         lacking = pc.and_(pc.is_valid(rows["_unchanged_cols"]), pc.less(places, until))
-        partial |= changed_keys(rows.filter(lacking), key) or set()
+        lacking = pc.and_(lacking, pc.greater_equal(places, since))
+        some = changed_keys(rows.filter(lacking), key) or ()
+        partial |= dict.fromkeys(some, entry.start_offset)
         found = changed_keys(rows.filter(within), key)
         emptied = emptied or found is None
         changed |= found or set()
-    return None if emptied else frozenset(changed), frozenset(partial)
+    return None if emptied else frozenset(changed), partial

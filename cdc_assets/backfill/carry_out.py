@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from threading import Event
 
 import psycopg
@@ -32,7 +32,7 @@ from cdc_assets.backfill.reader import (
     files_of,
 )
 from cdc_assets.backfill.request import WHOLE, is_served, understood
-from cdc_assets.backfill.round import Chunk, Round, together
+from cdc_assets.backfill.round import KEYS, ROUNDS, Chunk, Round, together
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
@@ -55,8 +55,11 @@ _GROUP_BYTES = 3 * PART_BYTES
 _LOOK_SECONDS = 0.5
 # How long parts wait for more of them: each commit costs a merge.
 _GROUP_SECONDS = 10.0
-# Rows that changed meanwhile are read again so often, and so many of them.
-_ROUNDS, _MOST_AGAIN = 3, 50_000
+# Rows whose changes left values out are read at such intervals: whoever goes on later searches the
+# log from the first of them that wasn't.
+_HEALED_SECONDS = 60.0
+# Keys with more than one row that are mended at a time.
+_MOST_DOUBLED = 50_000
 # How long it waits before it tries what didn't work, and how often in a row.
 _AGAIN_SECONDS, _TRIES = 2.0, 30
 # How long a horizon takes before it is told who holds it up.
@@ -122,7 +125,9 @@ class _Backfilling:
     on_progress: Callable[[str], None]
     stop: Event
     _looked_at: float = field(default=0.0, init=False)
-    _partial: set[Key] = field(default_factory=set, init=False)
+    _work: Round | None = field(default=None, init=False)
+    """The last one: who goes on here knows how far it had searched the log."""
+    _healed_at: float = field(default_factory=time.monotonic, init=False)
     _scans: bool = field(default=False, init=False)
     """Whether an index was thought to serve the condition, and it took too long."""
 
@@ -141,7 +146,8 @@ class _Backfilling:
             except (Again, Fenced, LogBehind, psycopg.OperationalError) as again:
                 if isinstance(again, Rewritten):
                     self._scans = self._scans or isinstance(again, TooLong)
-                    record.plan(store, number, 0, "", [])
+                    self._work = None
+                    record.plan(store, number, 0, "", [], 0)
                 moved = len(record.planned(store, number)) < before
                 failures = 1 if moved else failures + 1
                 if failures > _TRIES:
@@ -153,21 +159,22 @@ class _Backfilling:
                     self._follow()
 
     def _carry_out(self) -> None:
-        lake = self._lake()
+        store, number, lake = self.pipeline.store, self.backfill.number, self._lake()
         horizons, plan = self._horizons(lake), self._planned(lake)
         with self.pipeline.connect_source("backfill") as witness:
-            cursor = self.pipeline.store.cursor(lake.row.table)
-            at = cursor.offset if cursor else 0
-            work = Round(
-                *(self.pipeline, self.session, lake, horizons, self.flush_to, witness, at),
-                self._partial,
+            last = self._work
+            work = self._work = Round(
+                *(self.pipeline, self.session, lake, horizons, self.flush_to, witness),
+                last.searched if last is not None else record.searched_from(store, number),
+                last.partial if last is not None else {},
             )
             self._rows(work, plan)
-            self._by_key(work)
+            work.catch_up()
+            reasons = [work.healed(partial(self._written, work))]
             if self.backfill.replaces:
-                self._surplus(work)
-            reason = work.nameless() if self.backfill.replaces else None
-        record.become(self.pipeline.store, self.backfill.number, "done", reason)
+                reasons += [self._surplus(work), work.nameless()]
+        reason = "; ".join(filter(None, reasons)) or None
+        record.become(store, number, "done", reason)
 
     def _follow(self) -> None:
         """Have the lake altered as the source was: on a quiet table no change may do that."""
@@ -233,7 +240,9 @@ class _Backfilling:
                 found = parts(source, lake.row.oid, only=lake.table.only)
                 pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
                 chunks = [WHOLE] if by_index else whole(found, pages)
-                record.plan(store, number, lake.row.epoch, files, chunks)
+                cursor = store.cursor(lake.row.table)
+                at = cursor.offset if cursor else 0
+                record.plan(store, number, lake.row.epoch, files, chunks, at)
         hold = self.pipeline.config.snapshot.hold_at_most.total_seconds()
         return Plan(lake, files, predicate, hold, record.planned(store, number), by_index)
 
@@ -270,6 +279,10 @@ class _Backfilling:
             self._write(work, together([part for part in group if part.keys]), reads=True)
         for part in group:
             of[part.chunk].add(part)
+        if len(work.partial) > KEYS or time.monotonic() - self._healed_at > _HEALED_SECONDS:
+            work.heal(partial(self._written, work))
+            self._healed_at = time.monotonic()
+        record.search_from(store, number, work.searched_from)
         for chunk in ended:
             record.chunk_applied(store, number, of.pop(chunk).applied(chunk))
         if group or ended:
@@ -287,21 +300,12 @@ class _Backfilling:
             removed=done.removed,
         )
 
-    def _by_key(self, work: Round) -> None:
-        """Read the rows of changes that left values out: the stream doesn't have these."""
-        work.catch_up()
-        if any(column.mask is not None for column in work.lake.key):
-            return  # by a masked key no row can be looked up
-        for _ in range(_ROUNDS):
-            keys = list(islice(work.partial, _MOST_AGAIN))
-            work.partial.clear()
-            for some in work.by_key(keys):
-                self._look()
-                self._write(work, some)
-            if not keys:
-                break
+    def _written(self, work: Round, some: Looked) -> None:
+        """Of rows that are read by key, which aren't counted as read."""
+        self._look()
+        self._write(work, some)
 
-    def _surplus(self, work: Round) -> None:
+    def _surplus(self, work: Round) -> str | None:
         """Take away the rows that only the lake has.
 
         A key that only it had may have come since: then it has two rows, of which one goes.
@@ -310,8 +314,13 @@ class _Backfilling:
             self._write(work, some)
             self._told()
         work.catch_up()
-        for some in work.by_key(work.doubled(_MOST_AGAIN)):
-            self._write(work, some)
+        doubled = list[Key]()
+        for _ in range(ROUNDS):
+            for some in work.by_key(doubled):
+                self._written(work, some)
+            if not (doubled := work.doubled(_MOST_DOUBLED)):
+                return None
+        return f"at least {len(doubled):,} keys have more than one row in its lake table"
 
     def _told(self) -> None:
         now = record.backfill(self.pipeline.store, self.backfill.number)

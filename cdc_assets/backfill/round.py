@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -27,16 +27,16 @@ from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.verify.point import FlushTo
 from cdc_assets.verify.rows import as_of
 
-# Rows that are looked up together.
-_KEYS = 5_000
+# Rows that are looked up together; and how often those that change meanwhile are in the end.
+KEYS, ROUNDS = 5_000, 3
 
 
 @dataclass(slots=True)
 class Round:
     """``lake``: the table, with the columns that rows are read by. ``witness``: see ``apply``.
 
-    ``covered``: up to where the log was looked at. ``partial``: keys of changes in it that left
-    values out, which may be damaged in the lake: their rows are still to be read, by key.
+    ``searched``: up to where the log was, for changes that left values out. ``partial``: the keys
+    of these, whose values may be damaged in the lake: their rows are still to be read, by key.
     """
 
     pipeline: Pipeline
@@ -45,8 +45,13 @@ class Round:
     horizons: Horizons
     flush_to: FlushTo
     witness: Connection
-    covered: int
-    partial: set[Key]
+    searched: int
+    partial: dict[Key, int]
+
+    @property
+    def searched_from(self) -> int:
+        """From where on who goes on with the backfill has to search the log."""
+        return min(self.partial.values(), default=self.searched)
 
     def apply(self, some: Looked) -> Done:
         """Apply what was read. Raises Again where that doesn't count, or can't be done now.
@@ -67,14 +72,14 @@ class Round:
                 self.lake,
                 some,
                 flush_to,
-                self.covered,
+                self.searched,
             )
         except (Again, TablePaused):
             raise
         except TableProblem as problem:  # of its merges: they may go on in a moment
             raise Again(self.lake.row.table, problem.what, problem.remedy) from problem
         self.horizons.reached(done.offset)
-        self.covered = done.offset
+        self.searched = done.offset
         self.partial |= done.partial
         return done
 
@@ -85,11 +90,36 @@ class Round:
             nothing = pa.array([], pa.string())
             self.apply(Looked(nothing, [], [], horizon, current_lsn(source)))
 
+    def heal(self, write: Callable[[Looked], None]) -> None:
+        """Read the rows of ``partial``, for ``write``; it has those again that change meanwhile."""
+        due = list(self.partial)
+        for first in range(0, len(due), KEYS):
+            some = {key: self.partial.pop(key) for key in due[first : first + KEYS]}
+            try:
+                for looked in self.by_key(list(some)):
+                    write(looked)
+            except BaseException:
+                self.partial = some | self.partial
+                raise
+
+    def healed(self, write: Callable[[Looked], None]) -> str | None:
+        """:meth:`heal` all of them; or what is to be said of those that change all the time."""
+        for _ in range(ROUNDS):
+            if not self.partial:
+                return None
+            self.heal(write)
+        if not self.partial:
+            return None
+        return (
+            f"{len(self.partial):,} rows changed whenever they were read again: what their changes"
+            " left out may be damaged still"
+        )
+
     def by_key(self, keys: Sequence[Key]) -> Iterator[Looked]:
         """The rows of some keys, as the source has them now."""
         with closing(self.pipeline.connect_source("backfill", reads=True)) as source:
-            for first in range(0, len(keys), _KEYS):
-                some = keys[first : first + _KEYS]
+            for first in range(0, len(keys), KEYS):
+                some = keys[first : first + KEYS]
                 check_oid(source, self.lake.row.table, self.lake.row.oid)
                 horizon = self.horizons.proven(source)
                 with unaltered(self.lake):
@@ -104,8 +134,6 @@ class Round:
 
     def doubled(self, most: int) -> list[Key]:
         """Keys that the lake has more than one row of: one that only it had, and one that came."""
-        if any(column.mask is not None for column in self.lake.key):
-            return []  # by a masked key no row can be looked up
         keys = keys_of(as_of(self.session, self.lake, self.lake.state().snapshot_id))
         found = keys.groupBy(*keys.columns).count().where("count > 1").limit(most).collect()
         return [tuple(row)[:-1] for row in found]

@@ -202,12 +202,23 @@ def note(store: LogStore, number: int, reason: str | None) -> None:
     )
 
 
-def plan(store: LogStore, number: int, epoch: int, heaps: str, chunks: Sequence[CtidRange]) -> None:
-    """Record its chunks, instead of those before; what was applied of these stays applied."""
+def plan(
+    store: LogStore,
+    number: int,
+    epoch: int,
+    heaps: str,
+    chunks: Sequence[CtidRange],
+    offset: int,
+) -> None:
+    """Record its chunks, instead of those before; what was applied of these stays applied.
+
+    ``offset``: see :func:`search_from`.
+    """
     with store.connection.transaction():
         store.connection.execute(
-            "update backfills set epoch = %s, heaps = %s where source = %s and backfill = %s",
-            (epoch, heaps, store.source, number),
+            "update backfills set epoch = %s, heaps = %s, searched_from = %s"
+            " where source = %s and backfill = %s",
+            (epoch, heaps, offset, store.source, number),
         )
         store.connection.execute(
             "delete from backfill_chunks where source = %s and backfill = %s",
@@ -222,6 +233,23 @@ def plan(store: LogStore, number: int, epoch: int, heaps: str, chunks: Sequence[
                     for place, chunk in enumerate(chunks)
                 ],
             )
+
+
+def search_from(store: LogStore, number: int, offset: int) -> None:
+    """Whoever goes on with it searches the log from there for changes that left values out."""
+    store.connection.execute(
+        "update backfills set searched_from = %s where source = %s and backfill = %s",
+        (offset, store.source, number),
+    )
+
+
+def searched_from(store: LogStore, number: int) -> int:
+    """As :func:`search_from` or :func:`plan` said."""
+    row = store.connection.execute(
+        "select coalesce(searched_from, 0) from backfills where source = %s and backfill = %s",
+        (store.source, number),
+    ).fetchone()
+    return int(row[0]) if row is not None else 0
 
 
 def planned(store: LogStore, number: int) -> list[tuple[int, CtidRange]]:

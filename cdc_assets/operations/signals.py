@@ -109,7 +109,7 @@ def take_signals(pipeline: Pipeline) -> int:
             try:
                 with store.connection.transaction():
                     outcome = _do(pipeline, str(kind), data, f"signal {key}")
-            except (CdcError, ValueError) as problem:
+            except (CdcError, ValueError, psycopg.DataError, psycopg.ProgrammingError) as problem:
                 outcome = f"refused: {first_line(problem)}"
             store.connection.execute(
                 "update signals set outcome = %s where source = %s and id = %s",
@@ -154,7 +154,8 @@ def _execute(pipeline: Pipeline, data: Mapping[str, Any], by: str) -> str:
         raise ConfigurationError("data-collections names no table.")
     if unnamed := where.keys() - set(tables):
         raise ConfigurationError(f"data-collections lacks {min(map(str, unnamed))}.")
-    replaces = bool(data.get("replace", False))
+    if not isinstance(replaces := data.get("replace", False), bool):
+        raise ConfigurationError("replace is neither true nor false.")
     made = [
         request(pipeline, table, where.get(table), replaces=replaces, by=by) for table in tables
     ]
@@ -164,7 +165,8 @@ def _execute(pipeline: Pipeline, data: Mapping[str, Any], by: str) -> str:
 def _wished(pipeline: Pipeline, what: Wish, data: Mapping[str, Any]) -> str:
     """``backfill``: its number; or those of ``data-collections``; or all that may."""
     if "backfill" in data:
-        number = int(data["backfill"])
+        if not isinstance(number := data["backfill"], int) or not 0 < number < 2**63:
+            raise ConfigurationError("backfill isn't the number of one.")
         return f"backfill {number} is {wish(pipeline, what, number).state}"
     tables = _tables(pipeline, data)
     done = [

@@ -72,6 +72,14 @@ def test_a_signal_asks_for_a_backfill_of_some_rows_and_others_steer_it(source: L
         ),
         ("pause-snapshot", {"backfill": 4711}, "has no backfill 4711"),
         ("pause-snapshot", [], "its data isn't a JSON object"),
+        ("pause-snapshot", {"backfill": None}, "backfill isn't the number of one"),
+        ("pause-snapshot", {"backfill": [1]}, "backfill isn't the number of one"),
+        ("pause-snapshot", {"backfill": 2**70}, "backfill isn't the number of one"),
+        (
+            "execute-snapshot",
+            {"data-collections": ["public.t"], "replace": "false"},
+            "replace is neither true nor false",
+        ),
     ],
 )
 def test_a_signal_that_cannot_be_done_says_so(

@@ -1,0 +1,132 @@
+"""Values that changes left out (unchanged TOAST) are healed, whatever happens to the backfill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc_assets.backfill import apply as applying
+from cdc_assets.backfill import carry_out as carrying
+from cdc_assets.backfill import round as rounds
+from cdc_assets.backfill.request import request
+from cdc_assets.backfill.round import Round
+from cdc_assets.errors import Fenced
+from cdc_assets.log import backfills as record
+from cdc_assets.operations.backfilling import wish
+from cdc_assets_tests.support.backfills import T, after_reading, backfilled, carried_out, damage
+from cdc_assets_tests.support.lake import Lake
+
+pytestmark = pytest.mark.spark
+
+
+def changes(monkeypatch: pytest.MonkeyPatch, source: Lake, statement: str) -> None:
+    """After rows were read, and is applied before they are: these are left to the stream."""
+
+    def change() -> None:
+        source.execute(statement)
+        source.catch_up(T)
+
+    after_reading(monkeypatch, change)
+
+
+@pytest.fixture
+def damaged(source: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """The stream has no value of ``big`` that is newer than the row that was read."""
+    monkeypatch.setattr(carrying, "_AGAIN_SECONDS", 0.1)
+    damage(source, "update lake.src.t set big = 'wrong' where id = 5")
+    changes(monkeypatch, source, "update t set v = 'n' where id = 5")
+    return source
+
+
+def ended(source: Lake, number: int) -> str | None:
+    done = carried_out(source, number)
+    assert done.state == "done"
+    source.catch_up(T)
+    assert source.equal(T)
+    return done.reason
+
+
+def test_though_it_was_paused_once_all_chunks_were_applied(
+    damaged: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = request(damaged.pipeline, T).number
+
+    def paused(_: Round, write: Any) -> None:
+        wish(damaged.pipeline, "pause", number)
+        write(None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Round, "healed", paused)
+        patched.setattr(carrying, "_LOOK_SECONDS", 0.0)
+        assert carried_out(damaged, number).state == "paused"
+    assert record.planned(damaged.pipeline.store, number) == []
+    wish(damaged.pipeline, "resume", number)
+    assert ended(damaged, number) is None
+
+
+@pytest.mark.parametrize("error", [Fenced("somebody else"), psycopg.OperationalError("gone")])
+def test_though_it_was_tried_again_and_others_merged_the_change(
+    damaged: Lake, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    number, calls = request(damaged.pipeline, T).number, list[int]()
+    applied = vars(rounds)["apply"]  # which has the change come
+
+    def apply(*about: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:  # the first is the one after which the change comes
+            damaged.execute("update t set v = 'm' where id = 5")
+            damaged.catch_up(T)
+            raise error
+        return applied(*about)
+
+    monkeypatch.setattr(rounds, "apply", apply)
+    assert ended(damaged, number) is None
+
+
+def test_though_its_log_was_removed_while_it_was_paused(
+    damaged: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = request(damaged.pipeline, T).number
+
+    def paused(_: Round, write: Any) -> None:
+        wish(damaged.pipeline, "pause", number)
+        write(None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Round, "healed", paused)
+        patched.setattr(carrying, "_LOOK_SECONDS", 0.0)
+        assert carried_out(damaged, number).state == "paused"
+    damaged.pipeline.store.connection.execute(
+        "delete from log_index where table_name = %s", (str(T),)
+    )
+    wish(damaged.pipeline, "resume", number)
+    assert ended(damaged, number) is None
+
+
+def test_of_more_keys_than_are_looked_up_together(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "KEYS", 7)
+    damage(source, "update lake.src.t set big = 'wrong' where id <= 50")
+    changes(monkeypatch, source, "update t set v = 'n' where id <= 50")
+    assert backfilled(source).state == "done"
+    source.catch_up(T)
+    assert source.equal(T)
+
+
+def test_rows_that_change_whenever_they_are_read_are_told(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied, calls = applying.apply, list[int]()
+
+    def apply(*about: Any) -> Any:
+        calls.append(1)
+        source.execute(f"update t set v = 'v{len(calls)}' where id = 5")
+        return applied(*about)
+
+    monkeypatch.setattr(rounds, "apply", apply)
+    done = backfilled(source)
+    assert done.state == "done"
+    assert str(done.reason).startswith("1 rows changed whenever they were read again")
