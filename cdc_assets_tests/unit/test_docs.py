@@ -35,3 +35,11 @@ def test_every_page_is_in_the_guide() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if page not in nav] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operate/project.md"])
+def test_where_dg_is_used_the_package_that_has_it_is_installed(page: str) -> None:
+    """Our locks lack it: it is a tool of a project of one's own."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.search(r"\bdg (scaffold|check|list)\b", text)
+    assert re.search(r"pip install\b[^\n#`]* dagster-dg-cli\b", text)
