@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from cdc_assets.cli import columns
 from cdc_assets.cli.pasted import told
-from cdc_assets.messages.texts import plain
+from cdc_assets.messages.texts import counted, plain
 
 if TYPE_CHECKING:
     from cdc_assets.log.store import LogStore
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from cdc_assets.snapshot.table_copy import CopyProgress
     from cdc_assets.verify.difference import Comparison
 
+# The severities in the order in which they are shown.
+_FINDINGS: Mapping[str, dict[str, Any]] = {
+    "info": {"fg": "green"},
+    "warning": {"fg": "yellow"},
+    "error": {"fg": "red", "bold": True},
+}
 _COLOURS = {"fail": "bold red", "warn": "yellow"}
 # Conditions by which tables are behind; nobody knows for how long they last when status asks.
 _CAUSES = ("flusher", "stream", "staging", "spark", "materializer")
@@ -93,14 +100,21 @@ class CopyBar:
             note(progress.sentence)
 
 
-def show_findings(findings: Sequence[Finding]) -> None:
-    """Findings of ``check``, with their remedies."""
-    colours = {"error": "bold red", "warning": "yellow", "info": "green"}
-    for finding in findings:
-        told = f"{finding.code}: {finding.message}"
-        labelled(finding.severity, colours[finding.severity], told)
-        if finding.remedy:
-            note(f"    {finding.remedy}")
+def show_findings(findings: Sequence[Finding], tables: int) -> None:
+    """Findings of ``check`` with their remedies, errors last; and whether all is ready."""
+    for severity, colour in _FINDINGS.items():
+        for finding in findings:
+            if finding.severity == severity:
+                said = told(f"{finding.code}: {finding.message}")
+                click.echo(f"{click.style(severity, **colour)} {said}")
+                if finding.remedy:
+                    say(f"    {finding.remedy}")
+    many = Counter(finding.severity for finding in findings)
+    wrong = [counted(many[s], s) for s in ("error", "warning") if many[s]]
+    if many["error"]:
+        say(f"not ready: {', '.join(wrong)}")
+    else:
+        say(f"ready: {', '.join([counted(tables, 'table'), *wrong])}")
 
 
 def show_tables(found: Sequence[Listed], *, stderr: bool = False, wide: bool = False) -> None:

@@ -54,6 +54,13 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(map(named, names))
 
 
+def counted(number: int, what: str, verb: str = "") -> str:
+    """``2 keys``, ``1 key``; with ``verb`` in its plural: ``2 keys differ``, ``1 key differs``."""
+    if number == 1:
+        return f"1 {what}{f' {verb}s' if verb else ''}"
+    return f"{number:,} {what}s{f' {verb}' if verb else ''}"
+
+
 def command(*words: object) -> str:
     """``cdc-assets`` with these words, to be pasted into a shell: quoted where it needs quotes.
 
