@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,18 @@ def test_where_dg_is_used_the_package_that_has_it_is_installed(page: str) -> Non
     text = (ROOT / page).read_text(encoding="utf-8")
     assert re.search(r"\bdg (scaffold|check|list)\b", text)
     assert re.search(r"pip install\b[^\n#`]* dagster-dg-cli\b", text)
+
+
+def test_who_has_installed_it_is_told_what_is_next() -> None:
+    """And who starts the demo, which installs as well, isn't."""
+
+    def said(*goals: str) -> str:
+        quiet = ("make", "--silent", "--assume-old=.venv/.installed")
+        return subprocess.run(
+            [*quiet, *goals], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+
+    told = said("install")
+    assert ". .venv/bin/activate" in told and "cdc-assets init" in told and "make dev" in told
+    assert told.count("\n") == 1
+    assert "activate" not in said("--dry-run", "dev")
