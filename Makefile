@@ -23,7 +23,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+NEXT := Installed. Next: . $(BIN)/activate && cdc-assets init app, for a Postgres of your own; or make dev, for the demo.
 install: $(INSTALLED) ## Install the locked dependencies and the package (editable) into .venv
+	@$(if $(filter install,$(MAKECMDGOALS)),echo "$(NEXT)",:)
 
 # Wheels only, which run nothing when they are installed; PySpark has none, and is built by what
 # requirements-build.lock has.

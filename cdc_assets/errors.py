@@ -106,6 +106,10 @@ class TablePaused(TableProblem):
         )
 
 
+class ConditionProblem(TableProblem):
+    """A condition on rows of the table (``where``) isn't one, or none that we run."""
+
+
 class TablesFailed(CdcError):
     """Some tables failed while the others went on; raised at the end of the work."""
 

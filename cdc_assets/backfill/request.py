@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from cdc_assets.errors import ConfigurationError, TableProblem
+from cdc_assets.errors import ConditionProblem, ConfigurationError, TableProblem
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
@@ -59,7 +59,10 @@ def request(
                 copy_anew(table),
             )
         if predicate is not None:
-            understood(source, table, predicate)
+            try:
+                understood(source, table, predicate)
+            except ConditionProblem as problem:  # whoever asks has written it
+                raise ConfigurationError(problem.what, problem.remedy) from problem
     return record.request(pipeline.store, table, predicate, replaces=replaces, by=by)
 
 
@@ -87,14 +90,14 @@ def _estimated(source: Connection, lake: LakeTable, condition: str) -> tuple[flo
 
 
 def understood(source: Connection, table: TableId, predicate: str) -> str:
-    """The condition as Postgres writes it. Raises TableProblem for what we don't run."""
+    """The condition as Postgres writes it. Raises ConditionProblem for what we don't run."""
     try:
         refuse_text(predicate)
     except ValueError as error:
-        raise TableProblem(table, f"where: {error}") from error
+        raise ConditionProblem(table, f"where: {error}") from error
     found = planning.understood(source, table, predicate)
     if found.mutable:
-        raise TableProblem(
+        raise ConditionProblem(
             table,
             f"where: {predicate} calls a function whose result may change, such as now()",
             "Compare with constants, like '2026-01-31'::timestamptz.",

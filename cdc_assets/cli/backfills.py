@@ -76,6 +76,8 @@ def backfill(
             else:
                 for one in found:
                     _show(one)
+                if not found:
+                    note(f"Nobody has asked for a backfill of source {config.name} yet.")
             return
         if what[0] in _WISHES:
             number = _number(what)

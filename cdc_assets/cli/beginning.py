@@ -232,8 +232,9 @@ def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files)
 
     os.environ[reads] = dsn
     ctx.obj = str(written.yaml)
-    findings = review(load_config(written.yaml))
-    show_findings(findings)
+    config = load_config(written.yaml)
+    findings = review(config)
+    show_findings(findings, len(config.tables))
     for export in exports:
         say(f"next: {export}")
     sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)

@@ -128,9 +128,14 @@ def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
     config = config_of(ctx)
     with opened(config) as pipeline:
         for table in selected(config, tables) if tables else []:
-            pauses.resume(pipeline.store, table)
-        if not tables and copying.resume(pipeline):
-            note("The source was dropped: every table will be copied anew.")
+            was = pauses.resume(pipeline.store, table)
+            say(f"{table}: {'resumed' if was else 'was not paused'}")
+        if not tables:
+            was = pauses.source_paused(pipeline.store) is not None
+            if copying.resume(pipeline):
+                note("The source was dropped: every table will be copied anew.")
+            else:
+                say(f"source {config.name}: {'resumed' if was else 'was not paused'}")
         show_paused(pipeline.store)
 
 

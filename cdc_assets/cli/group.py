@@ -25,6 +25,7 @@ from cdc_assets.config.addresses import services
 from cdc_assets.config.reading.documents import value_of
 from cdc_assets.config.source import SourceConfig, load_config
 from cdc_assets.errors import CdcError, ConfigurationError
+from cdc_assets.messages.texts import command
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.process.home import home
 from cdc_assets.process.traces import log_to_stderr, noted
@@ -68,11 +69,35 @@ class _Command(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = examples
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)  # they are taken out one by one
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            for option in ctx.find_root().command.params:
+                if isinstance(option, click.Option) and error.option_name in option.opts:
+                    own = _before(option, error.option_name, given)
+                    said = command(*own, *ctx.command_path.split()[1:])
+                    raise click.UsageError(
+                        f"{error.option_name} goes before the command: {said}", ctx
+                    ) from error
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {example}\n" for example in self.examples))
         super().format_epilog(ctx, formatter)
+
+
+def _before(option: click.Option, name: str, given: Sequence[str]) -> list[str]:
+    """The option as it is to be given, with its value if there was one."""
+    if option.is_flag:
+        return [name]
+    values = [arg.partition("=")[2] for arg in given if arg.startswith(f"{name}=")]
+    if name in given:
+        values += given[given.index(name) + 1 :]
+    return [name, next(iter(values), option.metavar or "VALUE")]
 
 
 class _Group(click.Group):

@@ -37,7 +37,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([finding.to_json() for finding in findings], indent=2))
     else:
-        show_findings(findings)
+        show_findings(findings, len(config.tables))
     sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 

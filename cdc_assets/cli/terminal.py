@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,9 +16,10 @@ from rich.text import Text
 
 from cdc_assets.cli import columns
 from cdc_assets.cli.pasted import told
-from cdc_assets.messages.texts import plain
+from cdc_assets.messages.texts import command, counted, plain
 
 if TYPE_CHECKING:
+    from cdc_assets.log.sessions.flusher_status import FlusherStatus
     from cdc_assets.log.store import LogStore
     from cdc_assets.maintenance.run import Maintained
     from cdc_assets.materializer.drain import Drained
@@ -28,9 +30,16 @@ if TYPE_CHECKING:
     from cdc_assets.snapshot.table_copy import CopyProgress
     from cdc_assets.verify.difference import Comparison
 
+# The severities in the order in which they are shown.
+_FINDINGS: Mapping[str, dict[str, Any]] = {
+    "info": {"fg": "green"},
+    "warning": {"fg": "yellow"},
+    "error": {"fg": "red", "bold": True},
+}
 _COLOURS = {"fail": "bold red", "warn": "yellow"}
 # Conditions by which tables are behind; nobody knows for how long they last when status asks.
 _CAUSES = ("flusher", "stream", "staging", "spark", "materializer")
+_NOWHERE = "0/0"  # an LSN before the first one
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -93,14 +102,21 @@ class CopyBar:
             note(progress.sentence)
 
 
-def show_findings(findings: Sequence[Finding]) -> None:
-    """Findings of ``check``, with their remedies."""
-    colours = {"error": "bold red", "warning": "yellow", "info": "green"}
-    for finding in findings:
-        told = f"{finding.code}: {finding.message}"
-        labelled(finding.severity, colours[finding.severity], told)
-        if finding.remedy:
-            note(f"    {finding.remedy}")
+def show_findings(findings: Sequence[Finding], tables: int) -> None:
+    """Findings of ``check`` with their remedies, errors last; and whether all is ready."""
+    for severity, colour in _FINDINGS.items():
+        for finding in findings:
+            if finding.severity == severity:
+                said = told(f"{finding.code}: {finding.message}")
+                click.echo(f"{click.style(severity, **colour)} {said}")
+                if finding.remedy:
+                    say(f"    {finding.remedy}")
+    many = Counter(finding.severity for finding in findings)
+    wrong = [counted(many[s], s) for s in ("error", "warning") if many[s]]
+    if many["error"]:
+        say(f"not ready: {', '.join(wrong)}")
+    else:
+        say(f"ready: {', '.join([counted(tables, 'table'), *wrong])}")
 
 
 def show_tables(found: Sequence[Listed], *, stderr: bool = False, wide: bool = False) -> None:
@@ -137,8 +153,8 @@ def show_paused(store: LogStore) -> None:
 def show_drained(done: Drained) -> None:
     """What was merged into a table."""
     note(
-        f"{done.table}: {done.changes:,} changes in {done.merges} merges,"
-        f" {done.rows:,} rows, applied to {done.cursor.applied_lsn} ({done.seconds:.1f} s)"
+        f"{done.table}: {counted(done.changes, 'change')} in {counted(done.merges, 'merge')},"
+        f" {counted(done.rows, 'row')}, applied to {done.cursor.applied_lsn} ({done.seconds:.1f} s)"
     )
 
 
@@ -146,19 +162,22 @@ def show_compared(found: Sequence[Comparison]) -> None:
     """What ``verify`` found of each table."""
     for c in found:
         if c.equal:
-            say(f"{c.table}: equal, {c.source_rows:,} rows at {c.lsn}")
+            say(f"{c.table}: equal, {counted(c.source_rows, 'row')} at {c.lsn}")
         elif c.problem:
             since = f" since {c.since:%Y-%m-%d %H:%M:%S %Z}" if c.since is not None else ""
             say(f"{c.table}: not compared{since}: {c.problem}")
         else:
             say(
-                f"{c.table}: {c.differing:,} keys differ"
-                f" (source {c.source_rows:,} rows, lake {c.lake_rows:,} rows)"
+                f"{c.table}: {counted(c.differing, 'key', 'differ')} (source"
+                f" {counted(c.source_rows, 'row')}, lake {counted(c.lake_rows, 'row')})"
             )
             for key in c.keys:
                 say(f"    {key}")
         for said in c.remarks:
             say(f"    {said}")
+        if c.outcome == "different" and c.unrepaired is None:
+            them = "it" if c.differing == 1 else "them"
+            say(f"    To correct {them}: {command('verify', '--table', c.table, '--repair')}")
 
 
 def show_maintained(done: list[Maintained], *, wide: bool = False) -> None:
@@ -225,18 +244,29 @@ def show_health(health: Health, *, wide: bool = False) -> None:
         )
     for name, value in report.part_rows(health):
         say(f"{name}: {value}")
-    flusher, told = found.flusher, found.flusher.report
-    if "changes" in told:
-        behind = ""  # nothing is staged yet
-        if flusher.lag_bytes is not None:
-            behind = f"; {flusher.lag_bytes:,} B and {told['lag_seconds']:.1f} s behind"
-        say(
-            f"  received {told['received_lsn']}, staged {told['staged_lsn']}, acknowledged"
-            f" {told['acknowledged_lsn']}{behind}; {told['staging_retries']} retries of staging"
-            f" (told {flusher.told_seconds_ago:.0f} s ago)"
-        )
-        for name, counts in told["changes"].items():
-            listed = ", ".join(f"{count:,} {operation}s" for operation, count in counts.items())
-            say(f"  {name}: {listed}; {told['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
-        for thread, trouble in told.get("troubles", {}).items():
-            say(f"  {thread}: {trouble}")
+        if name == report.FLUSHER:
+            _show_flusher(found.flusher)
+
+
+def _show_flusher(flusher: FlusherStatus) -> None:
+    """What it told last, below its line; how far behind it is, as of now."""
+    said = flusher.report
+    if "changes" not in said:
+        return
+    positions = [
+        f"{does} {said[f'{does}_lsn']}"
+        for does in ("received", "staged", "acknowledged")
+        if said[f"{does}_lsn"] != _NOWHERE
+    ]
+    parts = [", ".join(positions) or "received nothing yet"]
+    if flusher.lag_bytes is not None and flusher.behind_seconds is not None:
+        seconds = flusher.behind_seconds if flusher.lag_bytes else 0.0
+        parts.append(f"{flusher.lag_bytes:,} B and {seconds:.1f} s behind")
+    if said["staging_retries"]:
+        parts.append(f"staging was retried {counted(said['staging_retries'], 'time')}")
+    say(f"  {'; '.join(parts)} (told {flusher.told_seconds_ago:.0f} s ago)")
+    for name, counts in said["changes"].items():
+        listed = ", ".join(counted(count, operation) for operation, count in counts.items())
+        say(f"  {name}: {listed}; {said['bytes'].get(name, 0) / 1e6:,.1f} MB staged")
+    for thread, trouble in said.get("troubles", {}).items():
+        say(f"  {thread}: {trouble}")

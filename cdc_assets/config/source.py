@@ -50,10 +50,12 @@ from cdc_assets.config.sections import (
 from cdc_assets.config.tables import AssetsConfig, Owner, TableConfig
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.masks import Mask
+from cdc_assets.messages.texts import meant
 from cdc_assets.postgres.names import TableId
 from cdc_assets.process.home import home
 
 _SALT_CHARACTERS = 16
+_NAMED = 10  # tables of a source, to whoever has named none of them
 _NAME = re.compile(r"\A[a-z][a-z0-9_]{0,39}\Z")
 
 
@@ -257,10 +259,18 @@ class SourceConfig(Section):
             raise ConfigurationError(str(error)) from error
         if (found := self._by_id.get(wanted)) is not None:
             return found
-        known = ", ".join(t.name for t in self.tables)
+        written = meant(wanted.name, sorted(t.id.name for t in self.tables))
+        alike = [t.id for t in self.tables if t.id.name == written]
+        if alike:
+            best = min(alike, key=lambda table: (table.schema != wanted.schema, table))
+            remedy = f"Did you mean {best}? Else add it under tables:."
+        else:
+            known = sorted(t.name for t in self.tables)
+            more = f", and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
+            remedy = f"It has: {', '.join(known[:_NAMED])}{more}. Add it under tables:, or correct"
+            remedy += " the name."
         raise ConfigurationError(
-            f"table {wanted} is not in the configuration of source {self.name}.",
-            f"It has: {known}. Add it under tables:, or correct the name.",
+            f"table {wanted} is not in the configuration of source {self.name}.", remedy
         )
 
 
@@ -299,7 +309,8 @@ def parse_config(
     try:
         return SourceConfig.model_validate(data, context={"expanded": expanded, "secrets": secrets})
     except ValidationError as error:
-        lines = [f"{origin}: {explained(item)}" for item in error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        lines = [f"{origin}: {explained(item, SourceConfig)}" for item in found]
         raise ConfigurationError("\n".join(lines)) from None
 
 

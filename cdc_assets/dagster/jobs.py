@@ -21,7 +21,7 @@ from cdc_assets.errors import ConfigurationError, TableProblem, TablesFailed
 from cdc_assets.flusher.reach import reach
 from cdc_assets.log import wishes as pauses
 from cdc_assets.log.store import LogStore
-from cdc_assets.messages.texts import described
+from cdc_assets.messages.texts import counted, described
 from cdc_assets.operations import copying
 from cdc_assets.operations.drop import drop_source
 from cdc_assets.operations.drop_table import drop_table
@@ -165,7 +165,7 @@ def _resync(source: SourceConfig) -> dg.OpDefinition:
 
 
 def _pausing(
-    source: SourceConfig, name: str, do: Callable[[LogStore, Any], None]
+    source: SourceConfig, name: str, do: Callable[[LogStore, Any], object]
 ) -> dg.OpDefinition:
     @dg.op(name=f"{name}_tables_of_{source.name}")
     @run_of(source)
@@ -207,7 +207,8 @@ def _verify(source: SourceConfig) -> dg.OpDefinition:
                 [
                     TableProblem(
                         one.table,
-                        one.problem or f"{one.differing:,} keys differ: {'; '.join(one.keys)}",
+                        one.problem
+                        or f"{counted(one.differing, 'key', 'differ')}: {'; '.join(one.keys)}",
                         _remedy(one),
                     )
                     for one in odd

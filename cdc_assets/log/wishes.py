@@ -38,17 +38,22 @@ def pause(store: LogStore, table: TableId | None = None) -> None:
     )
 
 
-def resume(store: LogStore, table: TableId | None = None) -> None:
-    """End the pause of ``table``, or (None) the source's; tables keep pauses of their own."""
+def resume(store: LogStore, table: TableId | None = None) -> bool:
+    """End the pause of ``table``, or (None) the source's; tables keep pauses of their own.
+
+    False if it wasn't paused.
+    """
     if table is not None:
-        store.connection.execute(
-            "update tables set paused_at = null where source = %s and table_name = %s",
+        done = store.connection.execute(
+            "update tables set paused_at = null where source = %s and table_name = %s"
+            " and paused_at is not null",
             (store.source, str(table)),
         )
-        return
-    store.connection.execute(
-        "delete from pipeline_meta where source = %s and key = %s", (store.source, _SOURCE)
-    )
+    else:
+        done = store.connection.execute(
+            "delete from pipeline_meta where source = %s and key = %s", (store.source, _SOURCE)
+        )
+    return bool(done.rowcount)
 
 
 def source_paused(store: LogStore) -> datetime | None:

@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 # Control characters but newline and tab; characters that turn the direction of writing; line ends
 # other than newlines; lone surrogates, which nothing can encode.
@@ -27,6 +28,8 @@ _SUBJECT = 99
 # Limits of a check's description, of a Markdown report, and of comments in an asset's metadata: as
 # much as a person reads. Each is an event in Dagster's storage for ever.
 DESCRIPTION, REPORT, TABLE_COMMENT, COLUMN_COMMENT = 4_000, 100_000, 1_000, 300
+
+_ALIKE = 0.75  # of two words, one of which may be the other misspelt
 
 
 def bounded(text: str, most: int) -> str:
@@ -52,6 +55,20 @@ def named(name: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Such names in a row."""
     return ", ".join(map(named, names))
+
+
+def meant(written: str, known: Iterable[str]) -> str | None:
+    """The known name that ``written`` is most like, if it is like one: it may be misspelt."""
+    spelt = {name.lower(): name for name in known}
+    found = get_close_matches(written.lower(), spelt, 1, _ALIKE)
+    return spelt[found[0]] if found else None
+
+
+def counted(number: int, what: str, verb: str = "") -> str:
+    """``2 keys``, ``1 key``; with ``verb`` in its plural: ``2 keys differ``, ``1 key differs``."""
+    if number == 1:
+        return f"1 {what}{f' {verb}s' if verb else ''}"
+    return f"{number:,} {what}s{f' {verb}' if verb else ''}"
 
 
 def command(*words: object) -> str:

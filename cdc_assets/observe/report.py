@@ -21,6 +21,7 @@ from cdc_assets.pipeline import Pipeline
 
 # The length that a person reads of one matter; the alerts and `status` have more.
 _CELL = 1_000
+FLUSHER = "flusher"  # the name of its part
 TABLE_HEADINGS = ("table", "state", "chunks", "applied", "lag", "pending", "reason")
 
 
@@ -108,7 +109,10 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     status, slot = health.status, "doesn't exist yet"
     if status.slot is not None:
         slot = f"{status.slot.wal_status}, keeps {status.retained_bytes / 1e6:,.1f} MB of WAL"
-    parts = [(f"slot {status.slot_name}", slot), ("flusher", str(status.flusher))]
+    parts = [(f"slot {status.slot_name}", slot), (FLUSHER, str(status.flusher))]
+    if status.flusher.state == "dropped":
+        anew = f"dropped; to take it up again: {command('resume')}"
+        parts.insert(0, (f"source {status.source}", anew))
     parts += [(f"waits: {wait.session}", wait.sentence) for wait in status.waits]
     parts += [(f"waits: {wait.session}", wait.sentence) for wait in status.lock_waits]
     for pin in status.pins:

@@ -27,6 +27,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect, pools_transactions
 from cdc_assets.process.home import at_home
+from cdc_assets.readiness.foreign_errors import ANSWERS, OUT, refuses_login
 from cdc_assets.readiness.source.server import preflight
 
 # A database that is down comes back by itself: callers wait for it, or try again.
@@ -87,8 +88,8 @@ def source_findings(config: SourceConfig, *, start: bool = False) -> list[Findin
             Finding(
                 "source_unreachable",
                 "error",
-                f"the source can't be reached: {_what(error)}",
-                _remedy(error, "Start it, mend the network, or correct postgres.dsn."),
+                f"the source {_refusal(error)}: {_what(error)}",
+                _remedy(error, "postgres.dsn"),
             )
         ]
 
@@ -97,8 +98,14 @@ def _what(error: Exception) -> str:
     return error.what if isinstance(error, CdcError) else first_line(error)
 
 
-def _remedy(error: Exception, otherwise: str) -> str:
-    return (error.remedy if isinstance(error, CdcError) else "") or otherwise
+def _refusal(error: Exception) -> str:
+    return "doesn't take the login" if refuses_login(error) else "can't be reached"
+
+
+def _remedy(error: Exception, setting: str) -> str:
+    if isinstance(error, CdcError) and error.remedy:
+        return error.remedy
+    return (ANSWERS if refuses_login(error) else OUT) + f"correct {setting}."
 
 
 @contextmanager
@@ -136,8 +143,8 @@ def coordination_findings(config: SourceConfig) -> Iterator[Finding]:
         yield Finding(
             "coordination_unreachable",
             "error",
-            f"the coordination database can't be reached: {_what(error)}",
-            _remedy(error, "Start it, mend the network, or correct state.postgres_url."),
+            f"the coordination database {_refusal(error)}: {_what(error)}",
+            _remedy(error, "state.postgres_url"),
         )
 
 

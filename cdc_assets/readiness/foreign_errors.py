@@ -8,6 +8,8 @@ raises on purpose are sentences already.
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
@@ -22,6 +24,12 @@ from cdc_assets.errors import (
 )
 from cdc_assets.process.traces import keep_trace
 
+_LOGIN = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry"
+    r'|(role|database) ".*" does not exist'
+)
+# How a remedy begins where a login was refused, and where nobody answers.
+ANSWERS, OUT = "The server answers; ", "Start it, mend the network, or "
 _LACKS = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedColumn,
@@ -43,7 +51,10 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
     said, package = first_line(error), type(error).__module__.partition(".")[0]
     if isinstance(error, psycopg.OperationalError) and is_lost(error):
         who, setting = _whose(str(error), config)
-        remedy = f"Start it, mend the network, or correct {setting}."
+        if refuses_login(error):
+            what, remedy = f"{who} doesn't take the login: {said}.", f"{ANSWERS}correct {setting}."
+            return EnvironmentProblem, what, remedy
+        remedy = f"{OUT}correct {setting}."
         return EnvironmentProblem, f"{who} can't be reached, or ended: {said}.", remedy
     if isinstance(error, _LACKS) and config is not None:
         schema = config.state.schema_
@@ -61,6 +72,18 @@ def _known(error: Exception, config: SourceConfig | None) -> tuple[type[CdcError
         return EnvironmentProblem, f"a file can't be used: {said}.", remedy
     what = f"cdc-assets has a defect: {type(error).__name__}: {said}."
     return CdcError, what, "Please report it."
+
+
+def refuses_login(error: Exception) -> bool:
+    """Whether a server that answers refused role, password or database.
+
+    An error of libpq's own, while it connects, has no SQL state: its words have to do.
+    """
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    if error.sqlstate is not None:
+        return error.sqlstate.startswith(("28", "3D"))
+    return _LOGIN.search(str(error)) is not None
 
 
 def is_lost(error: psycopg.OperationalError) -> bool:

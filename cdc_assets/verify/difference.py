@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.messages.texts import counted
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.verify.key_names import NameKey
@@ -69,7 +70,8 @@ class Comparison:
     @property
     def remarks(self) -> list[str]:
         """Remarks on the table, even if it is equal."""
-        repaired = [f"{self.repaired:,} keys were corrected"] if self.repaired else []
+        was = "was" if self.repaired == 1 else "were"
+        repaired = [f"{counted(self.repaired, 'key')} {was} corrected"] if self.repaired else []
         repaired += [f"not repaired: {self.unrepaired}"] if self.unrepaired else []
         lost = [
             f"{name}: {count:,} values have no form in the lake, and were compared as what"

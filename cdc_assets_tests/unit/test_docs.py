@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,26 @@ def test_every_page_is_in_the_guide() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if page not in nav] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operate/project.md"])
+def test_where_dg_is_used_the_package_that_has_it_is_installed(page: str) -> None:
+    """Our locks lack it: it is a tool of a project of one's own."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.search(r"\bdg (scaffold|check|list)\b", text)
+    assert re.search(r"pip install\b[^\n#`]* dagster-dg-cli\b", text)
+
+
+def test_who_has_installed_it_is_told_what_is_next() -> None:
+    """And who starts the demo, which installs as well, isn't."""
+
+    def said(*goals: str) -> str:
+        quiet = ("make", "--silent", "--assume-old=.venv/.installed")
+        return subprocess.run(
+            [*quiet, *goals], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+
+    told = said("install")
+    assert ". .venv/bin/activate" in told and "cdc-assets init" in told and "make dev" in told
+    assert told.count("\n") == 1
+    assert "activate" not in said("--dry-run", "dev")

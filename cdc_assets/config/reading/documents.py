@@ -33,8 +33,9 @@ def value_of(path: Path) -> Any:
             # An error of a string, unlike a file's, would quote the line with its secret.
             return yaml.load(file, Loader=_Loader)  # noqa: S506 - it is a safe loader
     except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigurationError(
-            f"can't read the configuration {path}: {error}.", "Check --config."
+            f"can't read the configuration {path}: {why}.", "Check --config."
         ) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise ConfigurationError(f"{path} is not YAML: {error}") from error

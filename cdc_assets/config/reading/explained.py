@@ -6,7 +6,12 @@ Who writes it has neither tuples nor models, and is told what to write instead.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from cdc_assets.messages.texts import meant
 
 _LIST = "write a list, in brackets or with a dash before each"
 _MAPPING = "write a mapping, like {a: b}"
@@ -31,8 +36,8 @@ _WORDS = {
 _SUBJECT = re.compile(r"\A(?:Value error, |\w+(?= should ))")
 
 
-def explained(item: Any) -> str:
-    """One of ``ValidationError.errors()``: the place, and what is to be there."""
+def explained(item: Any, model: type[BaseModel]) -> str:
+    """One of ``ValidationError.errors()`` of ``model``: the place, and what is to be there."""
     where = ".".join(str(part) for part in item["loc"]) or "the whole file"
     if item["type"] == "model_type" and item["loc"][:-1] == ("tables",):
         return f"{where}: write a table's name, or a mapping with its name."
@@ -40,4 +45,25 @@ def explained(item: Any) -> str:
         return f"{where}: write {item['ctx']['expected']}."
     if (words := _WORDS.get(item["type"])) is None:
         words = _SUBJECT.sub(lambda found: "" if "," in found[0] else "it", item["msg"])
+    if item["type"] == "extra_forbidden":
+        *place, key = item["loc"]
+        if (known := meant(str(key), _keys(model, place))) is not None:
+            return f"{where}: {words}: {known}?"
     return f"{where}: {words}."
+
+
+def _keys(model: type[BaseModel], place: Sequence[int | str]) -> Iterator[str]:
+    """The keys of the mapping at ``place``; a list's numbers, and the names of kinds, lead on."""
+    here = {model}
+    for part in place:
+        fields = [f for m in here for n, f in m.model_fields.items() if (f.alias or n) == part]
+        here = {found for field in fields for found in _models(field.annotation)} or here
+    for found in here:
+        yield from (field.alias or name for name, field in found.model_fields.items())
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)

@@ -11,7 +11,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.names import TableAssets, operation_name, run_lock
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
-from cdc_assets.messages.texts import bounded, described
+from cdc_assets.messages.texts import bounded, counted, described
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.verify.sample import Sampled, sample
 
@@ -67,8 +67,8 @@ def sentence(found: Sampled) -> str:
         )
     columns = f" in {', '.join(found.columns)}" if found.columns else ""
     return (
-        f"{found.differing:,} keys differ{columns} ({part} were compared at {found.lsn}):"
-        f" {'; '.join(found.keys)}. {REMEDY}"
+        f"{counted(found.differing, 'key', 'differ')}{columns} ({part} were compared at"
+        f" {found.lsn}): {'; '.join(found.keys)}. {REMEDY}"
     )
 
 

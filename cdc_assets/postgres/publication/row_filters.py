@@ -38,14 +38,19 @@ def is_published(
 class Kept:
     """A filter as Postgres keeps it: its text, the columns that it uses (``*``: the whole row).
 
-    ``foreign``: what it is made of and isn't Postgres's own, if anything: functions, operators, and
-    types of columns, for which their owner may make casts at any time. ``mutable``: whether it
+    ``foreign``: functions and operators that it calls and that aren't Postgres's own, if any.
+    ``typed``: columns that it uses, with their types, where these aren't. ``mutable``: whether it
     calls what isn't immutable, such as ``now()``: a publication takes none of that.
+
+    A type's owner may make casts of it at any time, and give its name to a domain that calls what
+    they like: text that was harmless when it was looked at needn't be when it is run. That goes for
+    enums as well, although Postgres's own functions compare them.
     """
 
     text: str
     columns: frozenset[str]
     foreign: str | None
+    typed: str | None
     mutable: bool
 
 
@@ -73,11 +78,12 @@ select pg_catalog.pg_get_expr(c.conbin, c.conrelid),
           from (select d.refclassid, d.refobjid from pg_catalog.pg_depend d
                  where d.classid = 'pg_catalog.pg_constraint'::regclass and d.objid = c.oid
                    and d.refclassid in ('pg_catalog.pg_proc'::regclass,
-                                        'pg_catalog.pg_operator'::regclass)
-                union all
-                select 'pg_catalog.pg_type'::regclass, a.atttypid from pg_catalog.pg_attribute a
-                 where a.attrelid = c.conrelid and a.attnum = any(c.conkey)) o (class, oid)
-         where o.oid >= 16384)
+                                        'pg_catalog.pg_operator'::regclass)) o (class, oid)
+         where o.oid >= 16384),
+       (select pg_catalog.string_agg(pg_catalog.format('%%I: %%s', a.attname,
+               pg_catalog.format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
+          from pg_catalog.pg_attribute a
+         where a.attrelid = c.conrelid and a.attnum = any(c.conkey) and a.atttypid >= 16384)
   from pg_catalog.pg_constraint c
  where c.conrelid = pg_catalog.to_regclass(pg_catalog.format('pg_temp.%%I', %s::text))
    and c.contype = 'c'
@@ -111,7 +117,7 @@ def kept(connection: Connection, table: TableId, text: str) -> Kept:
         row = connection.execute(_KEPT, (table.name,)).fetchone()
         assert row is not None  # the table was just made with it
         mutable = _is_mutable(connection, table, text)
-        found = _KNOWN[asked] = Kept(str(row[0]), frozenset(row[1]), row[2], mutable)
+        found = _KNOWN[asked] = Kept(str(row[0]), frozenset(row[1]), row[2], row[3], mutable)
         return found
 
 

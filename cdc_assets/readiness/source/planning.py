@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import TableProblem, first_line
+from cdc_assets.errors import ConditionProblem, TableProblem, first_line
 from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.names import TableId
@@ -190,7 +190,8 @@ def refuse_row_filter(
 def understood(connection: Connection, table: TableId, where: str) -> Kept:
     """A condition on a table's rows, as Postgres keeps it, which has nothing of others in it.
 
-    Raises TableProblem if it isn't one, or calls what isn't Postgres's own.
+    Raises ConditionProblem if it isn't one, or has what isn't Postgres's own; TableProblem if the
+    role can't have it looked at.
     """
     try:
         found = kept(connection, table, where)
@@ -204,15 +205,23 @@ def understood(connection: Connection, table: TableId, where: str) -> Kept:
     except psycopg.DatabaseError as error:
         if connection.closed:
             raise
-        raise TableProblem(
+        raise ConditionProblem(
             table, f"Postgres refuses where: {where} ({first_line(error)})", "Correct it."
         ) from error
     if found.foreign:
-        raise TableProblem(
+        raise ConditionProblem(
             table,
             f"where calls what isn't Postgres's own ({found.foreign}): somebody else's code would"
             " run with the rights of our role",
             "Compare by built-in types and operators.",
+        )
+    if found.typed:
+        raise ConditionProblem(
+            table,
+            f"where uses a column whose type isn't Postgres's own ({found.typed}), be it an enum:"
+            " whoever owns the type could have code run with the rights of our role",
+            "Compare other columns, of built-in types; a cast of this one, like ::text, is refused"
+            " as well.",
         )
     return found
 

@@ -55,15 +55,19 @@ def preflight(
     """
     wanted = config.tables if tables is None else tables
     facts = facts_of(connection, config, [table.id for table in wanted])
+    objects = [*_objects(connection, config, store, record=record)] if config.streams else []
+    # The record knows why a table isn't there: it needn't be created.
+    explained = {f.table for f in objects if f.code in ("table_dropped", "table_renamed")}
     return [
         *_server(connection, config.streams, dsn, standby=record),
         *role_findings(connection, config),
-        *(_objects(connection, config, store, record=record) if config.streams else ()),
+        *objects,
         *(signal_findings(connection, config) if config.streams else ()),
         *(
             replace(finding, table=table.name)
             for table in wanted
             for finding in _unless_locked(connection, config, table, facts)
+            if finding.code != "table_missing" or table.name not in explained
         ),
     ]
 

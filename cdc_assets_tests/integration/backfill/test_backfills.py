@@ -108,7 +108,7 @@ def test_a_condition_is_checked_when_it_is_asked_for_and_when_it_is_run(
 ) -> None:
     body = "immutable language sql as 'select true'"
     source.execute(f"create function theirs(int) returns bool {body}")
-    with pytest.raises(TableProblem, match=said):
+    with pytest.raises(ConfigurationError, match=said):  # which the command line ends with 2 for
         request(source.pipeline, T, where)
     forged = record.request(source.pipeline.store, T, where, replaces=False, by="somebody")
     with pytest.raises(TableProblem, match=said):

@@ -175,3 +175,25 @@ def test_a_table_is_paused_before_it_is_registered(
         [row] = pipeline.store.tables()
         assert row.oid
         assert list(paused(pipeline.store)) == [row.table]
+
+
+def test_what_has_nothing_to_do_says_so(
+    postgres_dsn: NewDatabase, tmp_home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(f"{{name: s, postgres: {{dsn: '{postgres_dsn()}'}}, tables: [public.t]}}")
+
+    def said(*words: str) -> tuple[str, str]:
+        done = CliRunner().invoke(cli, ["--config", str(file), *words])
+        assert done.exit_code == 0, done.output
+        return done.stdout, done.stderr
+
+    assert said("resume", "t") == ("public.t: was not paused\n", "")
+    assert said("resume") == ("source s: was not paused\n", "")
+    said("pause", "t")
+    said("pause")
+    assert said("resume", "t")[0].startswith("public.t: resumed\nsource s: paused since ")
+    assert said("resume") == ("source s: resumed\n", "")
+    nobody = "Nobody has asked for a backfill of source s yet.\n"
+    assert said("backfill", "--list") == ("", nobody)
+    assert json.loads(said("backfill", "--list", "--json")[0]) == []

@@ -24,12 +24,12 @@ T = TableId("public", "T t")
 
 
 @pytest.mark.parametrize(
-    ("text", "columns", "foreign"),
+    ("text", "columns", "foreign"),  # a function, an operator; or a column and its type
     [
         ("region = 'eu'", {"region"}, None),
         ('"T t".id > 3 and "Big" < 5 or d > date \'2026-01-01\'', {"id", "Big", "d"}, None),
         ("g = 4 and region ~ '^e{1}%'", {"g", "region"}, None),
-        ("m = 'a'", {"m"}, "type public.mood"),
+        ("m = 'a'", {"m"}, "m: public.mood"),
         ("m operator(public.===) 'a'", {"m"}, "operator public.===(public.mood,public.mood)"),
         ("id is null or true", {"id"}, None),
     ],
@@ -42,7 +42,8 @@ def test_a_publication_keeps_the_same(
         source.execute("set search_path = pg_catalog")
         found = kept(source, T, text)
         assert found.columns == columns
-        assert foreign in found.foreign if foreign and found.foreign else found.foreign is None
+        others = f"{found.foreign} {found.typed}"
+        assert foreign in others if foreign else (found.foreign, found.typed) == (None, None)
         assert (
             source.execute("select 1 from pg_class where relpersistence = 't'").fetchone() is None
         )

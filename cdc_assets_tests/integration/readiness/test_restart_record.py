@@ -199,6 +199,7 @@ def alone(source: Bench, config: SourceConfig, code: str, remedy: str = "") -> N
     with Pipeline.open(config) as pipeline:
         found = preflight(source.connection, config, pipeline.store, source.dsn)
     assert {f.table for f in found if f.code == code} == {"public.t"}
+    assert "table_missing" not in {f.code for f in found}
     assert code in codes(source, config)
     flows(source, config, 50)
     parked = source.parked()

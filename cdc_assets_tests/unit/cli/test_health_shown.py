@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -11,6 +11,7 @@ from cdc_assets.log.sessions.flusher_status import FlusherStatus
 from cdc_assets.observe.condition import Condition
 from cdc_assets.observe.report import Health, Problem
 from cdc_assets.observe.status import SourceStatus, TableStatus
+from cdc_assets.postgres.lsn import Lsn
 
 
 def behind(name: str, severity: Literal["warn", "fail"] = "warn") -> Problem:
@@ -46,3 +47,52 @@ def test_what_all_tables_have_is_said_once_and_its_cause_first(
 
 def test_one_table_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, behind("a")).splitlines()[0] == "warn app.a is behind public.a: 849 s"
+
+
+def lines(capsys: pytest.CaptureFixture[str], flusher: FlusherStatus, **more: Any) -> list[str]:
+    tables = (TableStatus("public.t", "app.t", "streaming"),)
+    status = SourceStatus("app", tables, "s", None, flusher, {}, left=("public.gone",), **more)
+    terminal.show_health(Health(status, (), ()))
+    return capsys.readouterr().out.splitlines()
+
+
+REPORT = {
+    "received_lsn": "0/500",
+    "staged_lsn": "0/400",
+    "acknowledged_lsn": "0/300",
+    "lag_seconds": 0.0,
+    "staging_retries": 1,
+    "changes": {"public.t": {"insert": 1, "update": 2}},
+    "bytes": {"public.t": 2_000_000},
+}
+
+
+def test_what_is_of_the_flusher_stays_together(capsys: pytest.CaptureFixture[str]) -> None:
+    flusher = FlusherStatus("streaming", True, Lsn(0x400), 2.0, 256, 0.5, REPORT)
+    said = lines(capsys, flusher)
+    at = next(n for n, line in enumerate(said) if line.startswith("flusher: "))
+    assert said[at + 1 : at + 4] == [
+        (
+            "  received 0/500, staged 0/400, acknowledged 0/300; 256 B and 2.0 s behind;"
+            " staging was retried 1 time (told 0 s ago)"
+        ),
+        "  public.t: 1 insert, 2 updates; 2.0 MB staged",
+        (
+            "still staged: public.gone: it is out of the configuration; to end that: cdc-assets"
+            " drop-table public.gone"
+        ),
+    ]
+
+
+def test_a_flusher_that_ended_is_as_far_behind_as_its_tables(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = {**REPORT, "received_lsn": "0/0", "staged_lsn": "0/0", "acknowledged_lsn": "0/0"}
+    said = lines(capsys, FlusherStatus("down", False, Lsn(0x400), 10.8, 137_872, 9.0, report))
+    line = "  received nothing yet; 137,872 B and 10.8 s behind; staging was retried 1 time"
+    assert f"{line} (told 9 s ago)" in said
+
+
+def test_a_dropped_source_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    said = lines(capsys, FlusherStatus("dropped"))
+    assert "source app: dropped; to take it up again: cdc-assets resume" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -13,12 +12,6 @@ from cdc_assets.cli.main import cli
 from cdc_assets.cli.pasted import called_by, told
 from cdc_assets.messages.texts import command, copy_anew
 from cdc_assets.postgres.names import TableId
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    yield
-    called_by(None, [])
 
 
 @given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1))

@@ -80,3 +80,12 @@ def test_what_has_itself_in_it_is_refused(tmp_path: Path, text: str, said: str) 
 
 def test_what_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     assert "a.yaml is nested too deeply" in refused(tmp_path, f"tables: {'[' * 9999}")
+
+
+def test_a_file_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        load_config(tmp_path / "nowhere.yaml")
+    assert str(error.value) == (
+        f"can't read the configuration {tmp_path / 'nowhere.yaml'}: No such file or directory."
+        " Check --config."
+    )

@@ -39,6 +39,18 @@ def table(**settings: Any) -> dict[str, Any]:
         ({"maintenance": {"deleted_rows": "x"}}, "maintenance.deleted_rows: write a number."),
         (table(**{"as": ""}), "tables.0.as: it should have at least 1 character."),
         ({"surprise": 1}, "surprise: unknown key; remove it or correct its spelling."),
+        ({"tabels": 1}, "tabels: unknown key; remove it or correct its spelling: tables?"),
+        (
+            table(freshnes={}),
+            "tables.0.freshnes: unknown key; remove it or correct its spelling: freshness?",
+        ),
+        (table(a="x"), "tables.0.a: unknown key; remove it or correct its spelling."),
+        (table(columns={"masks": {}}), "tables.0.columns.masks: unknown key; remove it or correct"),
+        (
+            {"lake": {"catalog": {"urii": "x"}}},
+            "lake.catalog.urii: unknown key; remove it or correct its spelling: uri?",
+        ),
+        ({"freshness": 1}, "freshness: unknown key; remove it or correct its spelling."),
         ({"tables": []}, "tables: name at least one, or a pattern like public.*."),
     ],
 )

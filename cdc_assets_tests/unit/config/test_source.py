@@ -209,6 +209,24 @@ def test_an_unknown_table_is_refused_by_name() -> None:
         parse_config(minimal(), "f").table("nope")
 
 
+def test_a_table_whose_name_is_misspelt_is_pointed_out() -> None:
+    names = ["public.customers", 'public."Order Lines"', *(f"public.t{n}" for n in range(50))]
+    config = parse_config(minimal(tables=names), "f")
+    for wrong, meant in (
+        ("public.custmers", "public.customers"),
+        ("customers2", "public.customers"),
+        ('"order lines"', 'public."Order Lines"'),
+        ("sales.customers", "public.customers"),
+    ):
+        with pytest.raises(ConfigurationError) as error:
+            config.table(wrong)
+        assert error.value.remedy.startswith(f"Did you mean {meant}? Else add it under tables:")
+    with pytest.raises(ConfigurationError) as error:
+        config.table("nothing_alike")
+    assert error.value.remedy.startswith('It has: public."Order Lines", public.customers, ')
+    assert len(error.value.remedy) < 300 and "and 42 more" in error.value.remedy
+
+
 def test_a_changed_copy_of_a_configuration_finds_its_own_tables() -> None:
     config = parse_config(minimal(tables=[{"name": "a.t"}, {"name": "b.u"}]), "f")
     one, other = config.tables

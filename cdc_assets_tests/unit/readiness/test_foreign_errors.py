@@ -48,12 +48,22 @@ def refused(host: str, port: int) -> psycopg.OperationalError:
     )
 
 
+def denied(why: str) -> psycopg.OperationalError:
+    return psycopg.OperationalError(
+        'connection failed: connection to server at "source.example" (10.0.0.1), port 5432 failed:'
+        f" FATAL:  {why}"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (SparkProblem("no Spark.", "Start it."), ["no Spark. Start it."]),
         (refused("source.example", 5432), ["the source shop", "correct postgres.dsn"]),
         (refused("state.example", 5433), ["the coordination database", "state.postgres_url"]),
+        (denied('password authentication failed for user "cdc"'), ["doesn't take the login"]),
+        (denied('database "shop" does not exist'), ["The server answers; correct postgres.dsn."]),
+        (denied("the database system is starting up"), ["can't be reached, or ended"]),
         (psycopg.OperationalError("the connection is lost"), ["the Postgres of source shop"]),
         (psycopg.errors.UndefinedTable('relation "tables"'), ["schema _pg2iceberg isn't whole"]),
         (psycopg.errors.QueryCanceled("statement timeout"), ["Postgres refused a statement"]),
