@@ -199,6 +199,9 @@ class Decoder:
         for oid, place in zip(found, places, strict=True):
             self._must_be_told(oid, batch, int(frames[place]))
         ours = [oid for oid in found if self._is_ours(oid)]
+        if len(ours) < len(found):
+            for oid in set(found).difference(ours):
+                self._skip(oid)
         if not ours:
             return
         if len(ours) < len(found):
@@ -256,9 +259,15 @@ class Decoder:
         self._staged_as.pop(relation.oid, None)
         if relation != self._relations.get(relation.oid):
             self._relations[relation.oid] = relation
-        if self.spec_of(relation.oid) is None and relation.oid not in self._skipped:
-            self._skipped.add(relation.oid)
-            name = TableId(relation.schema, relation.name)
+
+    def _skip(self, oid: int) -> None:
+        """Say once that a relation's changes are skipped.
+
+        A Relation message is no change: each partition has one, but the changes are its root's.
+        """
+        if oid not in self._skipped:
+            self._skipped.add(oid)
+            name = TableId(self._relations[oid].schema, self._relations[oid].name)
             logger.info("changes of %s are skipped: it is not followed", one_line(str(name)))
 
     def _empty_tables(self, batch: Batch, frame: int, shelf: _Shelf) -> None:
