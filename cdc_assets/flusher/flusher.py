@@ -58,6 +58,8 @@ LOCK_SECONDS = 1.0
 BACKOFF = Backoff(first_seconds=0.5, cap_seconds=30.0)
 # And if the source fails at one place each time: it decodes all before it at each try.
 LONGEST_STUCK_SECONDS = 600.0
+# How often a run that a caller waits for tries to stream for the first time.
+_TRIES = 3
 # Errors that may pass by themselves.
 _PASSING = (
     ReplicationLost,
@@ -237,6 +239,8 @@ class _Flusher:
             return False  # a caller waits for this run
         if isinstance(error, SourceMismatch) and error.codes != ("in_recovery",):
             return False
+        if self._until is not None and not self._progress.sessions and self._failures >= _TRIES:
+            return False  # somebody waits for a run that nothing has ever let in
         # A standby that is about to be promoted is read-only for a while.
         return self._streamed and isinstance(error, _PASSING)
 

@@ -10,12 +10,16 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationProblem
+from cdc_assets.flusher import flusher as main
 from cdc_assets.flusher.line.frames import Received
-from cdc_assets.flusher.stream import Stream
+from cdc_assets.flusher.stream import Stream, StreamLost
 from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.process.backoff import Backoff
 from cdc_assets_tests.support.flusher import Bench, bench, ended, flushing, start_flusher
 from cdc_assets_tests.support.waiting import wait_for
 
@@ -36,6 +40,29 @@ def test_a_decoder_that_fails_ends_the_run_with_its_words(
         patch.setattr(Stream, "receive", broken)
         with pytest.raises(ReplicationProblem, match=r"the decoder failed: .*broken"):
             source.flush(config)
+    source.flush(config)
+    assert len(source.log("public.t")) == 1
+
+
+def test_who_waits_is_told_that_nothing_ever_lets_it_stream(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a wrong password. A flusher that nobody waits for goes on trying."""
+    source.execute("create table t (id int primary key, v text)")
+    config = source.config("public.t")
+    source.flush(config)
+    source.execute("insert into t values (1, 'x')")
+    monkeypatch.setattr(main, "BACKOFF", Backoff(first_seconds=0.05))
+    dsn = SecretStr(make_conninfo(source.dsn, user="nobody_may"))
+    refused = config.model_copy(
+        update={"postgres": config.postgres.model_copy(update={"replication_dsn": dsn})}
+    )
+    with pytest.raises(StreamLost, match="password authentication failed"):
+        source.flush(refused)
+    with flushing(refused) as progress:
+        wait_for(lambda: "nobody_may" in (progress.last_error or ""))
+        time.sleep(1)
+        assert progress.state == "reconnecting"
     source.flush(config)
     assert len(source.log("public.t")) == 1
 
