@@ -18,13 +18,14 @@ from cdc_assets.cli.group import cli, config_of, json_option, wide_option
 from cdc_assets.cli.terminal import labelled, note, say, show_findings, show_tables
 from cdc_assets.config.addresses import services, source_dsn
 from cdc_assets.config.source import SourceConfig, load_config, parse_config
-from cdc_assets.errors import ConfigurationError, EnvironmentProblem, first_line
+from cdc_assets.errors import CdcError, ConfigurationError, EnvironmentProblem, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cdc_assets.postgres.names import TableId
     from cdc_assets.postgres.session.connect import Connection
+    from cdc_assets.setup.choice import Choice
     from cdc_assets.setup.files import Files
     from cdc_assets.setup.inventory import Listed
     from cdc_assets.setup.roles import Role, Roles
@@ -72,6 +73,8 @@ def init(
     if name is not None:
         _trial(name, "postgresql://localhost", ["public.any"])  # before variables have its name
     asks = not yes and sys.stdin.isatty()
+    if not asks and not yes:
+        note("Nothing can be asked here, which isn't a terminal: it goes on as with --yes.")
     dsn = _address(name, address, asks=asks)
     name = name or _name_of(dsn)
     _trial(name, dsn, ["public.any"])  # whether they can be read at all, before anybody waits
@@ -91,14 +94,15 @@ def init(
                 note(f"These are the largest {_SHOWN} of {len(found):,} tables.")
             tables = _chosen(found, wanted, exclude, asks=asks)
             config = _trial(name, dsn, [str(table) for table in tables])
-            who = _roles(name, roles.role_of(source, tables), own_roles, asks=asks)
-            _write(source, dsn, config, who, written)
+            role = roles.role_of(source, tables)
+            who = _roles(name, role, own_roles, asks=asks)
+            restarts = _write(source, dsn, config, who, written)
     except psycopg.OperationalError as error:
         raise EnvironmentProblem(
             f"the source can't be reached: {first_line(error)}",
             "Start it, mend the network, or correct the address, with its role and password.",
         ) from error
-    _finish(ctx, dsn, name, who, written)
+    _finish(ctx, dsn, name, who, written, administers=role.administers, restarts=restarts)
 
 
 def _address(name: str | None, given: str | None, *, asks: bool) -> str:
@@ -153,12 +157,16 @@ def _chosen(
 ) -> Sequence[TableId]:
     from cdc_assets.setup.choice import choose, free
 
-    if not wanted and asks:
+    choice: Choice | None = None
+    while not wanted and asks and choice is None:
         every = f"all {len(free(found)):,} that nothing stands in the way of"
         question = "Tables, by names or patterns like public.*, with commas"
         answer = str(click.prompt(question, default=every, err=True))
-        wanted = () if answer == every else tuple(_COMMA.split(answer))
-    choice = choose(found, wanted, exclude)
+        try:
+            choice = choose(found, () if answer == every else _COMMA.split(answer), exclude)
+        except CdcError as problem:
+            note(str(problem))
+    choice = choice or choose(found, wanted, exclude)
     if choice.left:
         note(
             f"left out, as something is in the way: {', '.join(map(str, choice.left))}. Where it is"
@@ -186,7 +194,8 @@ def _roles(name: str, role: Role, own: bool | None, *, asks: bool) -> Roles:
     return Roles(reads, f"cdc_{name}_stream")
 
 
-def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, written: Files) -> None:
+def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, written: Files) -> bool:
+    """The two files; whether the server has to be started anew before anything is streamed."""
     from cdc_assets.readiness.source.server import preflight
     from cdc_assets.setup import files, roles, statements
 
@@ -206,9 +215,19 @@ def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, writt
         say(f"wrote {written.sql}")
     files.write(written.yaml, text)
     say(f"wrote {written.yaml}: {len(tables):,} tables")
+    return any(finding.code == "wal_level" for finding in server)
 
 
-def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files) -> None:
+def _finish(
+    ctx: click.Context,
+    dsn: str,
+    name: str,
+    who: Roles,
+    written: Files,
+    *,
+    administers: bool,
+    restarts: bool,
+) -> None:
     """``check``, if all is there that it needs; else what is to be done before."""
     from cdc_assets.setup.addresses import of_role, user_of
 
@@ -221,9 +240,12 @@ def _finish(ctx: click.Context, dsn: str, name: str, who: Roles, written: Files)
         f"export {variable}={shlex.quote(of_role(dsn, role))}" for variable, role in unset.items()
     ]
     if written.sql.exists():
-        admin = f'"${reads}"' if known and user_of(dsn) != who.reads else "ADMIN_ADDRESS"
+        ours = administers and known and user_of(dsn) != who.reads
+        admin = f'"${reads}"' if ours else "ADMIN_ADDRESS"
         say("next:")
         say(f"  psql {admin} -f {shlex.quote(str(written.sql))}   # as an administrator")
+        if restarts:
+            say("  restart the server: it takes wal_level only then")
         for export in exports:
             say(f"  {export}")
         say(f"  cdc-assets --config {shlex.quote(str(written.yaml))} check")

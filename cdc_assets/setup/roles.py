@@ -9,7 +9,7 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 
 _ROLE = """
-select current_user::text, r.rolsuper,
+select current_user::text, r.rolsuper, r.rolsuper or r.rolcreaterole,
        r.rolreplication or r.rolsuper
        or exists (select from pg_catalog.pg_roles g
                    where g.rolname in ('rds_replication', 'rds_superuser')
@@ -29,6 +29,8 @@ class Role:
 
     name: str
     superuser: bool
+    administers: bool
+    """It may make roles."""
     replicates: bool
     writes: bool
     """It owns one of the tables, or may write to it."""

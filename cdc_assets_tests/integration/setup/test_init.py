@@ -218,6 +218,25 @@ def test_what_is_exported_already_is_not_taken_for_another_address(
     assert "elsewhere" not in said
 
 
+def test_a_role_that_may_make_no_roles_is_not_offered_as_an_administrator(
+    admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 'psql "$APP_DSN" -f app.sql' in ran("init", "app", "--yes").stdout
+    with psycopg.connect(admin, autocommit=True) as source:
+        source.execute("create role plain login password 'plain'")
+        source.execute("grant all on orders to plain")
+        try:
+            address = make_conninfo(admin, user="plain", password="plain")
+            monkeypatch.setenv("OTHER_DSN", address)
+            result = ran("init", "other")
+        finally:
+            source.execute("drop owned by plain; drop role plain")
+    assert "psql ADMIN_ADDRESS -f other.sql" in result.stdout
+    assert "it goes on as with --yes" in result.stderr
+    restarts = "alter system set wal_level" in Path("other.sql").read_text()
+    assert ("restart the server" in result.stdout) == restarts
+
+
 def test_a_file_that_is_there_is_not_written_over(admin: str) -> None:
     Path("app.sql").write_text("mine")
     assert "app.sql is there already" in ran("init", "app", "--yes", code=2).output
@@ -265,6 +284,7 @@ def test_it_asks_for_what_it_was_not_told(
 
     try:
         answer("not shown", admin)
+        answer("Tables, by names or patterns", "orders, sales.typo")
         answer("Tables, by names or patterns", "orders, sales.*")
         answer("Make roles that only read", "n")
         assert started.wait(60) is not None
