@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import click
@@ -19,11 +20,11 @@ from cdc_assets.cli.terminal import labelled, note, say, show_findings, show_tab
 from cdc_assets.config.addresses import services, source_dsn
 from cdc_assets.config.source import SourceConfig, load_config, parse_config
 from cdc_assets.errors import CdcError, ConfigurationError, EnvironmentProblem, first_line
+from cdc_assets.postgres.names import TableId
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from cdc_assets.postgres.names import TableId
     from cdc_assets.postgres.session.connect import Connection
     from cdc_assets.setup.choice import Choice
     from cdc_assets.setup.files import Files
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*\Z)')
 _SHOWN = 40
+_ANY = TableId("public", "any")
 
 
 @cli.command(
@@ -69,15 +71,16 @@ def init(
     """
     from cdc_assets.postgres.session.connect import LOCK_SECONDS, connect
     from cdc_assets.setup import files, inventory, roles
+    from cdc_assets.setup.choice import called
 
     if name is not None:
-        _trial(name, "postgresql://localhost", ["public.any"])  # before variables have its name
+        _trial(name, "postgresql://localhost")  # before variables have its name
     asks = not yes and sys.stdin.isatty()
     if not asks and not yes:
         note("Nothing can be asked here, which isn't a terminal: it goes on as with --yes.")
     dsn = _address(name, address, asks=asks)
     name = name or _name_of(dsn)
-    _trial(name, dsn, ["public.any"])  # whether they can be read at all, before anybody waits
+    _trial(name, dsn)  # whether they can be read at all, before anybody waits
     written = files.files_of(name, output, Path())
     for path in (written.yaml, written.sql):
         if path.exists():
@@ -86,14 +89,14 @@ def init(
             )
     try:
         with connect(dsn, application_name="cdc_assets init", lock_seconds=LOCK_SECONDS) as source:
-            found = inventory.inventory(source, _trial(name, dsn, ["public.any"]))
+            found = inventory.inventory(source, _trial(name, dsn))
             labelled("source:", "bold", f"{source.info.dbname} at {_place(source)}")
             largest = sorted(found, key=lambda t: -t.bytes)[:_SHOWN]
             show_tables([t for t in found if t in largest], stderr=True)
             if len(found) > _SHOWN:
                 note(f"These are the largest {_SHOWN} of {len(found):,} tables.")
             tables = _chosen(found, wanted, exclude, asks=asks)
-            config = _trial(name, dsn, [str(table) for table in tables])
+            config = _trial(name, dsn, tables, called(tables))
             role = roles.role_of(source, tables)
             who = _roles(name, role, own_roles, asks=asks)
             restarts = _write(source, dsn, config, who, written)
@@ -142,8 +145,17 @@ def _name_of(dsn: str) -> str:
     return word if re.match("[a-z]", word) else f"db_{word}"[:40]
 
 
-def _trial(name: str, dsn: str, tables: Sequence[str]) -> SourceConfig:
-    data = {"name": name, "postgres": {"dsn": dsn}, "tables": tables}
+def _trial(
+    name: str,
+    dsn: str,
+    tables: Sequence[TableId] = (_ANY,),
+    called: Mapping[TableId, str] = MappingProxyType({}),
+) -> SourceConfig:
+    entries = [
+        {"name": str(table), "as": called[table]} if table in called else str(table)
+        for table in tables
+    ]
+    data = {"name": name, "postgres": {"dsn": dsn}, "tables": entries}
     return parse_config(data, "cdc-assets init", expanded=True)
 
 
@@ -197,7 +209,7 @@ def _roles(name: str, role: Role, own: bool | None, *, asks: bool) -> Roles:
 def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, written: Files) -> bool:
     """The two files; whether the server has to be started anew before anything is streamed."""
     from cdc_assets.readiness.source.server import preflight
-    from cdc_assets.setup import files, roles, statements
+    from cdc_assets.setup import choice, files, roles, statements
 
     schema = None
     if roles.owner_of(source, config.state.schema_) not in (None, who.reads):
@@ -208,7 +220,12 @@ def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, writt
     sql = statements.prepared(source, config, who, server)
     tables = [table.id for table in config.tables]
     text = files.text_of(
-        config.name, tables, component=written.component, apart=who.apart, schema=schema
+        config.name,
+        tables,
+        component=written.component,
+        apart=who.apart,
+        schema=schema,
+        called=choice.called(tables),
     )
     if sql:
         files.write(written.sql, sql)

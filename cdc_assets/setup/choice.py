@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from cdc_assets.config.patterns import TablePattern, matching
 from cdc_assets.errors import ConfigurationError
@@ -26,6 +28,25 @@ class Choice:
 def free(found: Sequence[Listed]) -> list[TableId]:
     """The tables that nothing stands in the way of, but a right that the SQL grants."""
     return [t.id for t in found if all(f.code == GRANTED for f in t.obstacles)]
+
+
+def called(tables: Sequence[TableId]) -> dict[TableId, str]:
+    """Names in the lake for tables that would have another one's there, whatever their case.
+
+    The first of such tables keeps its name.
+    """
+    alike = Counter(table.name.lower() for table in tables)
+    plain = {t: f"{t.schema}_{t.name}" if alike[t.name.lower()] > 1 else t.name for t in tables}
+    wanted, taken, found = {name.lower() for name in plain.values()}, set[str](), {}
+    for table, name in plain.items():
+        if name.lower() in taken:
+            found[table] = next(
+                other
+                for number in count(2)
+                if (other := f"{name}_{number}").lower() not in wanted | taken
+            )
+        taken.add(found.get(table, name).lower())
+    return found
 
 
 def choose(found: Sequence[Listed], wanted: Sequence[str], exclude: Sequence[str]) -> Choice:

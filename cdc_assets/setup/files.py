@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -64,8 +65,12 @@ def text_of(
     component: bool,
     apart: bool,
     schema: str | None = None,
+    called: Mapping[TableId, str] = MappingProxyType({}),
 ) -> str:
-    """The YAML of a source whose addresses are in the environment; ``schema``: of its log."""
+    """The YAML of a source whose addresses are in the environment; ``schema``: of its log.
+
+    ``called``: as :func:`cdc_assets.setup.choice.called`.
+    """
     variable = name.upper()
     lines = [
         f"name: {name}",
@@ -77,7 +82,11 @@ def text_of(
     if schema is not None:
         lines.append(f"state: {{schema: {schema}}} # another source has the usual one here")
     lines.append("tables: # names as SQL spells them; a table may have settings, see below")
-    lines += [f"  - {_scalar(str(table))}" for table in tables]
+    for table in tables:
+        if table in called:
+            lines += [f"  - name: {_scalar(str(table))}", f"    as: {_scalar(called[table])}"]
+        else:
+            lines.append(f"  - {_scalar(str(table))}")
     lines += [
         "  # - name: public.orders",
         "  #   freshness: {target: 5s, warn: 5m, fail: 15m}",

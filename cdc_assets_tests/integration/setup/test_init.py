@@ -237,6 +237,23 @@ def test_a_role_that_may_make_no_roles_is_not_offered_as_an_administrator(
     assert ("restart the server" in result.stdout) == restarts
 
 
+def test_tables_that_would_be_one_in_the_lake_are_given_names_there(
+    admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APP_STREAM_DSN", admin)
+    with psycopg.connect(admin, autocommit=True) as source:
+        source.execute('create schema b; create schema "B"')
+        for name in ('"Order Lines"', '"order lines"', '"public_order lines_2"'):
+            source.execute(f"create table {name} (id int primary key)".encode())
+        source.execute('create table b.t (id int primary key); create table "B"."T" (id int)')
+    ran("init", "app", "--yes", "--table", "public.*rder*", "--table", "b.*", "--table", '"B".*')
+    config = load_config("app.yaml")
+    names = {str(table.id): config.lake_name(table.id) for table in config.tables}
+    assert names['public."Order Lines"'] == "public_Order Lines"
+    assert names['public."order lines"'] == "public_order lines_3"
+    assert len({name.lower() for name in names.values()}) == len(names)
+
+
 def test_a_file_that_is_there_is_not_written_over(admin: str) -> None:
     Path("app.sql").write_text("mine")
     assert "app.sql is there already" in ran("init", "app", "--yes", code=2).output
