@@ -160,9 +160,6 @@ def _changed(
         if entry.start_offset >= until:
             break
         opened = entry.rows.opened(storage)
-        if not told_by_file(opened.relation()).same(lake.row):
-            # Its columns may have had each other's names for a while.
-            raise Again(table, "it was altered since it was read", _AGAIN)
         rows = opened.read(["_op", "_commit_lsn", "_unchanged_cols", "_data"])
         size += rows["_data"].nbytes
         if size > _MOST_BYTES:
@@ -170,6 +167,13 @@ def _changed(
         places, within = selected(rows, entry.start_offset, window)
         lacking = pc.and_(pc.is_valid(rows["_unchanged_cols"]), pc.less(places, until))
         lacking = pc.and_(lacking, pc.greater_equal(places, since))
+        if not told_by_file(opened.relation()).same(lake.row):
+            # Its columns may have had each other's names for a while: keys can't be told.
+            if entry.end_offset > horizon.offset:
+                raise Again(table, "it was altered since it was read", _AGAIN)
+            if pc.any(lacking).as_py():
+                raise Rewritten(table, "it was altered since it began", _AGAIN)
+            continue
         some = changed_keys(rows.filter(lacking), key) or ()
         partial |= dict.fromkeys(some, entry.start_offset)
         found = changed_keys(rows.filter(within), key)

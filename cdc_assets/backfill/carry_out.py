@@ -46,7 +46,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.session.waits import writers
 from cdc_assets.readiness.foreign_errors import explained
-from cdc_assets.verify.point import FlushTo
+from cdc_assets.verify.point import FlushTo, offset_of
 from cdc_assets.verify.rows import comparable
 from cdc_assets.verify.source import parts, whole
 
@@ -240,8 +240,7 @@ class _Backfilling:
                 found = parts(source, lake.row.oid, only=lake.table.only)
                 pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
                 chunks = [WHOLE] if by_index else whole(found, pages)
-                cursor = store.cursor(lake.row.table)
-                at = cursor.offset if cursor else 0
+                at = offset_of(lake.state())
                 record.plan(store, number, lake.row.epoch, files, chunks, at)
         hold = self.pipeline.config.snapshot.hold_at_most.total_seconds()
         return Plan(lake, files, predicate, hold, record.planned(store, number), by_index)

@@ -130,3 +130,18 @@ def test_rows_that_change_whenever_they_are_read_are_told(
     done = backfilled(source)
     assert done.state == "done"
     assert str(done.reason).startswith("1 rows changed whenever they were read again")
+
+
+def test_though_the_table_was_altered_since_it_began(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrying, "_AGAIN_SECONDS", 0.1)
+    damage(source, "update lake.src.t set big = 'wrong' where id < 10")
+
+    def change() -> None:
+        source.execute("update t set v = 'n' where id = 5")
+        source.execute("alter table t rename v to w; update t set w = 'm' where id = 6")
+        source.catch_up(T)
+
+    after_reading(monkeypatch, change)
+    assert ended(source, request(source.pipeline, T).number) is None
