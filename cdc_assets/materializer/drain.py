@@ -42,7 +42,7 @@ from cdc_assets.materializer.reread import await_visible, rereader
 from cdc_assets.materializer.schema.ahead import Look, relation_ahead
 from cdc_assets.materializer.schema.alter import current, follow
 from cdc_assets.materializer.window import NextWindow, next_window
-from cdc_assets.messages.texts import copy_anew
+from cdc_assets.messages.texts import command
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.comments import comments
 from cdc_assets.postgres.lsn import Lsn
@@ -324,7 +324,7 @@ class _Drain:
         problem = TableProblem(
             row.table,
             f"its mode is {mode} now, and its lake table was made for {row.mode}",
-            f"Set the mode back, or not: {copy_anew(row.table)}",
+            f"Set the mode back if it should stay; in any case: {command('resync', row.table)}",
         )
         self._store.park(row.table, str(problem), row.epoch)
         raise problem
