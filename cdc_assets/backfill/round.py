@@ -105,8 +105,6 @@ class Round:
     def healed(self, write: Callable[[Looked], None]) -> str | None:
         """:meth:`heal` all of them; or what is to be said of those that change all the time."""
         for _ in range(ROUNDS):
-            if not self.partial:
-                return None
             self.heal(write)
         if not self.partial:
             return None

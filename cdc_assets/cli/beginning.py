@@ -209,7 +209,7 @@ def _roles(name: str, role: Role, own: bool | None, *, asks: bool) -> Roles:
 def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, written: Files) -> bool:
     """The two files; whether the server has to be started anew before anything is streamed."""
     from cdc_assets.readiness.source.server import preflight
-    from cdc_assets.setup import choice, files, roles, statements
+    from cdc_assets.setup import files, roles, statements
 
     schema = None
     if roles.owner_of(source, config.state.schema_) not in (None, who.reads):
@@ -225,7 +225,7 @@ def _write(source: Connection, dsn: str, config: SourceConfig, who: Roles, writt
         component=written.component,
         apart=who.apart,
         schema=schema,
-        called=choice.called(tables),
+        called={table.id: table.as_ for table in config.tables if table.as_ is not None},
     )
     if sql:
         files.write(written.sql, sql)

@@ -125,8 +125,12 @@ def _do(pipeline: Pipeline, kind: str, data: Any, by: str) -> str:
     match kind:
         case "execute-snapshot":
             return _execute(pipeline, data, by)
-        case "pause-snapshot" | "resume-snapshot" | "stop-snapshot":
-            return _wished(pipeline, kind.partition("-")[0], data)  # type: ignore[arg-type]
+        case "pause-snapshot":
+            return _wished(pipeline, "pause", data)
+        case "resume-snapshot":
+            return _wished(pipeline, "resume", data)
+        case "stop-snapshot":
+            return _wished(pipeline, "stop", data)
         case "log":
             logger.warning("%s: %s", by, data.get("message", ""))
             return "logged"

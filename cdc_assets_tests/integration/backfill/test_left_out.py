@@ -48,19 +48,25 @@ def ended(source: Lake, number: int) -> str | None:
     return done.reason
 
 
-def test_though_it_was_paused_once_all_chunks_were_applied(
-    damaged: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number = request(damaged.pipeline, T).number
+def paused_before_it_heals(monkeypatch: pytest.MonkeyPatch, source: Lake) -> int:
+    """The number of a backfill that is paused once all its chunks are applied."""
+    number = request(source.pipeline, T).number
 
     def paused(_: Round, write: Any) -> None:
-        wish(damaged.pipeline, "pause", number)
+        wish(source.pipeline, "pause", number)
         write(None)
 
     with monkeypatch.context() as patched:
         patched.setattr(Round, "healed", paused)
         patched.setattr(carrying, "_LOOK_SECONDS", 0.0)
-        assert carried_out(damaged, number).state == "paused"
+        assert carried_out(source, number).state == "paused"
+    return number
+
+
+def test_though_it_was_paused_once_all_chunks_were_applied(
+    damaged: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = paused_before_it_heals(monkeypatch, damaged)
     assert record.planned(damaged.pipeline.store, number) == []
     wish(damaged.pipeline, "resume", number)
     assert ended(damaged, number) is None
@@ -88,16 +94,7 @@ def test_though_it_was_tried_again_and_others_merged_the_change(
 def test_though_its_log_was_removed_while_it_was_paused(
     damaged: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = request(damaged.pipeline, T).number
-
-    def paused(_: Round, write: Any) -> None:
-        wish(damaged.pipeline, "pause", number)
-        write(None)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Round, "healed", paused)
-        patched.setattr(carrying, "_LOOK_SECONDS", 0.0)
-        assert carried_out(damaged, number).state == "paused"
+    number = paused_before_it_heals(monkeypatch, damaged)
     damaged.pipeline.store.connection.execute(
         "delete from log_index where table_name = %s", (str(T),)
     )
