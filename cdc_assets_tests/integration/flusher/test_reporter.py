@@ -109,7 +109,7 @@ def test_changes_and_positions_are_told_everywhere(
         path.write_text(config.dump())
         shown = CliRunner().invoke(cli, ["--config", str(path), "status"]).stdout
         assert "flusher: streaming" in shown
-        assert "public.t: 1 deletes, 10 inserts, 3 updates" in shown
+        assert "public.t: 1 delete, 10 inserts, 3 updates" in shown
     assert told(config)["state"] == "down"
 
 
