@@ -1,11 +1,14 @@
-"""The SQL that an administrator runs once, in psql, before a source's first start.
+"""The SQL that an administrator runs in psql before a source's first start.
 
-It gives the roles the least rights that they need. ``check`` names whatever is missing later.
+It gives the roles the least rights that they need. It ends at a statement that fails, and can be
+run again. ``check`` names whatever is missing later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+
+from psycopg import sql
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
@@ -13,6 +16,7 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.messages.texts import one_line
 from cdc_assets.postgres.names import TableId, quoted
 from cdc_assets.postgres.publication.contents import published_tables
+from cdc_assets.postgres.publication.identity import Trouble
 from cdc_assets.postgres.publication.statements import addition, creation
 from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.readiness.source.enrolment import Facts, facts_of
@@ -23,10 +27,22 @@ _SERVER = ("wal_level", "wal_unbounded", "slots_exhausted", "senders_exhausted")
 # It would end slots of others that keep more.
 _CHOICES = ("wal_unbounded",)
 _LINE = 96
-_BRIEF = (
-    "-- What waits for a lock holds up others: such a statement gives up, and is run again later.\n"
-    "set lock_timeout = '2s';"
-)
+_BRIEF = """\
+-- It ends at a statement that fails. Run it again then: what is done already stays as it is.
+\\set ON_ERROR_STOP on
+-- What waits for a lock holds up others: such a statement gives up.
+set lock_timeout = '2s';"""
+# psql runs the statements of a row as one transaction. A table that was published without the
+# identity that it was to be given would refuse its application's changes.
+_ADDED = """\
+-- Each statement locks its table until it ends, so each table has one of its own.
+select statement from (values
+{rows}
+) added (name, statement)
+where not exists (
+  select from pg_catalog.pg_publication_rel r join pg_catalog.pg_publication p on p.oid = r.prpubid
+   where p.pubname = {publication} and r.prrelid = name::pg_catalog.regclass)
+\\gexec"""
 
 
 def prepared(
@@ -76,8 +92,8 @@ def _roles(connection: Connection, roles: Roles) -> Iterator[str]:
         lines = ["-- This role reads, and streams."]
     for name in dict.fromkeys((roles.reads, roles.streams)):
         if name not in there:
-            lines.append(f"create role {quoted(name)} login;")
-            lines.append(f"\\password {quoted(name)}")
+            made = f"create role {quoted(name)} login;\n\\password {quoted(name)}"
+            lines.append(_unless_there("pg_roles where rolname", name, f"begin;\n{made}\ncommit;"))
     who = quoted(roles.streams)
     if roles.may_replicate:
         pass
@@ -107,29 +123,29 @@ def _rights(
     yield "\n".join(lines)
     if config.state.postgres_url is None and owner_of(connection, config.state.schema_) is None:
         lines = ["-- The source's log, and by default the Iceberg catalog."]
-        made = f"create schema {schema} authorization {reader};"
+        made = f"create schema if not exists {schema} authorization {reader};"
         if existing(connection, [roles.reads]):
             lines.append(made)
         else:  # who isn't a superuser makes a schema only for a role that he is a member of
-            lines += [f"grant {reader} to current_user;", made]
-            lines.append(f"revoke {reader} from current_user;")
+            lines += ["begin;", f"grant {reader} to current_user;", made]
+            lines += [f"revoke {reader} from current_user;", "commit;"]
         yield "\n".join(lines)
 
 
 def _identities(facts: Facts, tables: Sequence[TableId]) -> Iterator[str]:
     """What Postgres tells changed rows by, where it couldn't once they are published."""
-    if lines := [line for table in tables for line in _identity(facts, table)]:
+    lines = [
+        f"{trouble.remedy} -- {one_line(trouble.what)}"  # nobody's name ends the comment
+        for table in tables
+        for trouble in _troubles(facts, table)
+    ]
+    if lines:
         yield "\n".join(["-- What tells changed rows apart.", *lines])
 
 
-def _identity(facts: Facts, table: TableId) -> list[str]:
+def _troubles(facts: Facts, table: TableId) -> Sequence[Trouble]:
     found = facts.tables[table]
-    return [
-        f"{trouble.remedy} -- {one_line(trouble.what)}"  # nobody's name ends the comment
-        for trouble in (
-            () if isinstance(found, TableProblem) else facts.troubles.get(found.oid, ())
-        )
-    ]
+    return () if isinstance(found, TableProblem) else facts.troubles.get(found.oid, ())
 
 
 def _publication(
@@ -140,20 +156,42 @@ def _publication(
     *,
     made: bool,
 ) -> Iterator[str]:
-    """The publication, unless it is ``made``, and the addition of tables.
-
-    psql goes on after a statement that gave up: published without the identity that it was to be
-    given, a table would refuse its application's changes. So both are one transaction.
-    """
+    """The publication, unless it is ``made``, and the addition of tables."""
     name = config.publication
-    lines = [] if made else [f"{creation(connection, name)};"]
-    # One statement locks all of its tables until it ends, so each has one of its own.
+    lines = ["-- What is streamed."]
+    if not made:
+        create = f"{creation(connection, name)};"
+        lines.append(_unless_there("pg_publication where pubname", name, create))
+    if tables:
+        lines.append(_additions(connection, config, facts, tables))
+    if lines[1:]:
+        yield "\n".join(lines)
+
+
+def _additions(
+    connection: Connection, config: SourceConfig, facts: Facts, tables: Sequence[TableId]
+) -> str:
+    rows = list[str]()
     for table in tables:
-        added = f"{addition(connection, name, [table], filters=config.row_filters)};"
-        identity = _identity(facts, table)
-        lines += ["begin;", *identity, added, "commit;"] if identity else [added]
-    if lines:
-        yield "\n".join(["-- What is streamed.", *lines])
+        added = addition(connection, config.publication, [table], filters=config.row_filters)
+        troubles = _troubles(facts, table)
+        rows += [f"  -- {one_line(trouble.what)}" for trouble in troubles]
+        statements = " ".join([*(trouble.remedy for trouble in troubles), f"{added};"])
+        comma = "," if table != tables[-1] else ""
+        rows.append(f"  ({_literal(str(table))}, {_literal(statements)}){comma}")
+    return _ADDED.format(rows="\n".join(rows), publication=_literal(config.publication))
+
+
+def _unless_there(catalog: str, name: str, statement: str) -> str:
+    """A statement that psql runs only if the catalog has nothing of that name."""
+    return (
+        f"select not exists (select from pg_catalog.{catalog} = {_literal(name)}) as missing"
+        f" \\gset\n\\if :missing\n{statement}\n\\endif"
+    )
+
+
+def _literal(text: str) -> str:
+    return sql.Literal(text).as_string().strip()
 
 
 def _wrapped(before: str, names: Iterator[str], after: str) -> list[str]:
