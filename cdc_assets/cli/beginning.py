@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cdc_assets.setup.inventory import Listed
     from cdc_assets.setup.roles import Role, Roles
 
-_COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*\Z)')
+_BETWEEN = re.compile(r'[,\s]+(?=(?:[^"]*"[^"]*")*[^"]*\Z)')
 _SHOWN = 40
 _ANY = TableId("public", "any")
 
@@ -172,10 +172,11 @@ def _chosen(
     choice: Choice | None = None
     while not wanted and asks and choice is None:
         every = f"all {len(free(found)):,} that nothing stands in the way of"
-        question = "Tables, by names or patterns like public.*, with commas"
+        question = "Tables, by names or patterns like public.*"
         answer = str(click.prompt(question, default=every, err=True))
+        names = [name for name in _BETWEEN.split(answer) if name]
         try:
-            choice = choose(found, () if answer == every else _COMMA.split(answer), exclude)
+            choice = choose(found, () if answer == every else names, exclude)
         except CdcError as problem:
             note(str(problem))
     choice = choice or choose(found, wanted, exclude)

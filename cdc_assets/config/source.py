@@ -310,7 +310,7 @@ def parse_config(
         return SourceConfig.model_validate(data, context={"expanded": expanded, "secrets": secrets})
     except ValidationError as error:
         found = error.errors(include_url=False)
-        lines = [f"{origin}: {explained(item, SourceConfig)}" for item in found]
+        lines = [f"{origin}: {explained(item, SourceConfig, data)}" for item in found]
         raise ConfigurationError("\n".join(lines)) from None
 
 

@@ -70,7 +70,7 @@ def choose(found: Sequence[Listed], wanted: Sequence[str], exclude: Sequence[str
         )
     named = {*matching((pattern for pattern in asked if pattern.is_name), tables)[0]}
     refused = [
-        f"{listed.id}: {finding.message} {finding.remedy}".rstrip()
+        f"{listed.id}: {finding.message.removeprefix(f'{listed.id}: ')} {finding.remedy}".rstrip()
         for listed in found
         for finding in listed.obstacles
         if listed.id in named and finding.code not in (GRANTED, ALTERED)

@@ -88,6 +88,7 @@ def text_of(
         else:
             lines.append(f"  - {_scalar(str(table))}")
     lines += [
+        "  # - public.* # a pattern takes tables that come later, too",
         "  # - name: public.orders",
         "  #   freshness: {target: 5s, warn: 5m, fail: 15m}",
         "  #   columns: {exclude: [card_number]}",

@@ -72,11 +72,11 @@ def _refuse(document: yaml.Node, origin: str) -> None:
         within.add(id(node))
         if isinstance(node, yaml.MappingNode):
             _refuse_keys(node, origin, place)
-            parts = [(str(key.value), value) for key, value in node.value]
+            for key, part in node.value:
+                look(part, f"{place}.{key.value}" if place else str(key.value))
         else:
-            parts = [(str(number), value) for number, value in enumerate(node.value)]
-        for name, part in parts:
-            look(part, f"{place}.{name}" if place else name)
+            for number, part in enumerate(node.value, 1):
+                look(part, f"{place}[entry {number}]")
         within.remove(id(node))
 
     look(document, "")

@@ -6,7 +6,7 @@ Who writes it has neither tuples nor models, and is told what to write instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -36,9 +36,12 @@ _WORDS = {
 _SUBJECT = re.compile(r"\A(?:Value error, |\w+(?= should ))")
 
 
-def explained(item: Any, model: type[BaseModel]) -> str:
-    """One of ``ValidationError.errors()`` of ``model``: the place, and what is to be there."""
-    where = ".".join(str(part) for part in item["loc"]) or "the whole file"
+def explained(item: Any, model: type[BaseModel], data: object) -> str:
+    """One of ``ValidationError.errors()`` of ``model``: the place, and what is to be there.
+
+    ``data``: what was read.
+    """
+    where = _place(item["loc"], data) or "the whole file"
     if item["type"] == "model_type" and item["loc"][:-1] == ("tables",):
         return f"{where}: write a table's name, or a mapping with its name."
     if item["type"] == "literal_error":
@@ -50,6 +53,23 @@ def explained(item: Any, model: type[BaseModel]) -> str:
         if (known := meant(str(key), _keys(model, place))) is not None:
             return f"{where}: {words}: {known}?"
     return f"{where}: {words}."
+
+
+def _place(loc: Sequence[int | str], data: Any) -> str:
+    """The keys that lead to a value, with a table's name for its number."""
+    place = ""
+    for part in loc:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            data = None
+        if isinstance(part, int):
+            name = data.get("name") if isinstance(data, Mapping) else None
+            of_table = place == "tables" and isinstance(name, str) and name
+            place += f"[{name}]" if of_table else f"[entry {part + 1}]"
+        else:
+            place += f".{part}" if place else part
+    return place
 
 
 def _keys(model: type[BaseModel], place: Sequence[int | str]) -> Iterator[str]:

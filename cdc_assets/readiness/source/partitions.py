@@ -86,6 +86,10 @@ def _published_roots(connection: Connection, config: SourceConfig) -> list[set[T
     return found
 
 
+def _it(table: TableId, heap: str) -> str:
+    return "it" if heap == str(table) else heap
+
+
 def unlogged(connection: Connection, tables: Sequence[SourceTable]) -> dict[TableId, TableProblem]:
     """The problems of tables that aren't in the WAL, or have a partition that isn't."""
     query = f"select c.oid, {UNLOGGED} from pg_catalog.pg_class c where c.oid = any(%s::oid[])"
@@ -94,7 +98,8 @@ def unlogged(connection: Connection, tables: Sequence[SourceTable]) -> dict[Tabl
     return {
         table.id: TableProblem(
             table.id,
-            f"{first[table.oid]} is unlogged or temporary: its changes aren't in the WAL",
+            f"{_it(table.id, first[table.oid])} is unlogged or temporary: its changes aren't in the"
+            " WAL",
             f"alter table {first[table.oid]} set logged;",
         )
         for table in tables

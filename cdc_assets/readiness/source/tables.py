@@ -117,7 +117,8 @@ def table_findings(
             "column_missing",
             "error",
             f"{table.name} has no column {listed(sorted(unknown))}, which columns: names.",
-            "Correct columns.exclude, columns.types or columns.rename.",
+            "Correct columns.exclude, columns.types or columns.rename. If the source renamed a"
+            " column, write its new name there.",
         )
 
 

@@ -185,7 +185,7 @@ def test_a_role_without_a_password_is_not_left_behind(
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
-        (["app", "--table", "quick"], "public.quick: public.quick is unlogged", 2),
+        (["app", "--table", "quick"], "\npublic.quick: it is unlogged", 2),
         (["app", "--table", "nothing"], "has no table nothing", 2),
         (["app", "--exclude", "*.*"], "no table is left", 2),
         (["App"], "write up to 40 lower-case letters", 2),

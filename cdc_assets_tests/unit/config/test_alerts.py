@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from cdc_assets_tests.support.alerts import TOKEN, config_of
 @pytest.mark.parametrize(
     ("alerts", "culprit"),
     [
-        ({"sinks": [{"type": "pager"}]}, "alerts.sinks.0"),
+        ({"sinks": [{"type": "pager"}]}, "alerts.sinks[entry 1]"),
         ({"sinks": [{"type": "webhook", "url": "${NOT_SET_ANYWHERE}"}]}, "NOT_SET_ANYWHERE"),
         ({"sinks": [{"type": "webhook", "url": "ftp://x"}]}, "https://"),
         (
@@ -41,6 +42,6 @@ from cdc_assets_tests.support.alerts import TOKEN, config_of
 def test_a_mistake_in_the_section_is_named_and_no_secret(
     alerts: dict[str, Any], culprit: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=culprit.replace(".", r"\.")) as raised:
+    with pytest.raises(ConfigurationError, match=re.escape(culprit)) as raised:
         parse_config({**json.loads(config_of().dump()), "alerts": alerts}, "test")
     assert TOKEN not in str(raised.value)

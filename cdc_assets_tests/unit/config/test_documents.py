@@ -37,7 +37,7 @@ def test_a_key_that_stands_twice_is_refused_with_both_its_lines(tmp_path: Path) 
             a: sha256}}
         """
     said = refused(tmp_path, nested)
-    assert "tables.1.columns.mask.a stands twice, in lines 7 and 8." in said
+    assert "tables[entry 2].columns.mask.a stands twice, in lines 7 and 8." in said
     assert "name stands twice, in lines 1 and 4." in refused(tmp_path, "tables: [t]\nname: b\n")
 
 
@@ -67,7 +67,7 @@ def test_what_is_merged_in_may_be_overridden(tmp_path: Path) -> None:
     [
         (
             "tables: &t\n- public.a\n- [*t]",
-            "tables.1.0 is an alias to what it stands in, of line 3",
+            "tables[entry 2][entry 1] is an alias to what it stands in, of line 3",
         ),
         ("tables: [a]\nlake: &l\n  x: *l", "lake.x is an alias to what it stands in, of line 4"),
         ("tables: [a]\nlake: &l\n  <<: *l", "lake.<< is an alias to what it stands in, of line 4"),

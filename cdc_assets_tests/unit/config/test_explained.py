@@ -10,6 +10,7 @@ from cdc_assets.config.source import parse_config
 from cdc_assets.errors import ConfigurationError
 
 A_LIST = "write a list, in brackets or with a dash before each"
+AN_ENTRY = "write a table's name, or a mapping with its name"
 LEAST = {"name": "a", "postgres": {"dsn": "postgresql://h/db"}, "tables": ["t"]}
 
 
@@ -23,29 +24,35 @@ def table(**settings: Any) -> dict[str, Any]:
         ({"tables": "public.orders"}, f"tables: {A_LIST}."),
         ({"tables": None}, f"tables: {A_LIST}."),
         ({"exclude": "public.t"}, f"exclude: {A_LIST}."),
-        ({"tables": ["t", 3]}, "tables.1: write a table's name, or a mapping with its name."),
-        ({"tables": [["t"]]}, "tables.0: write a table's name, or a mapping with its name."),
+        (
+            {"tables": ["t", 3]},
+            f"tables[entry 2]: {AN_ENTRY}.",
+        ),
+        ({"tables": [["t"]]}, f"tables[entry 1]: {AN_ENTRY}."),
         ({"lake": ["a"]}, "lake: write a mapping of its keys to values."),
         ({"maintenance": None}, "maintenance: write a mapping of its keys to values."),
-        (table(columns={"mask": ["a"]}), "tables.0.columns.mask: write a mapping, like {a: b}."),
+        (table(columns={"mask": ["a"]}), "tables[t].columns.mask: write a mapping, like {a: b}."),
         ({"name": 3}, "name: write text; a number is text in quotes."),
-        (table(columns={"rename": {"a": 1}}), "tables.0.columns.rename.a: write text; a number"),
-        (table(only="maybe"), "tables.0.only: write true or false."),
-        (table(only=3.5), "tables.0.only: write true or false."),
-        (table(chunk_pages="x"), "tables.0.chunk_pages: write a whole number."),
-        (table(chunk_pages=1.5), "tables.0.chunk_pages: write a whole number."),
-        (table(chunk_pages=0), "tables.0.chunk_pages: it should be greater than or equal to 1."),
-        (table(mode="x"), "tables.0.mode: write 'mirror', 'soft_delete' or 'append'."),
+        (table(columns={"rename": {"a": 1}}), "tables[t].columns.rename.a: write text; a number"),
+        (table(only="maybe"), "tables[t].only: write true or false."),
+        (table(only=3.5), "tables[t].only: write true or false."),
+        (table(chunk_pages="x"), "tables[t].chunk_pages: write a whole number."),
+        (table(chunk_pages=1.5), "tables[t].chunk_pages: write a whole number."),
+        (table(chunk_pages=0), "tables[t].chunk_pages: it should be greater than or equal to 1."),
+        (table(mode="x"), "tables[t].mode: write 'mirror', 'soft_delete' or 'append'."),
         ({"maintenance": {"deleted_rows": "x"}}, "maintenance.deleted_rows: write a number."),
-        (table(**{"as": ""}), "tables.0.as: it should have at least 1 character."),
+        (table(**{"as": ""}), "tables[t].as: it should have at least 1 character."),
         ({"surprise": 1}, "surprise: unknown key; remove it or correct its spelling."),
         ({"tabels": 1}, "tabels: unknown key; remove it or correct its spelling: tables?"),
         (
             table(freshnes={}),
-            "tables.0.freshnes: unknown key; remove it or correct its spelling: freshness?",
+            "tables[t].freshnes: unknown key; remove it or correct its spelling: freshness?",
         ),
-        (table(a="x"), "tables.0.a: unknown key; remove it or correct its spelling."),
-        (table(columns={"masks": {}}), "tables.0.columns.masks: unknown key; remove it or correct"),
+        (table(a="x"), "tables[t].a: unknown key; remove it or correct its spelling."),
+        (
+            table(columns={"masks": {}}),
+            "tables[t].columns.masks: unknown key; remove it",
+        ),
         (
             {"lake": {"catalog": {"urii": "x"}}},
             "lake.catalog.urii: unknown key; remove it or correct its spelling: uri?",

@@ -37,7 +37,7 @@ def test_everything_has_a_default_but_the_tables() -> None:
     [
         ({"surprise": 1}, ["surprise", "unknown key"]),
         ({"tables": []}, ["tables"]),
-        ({"tables": [{"name": "a b"}]}, ["tables.0.name", "'a b' is not a table name"]),
+        ({"tables": [{"name": "a b"}]}, ["tables[a b].name", "'a b' is not a table name"]),
         ({"tables": [{"name": "a"}, {"name": "public.a"}]}, ["public.a stands twice"]),
         ({"tables": [{"name": '"A"'}, {"name": "a"}]}, ["would both become", "with as:"]),
         ({"postgres": {}}, ["postgres", "dsn", "embedded"]),
@@ -75,13 +75,16 @@ def test_everything_has_a_default_but_the_tables() -> None:
             for token in ("a/b", "a=", "a;b", "a?b", "a#b", "a%b", "a b")
         ),
         ({"lake": {"format_version": 1}}, ["lake.format_version"]),
-        ({"tables": [{"name": "a", "mode": "upsert"}]}, ["tables.0.mode", "append", "mirror"]),
+        ({"tables": [{"name": "a", "mode": "upsert"}]}, ["tables[a].mode", "append", "mirror"]),
         (
             {"tables": [{"name": "a", "freshness": {"warn": "5s", "fail": "1h"}}]},
-            ["tables.0.freshness", "at least 1m"],
+            ["tables[a].freshness", "at least 1m"],
         ),
-        ({"owners": ["me"]}, ["owners.0", "team:name"]),
-        ({"tables": [{"name": "a", "owners": ["team:"]}]}, ["tables.0.owners.0", "team:name"]),
+        ({"owners": ["me"]}, ["owners[entry 1]", "team:name"]),
+        (
+            {"tables": [{"name": "a", "owners": ["team:"]}]},
+            ["tables[a].owners[entry 1]", "team:name"],
+        ),
         ({"maintenance": {"every": "7m"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"every": "10s"}}, ["maintenance.every", "divides an hour or a day"]),
         ({"maintenance": {"orphan_grace": "1h"}}, ["maintenance.orphan_grace", "at least 1d"]),
