@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from cdc_assets.backfill.apply import Looked
 from cdc_assets.backfill.horizons import Horizons
+from cdc_assets.backfill.planning import planned
 from cdc_assets.backfill.reader import (
     PART_BYTES,
     Again,
@@ -28,10 +29,7 @@ from cdc_assets.backfill.reader import (
     Readers,
     Rewritten,
     TooLong,
-    are_same,
-    files_of,
 )
-from cdc_assets.backfill.request import WHOLE, is_served, understood
 from cdc_assets.backfill.round import KEYS, ROUNDS, Chunk, Round, together
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
@@ -46,12 +44,14 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.session.waits import writers
 from cdc_assets.readiness.foreign_errors import explained
-from cdc_assets.verify.point import FlushTo, offset_of
+from cdc_assets.verify.point import FlushTo
 from cdc_assets.verify.rows import comparable
-from cdc_assets.verify.source import parts, whole
 
-# Parts that are applied in one commit, at most: of text.
+# Parts that are applied in one commit, at most: of text. Of a table that changes it is one part.
 _GROUP_BYTES = 3 * PART_BYTES
+# How long a backfill waits after each group of a table that changes, in times that the group took:
+# merges, of which its readers wait, share Spark with it.
+_WAITS = 2.0
 _LOOK_SECONDS = 0.5
 # How long parts wait for more of them: each commit costs a merge.
 _GROUP_SECONDS = 10.0
@@ -64,8 +64,6 @@ _MOST_DOUBLED = 50_000
 _AGAIN_SECONDS, _TRIES = 2.0, 30
 # How long a horizon takes before it is told who holds it up.
 _TOLD_SECONDS = 4.0
-# Chunks of so many pages at least: 8 MB.
-_CHUNK_PAGES = 1024
 
 
 class _Other(Exception):
@@ -128,6 +126,8 @@ class _Backfilling:
     _work: Round | None = field(default=None, init=False)
     """The last one: who goes on here knows how far it had searched the log."""
     _healed_at: float = field(default_factory=time.monotonic, init=False)
+    _live: bool = field(default=True, init=False)
+    """Whether changes of the table came while the last group was applied, if there was one."""
     _scans: bool = field(default=False, init=False)
     """Whether an index was thought to serve the condition, and it took too long."""
 
@@ -160,7 +160,10 @@ class _Backfilling:
 
     def _carry_out(self) -> None:
         store, number, lake = self.pipeline.store, self.backfill.number, self._lake()
-        horizons, plan = self._horizons(lake), self._planned(lake)
+        horizons, plan = (
+            self._horizons(lake),
+            planned(self.pipeline, self.backfill, lake, scans=self._scans),
+        )
         with self.pipeline.connect_source("backfill") as witness:
             last = self._work
             work = self._work = Round(
@@ -222,29 +225,6 @@ class _Backfilling:
         record.note(self.pipeline.store, self.backfill.number, None)
         return horizons
 
-    def _planned(self, lake: LakeTable) -> Plan:
-        """What is left to be read; planned if that wasn't done, or the table has other files."""
-        store, number = self.pipeline.store, self.backfill.number
-        with self.pipeline.connect_source("backfill") as source:
-            files = files_of(source, lake)
-            predicate = self.backfill.predicate
-            if predicate is not None:
-                predicate = understood(source, lake.row.table, predicate)
-            by_index = (
-                predicate is not None and not self._scans and is_served(source, lake, predicate)
-            )
-            begun = record.backfill(store, number)
-            if begun.chunks and begun.heaps and are_same(begun.heaps, files):
-                files = begun.heaps
-            else:
-                found = parts(source, lake.row.oid, only=lake.table.only)
-                pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
-                chunks = [WHOLE] if by_index else whole(found, pages)
-                at = offset_of(lake.state())
-                record.plan(store, number, lake.row.epoch, files, chunks, at)
-        hold = self.pipeline.config.snapshot.hold_at_most.total_seconds()
-        return Plan(lake, files, predicate, hold, record.planned(store, number), by_index)
-
     # --- its rows ---
 
     def _rows(self, work: Round, plan: Plan) -> None:
@@ -264,10 +244,27 @@ class _Backfilling:
                 elif isinstance(found, End):
                     ended.append(found.chunk)
                 size = sum(part.data.nbytes for part in group)
-                if size >= _GROUP_BYTES or time.monotonic() - since > _GROUP_SECONDS:
-                    self._apply(work, group, ended, of)
+                most = min(PART_BYTES, _GROUP_BYTES) if self._live else _GROUP_BYTES
+                if size >= most or time.monotonic() - since > _GROUP_SECONDS:
+                    self._in_turn(work, group, ended, of)
                     group, ended = [], []
         self._apply(work, group, ended, of)
+
+    def _in_turn(
+        self, work: Round, group: list[Part], ended: list[int], of: defaultdict[int, Chunk]
+    ) -> None:
+        """:meth:`_apply`, and leave Spark to the merges for a while if there are any."""
+        began, before = time.monotonic(), work.searched
+        self._apply(work, group, ended, of)
+        self._live = work.searched > before
+        if self._live:
+            self._rest(_WAITS * (time.monotonic() - began))
+
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.stop.wait(min(left, _LOOK_SECONDS))
+            self._look()
 
     def _apply(
         self, work: Round, group: list[Part], ended: list[int], of: defaultdict[int, Chunk]

@@ -67,14 +67,10 @@ def equal(
         F.expr(same_in_lake(column, f"c{i}")).eqNullSafe(F.expr(same_in_lake(column, f"t{i}")))
         for i, column in enumerate(lake.columns)
     ]
-    places = (
-        joined.select("place", reduce(and_, same, F.col("live")).alias("same"))
-        .groupBy("place")
-        .agg(F.bool_and("same").alias("same"), F.count("*").alias("times"))
-        .where("same and times = 1")
-        .select("place")
-    )
-    found[places.toArrow()["place"].to_numpy()] = True
+    met = joined.select("place", reduce(and_, same, F.col("live")).alias("same")).toArrow()
+    places = met["place"].to_numpy()
+    found[places] = met["same"].to_numpy()
+    found &= np.bincount(places, minlength=len(rows)) == 1
     return found
 
 

@@ -65,14 +65,14 @@ def test_a_condition_that_an_index_serves_reads_no_other_pages(
     with new_lake(setup + "analyze t;", {"name": "t", "chunk_pages": 16}) as source:
         source.pin()
         source.copy()
-        monkeypatch.setattr(carrying, "_CHUNK_PAGES", 16)
+        monkeypatch.setattr("cdc_assets.backfill.planning._CHUNK_PAGES", 16)
         damage(source, "update lake.src.t set v = 'wrong' where id < 10")
         few = backfilled(source, where="id < 100")
         assert (few.state, few.chunks, few.read) == ("done", 1, 99)
         many = backfilled(source, where="n = 1")
         assert (many.state, many.read) == ("done", 10_000) and many.chunks > 10
         # One chunk may be all of a table whose condition no index serves: it is read in parts.
-        monkeypatch.setattr(carrying, "_CHUNK_PAGES", 2**20)
+        monkeypatch.setattr("cdc_assets.backfill.planning._CHUNK_PAGES", 2**20)
         monkeypatch.setattr(carrying, "_TRIES", 1)
         read, parts = reader._Reader._read, list[int]()
 
@@ -84,7 +84,7 @@ def test_a_condition_that_an_index_serves_reads_no_other_pages(
             patch.setattr(reader._Reader, "_read", counted)
             large = backfilled(source, where="n = 0")
         assert (large.state, large.chunks, large.read) == ("done", 1, 10_000) and len(parts) > 1
-        monkeypatch.setattr(carrying, "_CHUNK_PAGES", 16)
+        monkeypatch.setattr("cdc_assets.backfill.planning._CHUNK_PAGES", 16)
         # The planner may be wrong: then all pages are read, in short transactions.
         monkeypatch.setattr(reader, "_LONGER", 0.0005)
         wrong = backfilled(source, where="id < 1000")
@@ -278,7 +278,7 @@ def test_random_changes_meanwhile_in_many_small_parts(
 ) -> None:
     monkeypatch.setattr(pace, "_FIRST", 2)
     monkeypatch.setattr(pace, "_FEWEST", 2)
-    monkeypatch.setattr(carrying, "_CHUNK_PAGES", 1)
+    monkeypatch.setattr("cdc_assets.backfill.planning._CHUNK_PAGES", 1)
     monkeypatch.setattr(reader, "PART_BYTES", 4_000)
     monkeypatch.setattr(carrying, "_GROUP_BYTES", 20_000)
     setup = SETUP.replace("repeat('long ', 500)", "repeat('long ', 200)")

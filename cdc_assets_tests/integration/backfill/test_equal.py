@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from cdc_assets.backfill import carry_out
 from cdc_assets.backfill import equal as equality
 from cdc_assets.postgres.names import TableId
-from cdc_assets_tests.support.backfills import T, backfilled, damage
+from cdc_assets_tests.support.backfills import T, after_reading, backfilled, damage
 from cdc_assets_tests.support.lake import Lake, NewLake
 
 pytestmark = pytest.mark.spark
@@ -122,3 +123,21 @@ def test_a_lake_table_that_is_rolled_back_after_it_was_compared_is_written(
     assert backfilled(source).differed >= 9
     source.catch_up(T)
     assert source.equal(T)
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_merges_of_a_table_that_changes_have_their_turn(
+    source: Lake, monkeypatch: pytest.MonkeyPatch, *, changes: bool
+) -> None:
+    rests = list[float]()
+    monkeypatch.setattr(carry_out, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(carry_out._Backfilling, "_rest", lambda _, seconds: rests.append(seconds))
+    if changes:
+
+        def change() -> None:
+            source.execute("update t set v = 'x' where id = 1")
+            source.catch_up(T)
+
+        after_reading(monkeypatch, change)
+    assert backfilled(source).state == "done"
+    assert (rests != []) == changes

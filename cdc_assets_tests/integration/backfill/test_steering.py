@@ -35,7 +35,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit for each chunk, of which there are some."""
-    monkeypatch.setattr(carrying, "_CHUNK_PAGES", 1)
+    monkeypatch.setattr("cdc_assets.backfill.planning._CHUNK_PAGES", 1)
     monkeypatch.setattr(carrying, "_GROUP_BYTES", 1)
 
 
