@@ -160,10 +160,8 @@ class _Backfilling:
 
     def _carry_out(self) -> None:
         store, number, lake = self.pipeline.store, self.backfill.number, self._lake()
-        horizons, plan = (
-            self._horizons(lake),
-            planned(self.pipeline, self.backfill, lake, scans=self._scans),
-        )
+        horizons, first = self._horizons(lake)
+        plan = planned(self.pipeline, self.backfill, lake, first, scans=self._scans)
         with self.pipeline.connect_source("backfill") as witness:
             last = self._work
             work = self._work = Round(
@@ -173,7 +171,7 @@ class _Backfilling:
             )
             self._rows(work, plan)
             work.catch_up()
-            reasons = [work.healed(partial(self._written, work))]
+            reasons = [work.healed(partial(self._written, work), partial(self._await, horizons))]
             if self.backfill.replaces:
                 reasons += [self._surplus(work), work.nameless()]
         reason = "; ".join(filter(None, reasons)) or None
@@ -208,12 +206,19 @@ class _Backfilling:
             )
         return lake
 
-    def _horizons(self, lake: LakeTable) -> Horizons:
-        """Wait for the first one."""
+    def _horizons(self, lake: LakeTable) -> tuple[Horizons, int]:
+        """Wait for the first one. Whatever it doesn't cover is in the log from the offset on."""
         cursor = self.pipeline.store.cursor(lake.row.table)
-        horizons, began, told = Horizons(cursor.offset if cursor else 0), time.monotonic(), False
+        offset = cursor.offset if cursor else 0
+        horizons = Horizons(offset)
+        self._await(horizons, 0)
+        return horizons, offset
+
+    def _await(self, horizons: Horizons, offset: int) -> bool:
+        """Wait for one above all that the log has before ``offset``."""
+        began, told = time.monotonic(), False
         with self.pipeline.connect_source("backfill") as source:
-            while horizons.latest(source) is None:
+            while (found := horizons.latest(source)) is None or found.offset < offset:
                 if not told and time.monotonic() - began > _TOLD_SECONDS:
                     told = True
                     who = "; ".join(writers(source)) or "nobody any more"
@@ -223,7 +228,12 @@ class _Backfilling:
                 self._look()
                 self.stop.wait(0.1)
         record.note(self.pipeline.store, self.backfill.number, None)
-        return horizons
+        return True
+
+    def _is_proven(self, horizons: Horizons, offset: int) -> bool:
+        """Whether there is one; the second look finds that of the first, if nobody has written."""
+        with self.pipeline.connect_source("backfill") as source:
+            return any(horizons.proven(source).offset >= offset for _ in range(2))
 
     # --- its rows ---
 
@@ -276,7 +286,7 @@ class _Backfilling:
         for part in group:
             of[part.chunk].add(part)
         if len(work.partial) > KEYS or time.monotonic() - self._healed_at > _HEALED_SECONDS:
-            work.heal(partial(self._written, work))
+            work.heal(partial(self._written, work), partial(self._is_proven, work.horizons))
             self._healed_at = time.monotonic()
         record.search_from(store, number, work.searched_from)
         for chunk in ended:

@@ -8,17 +8,19 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.verify.point import offset_of
 from cdc_assets.verify.source import parts, whole
 
 # Chunks of so many pages at least: 8 MB.
 _CHUNK_PAGES = 1024
 
 
-def planned(pipeline: Pipeline, backfill: Backfill, lake: LakeTable, *, scans: bool) -> Plan:
+def planned(
+    pipeline: Pipeline, backfill: Backfill, lake: LakeTable, offset: int, *, scans: bool
+) -> Plan:
     """What is left to be read; planned if that wasn't done, or the table has other files.
 
-    ``scans``: no index is looked for, though one may be thought to serve the condition.
+    ``offset``: from where the log is searched, if it is planned: the first horizon's. ``scans``: no
+    index is looked for, though one may be thought to serve the condition.
     """
     store, number = pipeline.store, backfill.number
     with pipeline.connect_source("backfill") as source:
@@ -34,7 +36,6 @@ def planned(pipeline: Pipeline, backfill: Backfill, lake: LakeTable, *, scans: b
             found = parts(source, lake.row.oid, only=lake.table.only)
             pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
             chunks = [WHOLE] if by_index else whole(found, pages)
-            at = offset_of(lake.state())
-            record.plan(store, number, lake.row.epoch, files, chunks, at)
+            record.plan(store, number, lake.row.epoch, files, chunks, offset)
     hold = pipeline.config.snapshot.hold_at_most.total_seconds()
     return Plan(lake, files, predicate, hold, record.planned(store, number), by_index)

@@ -19,8 +19,12 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 
-# Rows that are read at a time, and characters of one's data: each tick reads all of them.
-MOST, _LONGEST = 1_000, 100_000
+# Rows that are read at a time, and characters of one's data: each tick reads all of them. And of
+# its id and kind: an index of ours has the id.
+MOST, _LONGEST, _NAME = 1_000, 100_000, 500
+# How long that may take: Debezium leaves rows of its windows there, for ever.
+_SECONDS = 5
+_LIMIT = sql.SQL("select pg_catalog.set_config('statement_timeout', '{}s', true)").format(_SECONDS)
 
 # Its kind, and those of its columns whose text no function but Postgres's own makes.
 _SHAPE = """
@@ -34,7 +38,8 @@ select c.relkind::text,
 """
 # Debezium writes rows of its own there, if it has the table, too.
 _ROWS = """
-select {id}::text, coalesce({kind}::text, ''), pg_catalog.left({data}::text, {longest})
+select pg_catalog.left({id}::text, {name}), pg_catalog.left(coalesce({kind}::text, ''), {name}),
+       pg_catalog.left({data}::text, {longest})
   from {table}
  where {id} is not null
    and coalesce({kind}::text, '') not in ('snapshot-window-open', 'snapshot-window-close')
@@ -44,7 +49,7 @@ select {id}::text, coalesce({kind}::text, ''), pg_catalog.left({data}::text, {lo
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A row: ``data`` is text, which may be anything."""
+    """A row: ``data`` is text, which may be anything. Of a long ``id``, its beginning."""
 
     id: str
     kind: str
@@ -61,7 +66,14 @@ def written(connection: Connection, config: SourceConfig) -> list[Written]:
     table = TableId.parse(config.backfills.signals)
     query = _query(connection, table)
     try:
-        rows = connection.execute(query).fetchall()
+        with connection.transaction():
+            connection.execute(_LIMIT)
+            rows = connection.execute(query).fetchall()
+    except psycopg.errors.QueryCanceled as error:
+        raise ConfigurationError(
+            f"{table} takes more than {_SECONDS} s to read: its signals aren't taken.",
+            "Delete what was done, those that Debezium writes at each of its windows, too.",
+        ) from error
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
         raise ConfigurationError(
             f"the signals in {table} can't be read: {first_line(error)}.",
@@ -95,6 +107,7 @@ def _query(connection: Connection, table: TableId) -> sql.Composed:
         data=sql.Identifier("data"),
         table=table.identifier,
         longest=sql.Literal(_LONGEST),
+        name=sql.Literal(_NAME),
         most=sql.Literal(MOST + 1),
     )
 

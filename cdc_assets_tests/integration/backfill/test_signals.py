@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from cdc_assets.log import backfills as record
 from cdc_assets.operations.signals import bring_signals, take_signals
 from cdc_assets.postgres.session.connect import connect
+from cdc_assets.readiness import signals
 from cdc_assets.readiness.signals import MOST, signal_findings
 from cdc_assets_tests.support.backfills import carried_out, damage
 from cdc_assets_tests.support.lake import Lake
@@ -151,6 +153,51 @@ def test_what_is_no_signal_is_refused_and_holds_up_no_other(source: Lake) -> Non
     assert found.pop("d").startswith('refused: "" is no kind of signal')
     assert len(found) == 3
     assert all("its data isn't a JSON object" in said for said in found.values())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "(select string_agg(md5(i::text), '') from generate_series(1, 300) i), 'log', '{}'",
+        "'deep' || i, 'log', repeat('[', i) || repeat(']', i) from generate_series(850, 1000, 3) i",
+        "'a', repeat('x', 10000), '{}'",
+    ],
+)
+def test_no_row_of_the_source_keeps_others_from_being_done(source: Lake, row: str) -> None:
+    with_table(source)
+    source.execute("create table signalling (id text, type text, data text)")
+    source.execute(f"insert into signalling select {row}")
+    source.execute("insert into signalling values ('z', 'log', '{}')")
+    assert taken(source) >= 2
+    assert taken(source) == 0
+    assert outcomes(source)["z"] == "logged"
+
+
+@pytest.mark.parametrize(
+    "data", ["repeat('[', 2000) || repeat(']', 2000)", "'{\"a\": ' || repeat('1', 5000) || '}'"]
+)
+def test_no_row_of_the_schema_keeps_others_from_being_done(source: Lake, data: str) -> None:
+    statement = f"insert into signals select 'src', 'a', 'log', ({data})::jsonb"
+    source.pipeline.store.connection.execute(statement.encode())
+    statement = "insert into signals (source, id, kind) values ('src', 'z', 'log')"
+    source.pipeline.store.connection.execute(statement.encode())
+    assert take_signals(source.pipeline) == 2
+    found = outcomes(source)
+    assert found["z"] == "logged" and "its data isn't a JSON object" in found["a"]
+
+
+def test_a_table_that_takes_long_to_read_is_told(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_table(source)
+    source.execute(TABLE)
+    source.execute(
+        "insert into signalling select i, 'snapshot-window-open' from generate_series(1, 50000) i"
+    )
+    assert taken(source) == 0
+    limit = signals._LIMIT.as_string(None).replace(f"{signals._SECONDS}s", "1ms")
+    monkeypatch.setattr(signals, "_LIMIT", sql.SQL(limit).format())
+    assert "takes more than 5 s to read" in str(bring_signals(source.pipeline))
 
 
 @pytest.mark.parametrize(
