@@ -170,7 +170,7 @@ class _Backfilling:
             )
             self._rows(work, plan)
             work.catch_up()
-            reasons = [work.healed(partial(self._written, work))]
+            reasons = [work.healed(partial(self._written, work), partial(self._await, horizons))]
             if self.backfill.replaces:
                 reasons += [self._surplus(work), work.nameless()]
         reason = "; ".join(filter(None, reasons)) or None
@@ -208,9 +208,15 @@ class _Backfilling:
     def _horizons(self, lake: LakeTable) -> Horizons:
         """Wait for the first one."""
         cursor = self.pipeline.store.cursor(lake.row.table)
-        horizons, began, told = Horizons(cursor.offset if cursor else 0), time.monotonic(), False
+        horizons = Horizons(cursor.offset if cursor else 0)
+        self._await(horizons, 0)
+        return horizons
+
+    def _await(self, horizons: Horizons, offset: int) -> bool:
+        """Wait for one above all that the log has before ``offset``."""
+        began, told = time.monotonic(), False
         with self.pipeline.connect_source("backfill") as source:
-            while horizons.latest(source) is None:
+            while (found := horizons.latest(source)) is None or found.offset < offset:
                 if not told and time.monotonic() - began > _TOLD_SECONDS:
                     told = True
                     who = "; ".join(writers(source)) or "nobody any more"
@@ -220,7 +226,12 @@ class _Backfilling:
                 self._look()
                 self.stop.wait(0.1)
         record.note(self.pipeline.store, self.backfill.number, None)
-        return horizons
+        return True
+
+    def _is_proven(self, horizons: Horizons, offset: int) -> bool:
+        """Whether there is one; the second look finds that of the first, if nobody has written."""
+        with self.pipeline.connect_source("backfill") as source:
+            return any(horizons.proven(source).offset >= offset for _ in range(2))
 
     def _planned(self, lake: LakeTable) -> Plan:
         """What is left to be read; planned if that wasn't done, or the table has other files."""
@@ -279,7 +290,7 @@ class _Backfilling:
         for part in group:
             of[part.chunk].add(part)
         if len(work.partial) > KEYS or time.monotonic() - self._healed_at > _HEALED_SECONDS:
-            work.heal(partial(self._written, work))
+            work.heal(partial(self._written, work), partial(self._is_proven, work.horizons))
             self._healed_at = time.monotonic()
         record.search_from(store, number, work.searched_from)
         for chunk in ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -90,10 +91,17 @@ class Round:
             nothing = pa.array([], pa.string())
             self.apply(Looked(nothing, [], [], horizon, current_lsn(source)))
 
-    def heal(self, write: Callable[[Looked], None]) -> None:
-        """Read the rows of ``partial``, for ``write``; it has those again that change meanwhile."""
+    def heal(self, write: Callable[[Looked], None], proven: Callable[[int], bool]) -> None:
+        """Read the rows of ``partial``, for ``write``; it has those again that change meanwhile.
+
+        ``proven``: whether a horizon is by now above all that the log has before an offset. By an
+        earlier one, rows would be left to the stream for the very changes that are searched: then
+        they are still to be read.
+        """
         due = list(self.partial)
         for first in range(0, len(due), KEYS):
+            if not proven(self.searched):
+                return
             some = {key: self.partial.pop(key) for key in due[first : first + KEYS]}
             try:
                 for looked in self.by_key(list(some)):
@@ -102,10 +110,10 @@ class Round:
                 self.partial = some | self.partial
                 raise
 
-    def healed(self, write: Callable[[Looked], None]) -> str | None:
+    def healed(self, write: Callable[[Looked], None], proven: Callable[[int], bool]) -> str | None:
         """:meth:`heal` all of them; or what is to be said of those that change all the time."""
         for _ in range(ROUNDS):
-            self.heal(write)
+            self.heal(write, proven)
         if not self.partial:
             return None
         return (
@@ -121,14 +129,15 @@ class Round:
                 check_oid(source, self.lake.row.table, self.lake.row.oid)
                 horizon = self.horizons.proven(source)
                 with unaltered(self.lake):
-                    found = rows_of(self.pipeline, source, self.lake, some)
-                yield Looked(
-                    pa.array([row for _, row in found], pa.string()),
-                    [some[place] for place, _ in found],
-                    [],
-                    horizon,
-                    current_lsn(source),
-                )
+                    found = [row for _, row in rows_of(self.pipeline, source, self.lake, some)]
+                # A row's own key: the log has that, not another text of the same value.
+                of = {self._key(row): row for row in found}
+                rows = pa.array(of.values(), pa.string())
+                yield Looked(rows, list(of), [], horizon, current_lsn(source))
+
+    def _key(self, row: str) -> Key:
+        values = json.loads(row)
+        return tuple(values[column.source.name] for column in self.lake.key)
 
     def doubled(self, most: int) -> list[Key]:
         """Keys that the lake has more than one row of: one that only it had, and one that came."""

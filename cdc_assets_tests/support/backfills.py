@@ -42,7 +42,8 @@ def carried_out(source: Lake, number: int, **how: Any) -> Backfill:
     def flush_to(lsn: object, *, seconds: float | None = None) -> None:
         source.flush()
 
-    return carry_out(source.pipeline, source.session, number, flush_to, print, **how)
+    how = {"on_progress": print, **how}
+    return carry_out(source.pipeline, source.session, number, flush_to, **how)
 
 
 def backfilled(source: Lake, table: TableId = T, where: str | None = None, **how: Any) -> Backfill:

@@ -15,8 +15,9 @@ from cdc_assets.backfill.round import Round
 from cdc_assets.errors import Fenced
 from cdc_assets.log import backfills as record
 from cdc_assets.operations.backfilling import wish
+from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.backfills import T, after_reading, backfilled, carried_out, damage
-from cdc_assets_tests.support.lake import Lake
+from cdc_assets_tests.support.lake import Lake, NewLake
 
 pytestmark = pytest.mark.spark
 
@@ -52,7 +53,7 @@ def paused_before_it_heals(monkeypatch: pytest.MonkeyPatch, source: Lake) -> int
     """The number of a backfill that is paused once all its chunks are applied."""
     number = request(source.pipeline, T).number
 
-    def paused(_: Round, write: Any) -> None:
+    def paused(_: Round, write: Any, _proven: Any) -> None:
         wish(source.pipeline, "pause", number)
         write(None)
 
@@ -142,3 +143,79 @@ def test_though_the_table_was_altered_since_it_began(
 
     after_reading(monkeypatch, change)
     assert ended(source, request(source.pipeline, T).number) is None
+
+
+def test_though_a_transaction_is_open_since_before_the_change(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No horizon is proven above the change until it ends: its row would be left to the stream."""
+    monkeypatch.setattr(carrying, "_TOLD_SECONDS", 0.2)
+    damage(source, "update lake.src.t set big = 'wrong' where id = 5")
+    number, said = request(source.pipeline, T).number, list[str]()
+    with psycopg.connect(source.pipeline.source_dsn) as stranger:
+
+        def change() -> None:
+            stranger.execute("create table strange ()")
+            source.execute("update t set v = 'n' where id = 5")
+            source.catch_up(T)
+
+        after_reading(monkeypatch, change)
+
+        def told(what: str) -> None:
+            said.append(what)
+            if what.startswith("it waits for transactions that have written"):
+                stranger.rollback()
+
+        done = carried_out(source, number, on_progress=told)
+    assert (done.state, done.reason, done.differed) == ("done", None, 1), said
+    source.catch_up(T)
+    assert source.equal(T)
+
+
+def test_though_the_row_changes_again_while_the_log_is_applied_to_the_end(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(source, "update lake.src.t set big = 'wrong' where id = 5")
+    applied, calls = applying.apply, list[int]()
+
+    def apply(*about: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= 2:  # of the chunk, and then of nothing
+            source.execute(f"update t set v = 'v{len(calls)}' where id = 5")
+            source.catch_up(T)
+        return applied(*about)
+
+    monkeypatch.setattr(rounds, "apply", apply)
+    assert ended(source, request(source.pipeline, T).number) is None
+
+
+def test_a_row_that_has_another_text_of_its_key_by_now_is_known_by_that(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableId("public", "n")
+    setup = "create table n (id numeric primary key, v text, big text);"
+    setup += "alter table n alter big set storage external;"
+    setup += "insert into n values (5.0, 'v', repeat('long ', 500))"
+    with new_lake(setup, "n") as source:
+        source.pin()
+        source.copy()
+        source.catch_up(table)
+        applied, calls = applying.apply, list[int]()
+
+        def apply(*about: Any) -> Any:
+            calls.append(1)
+            match len(calls):
+                case 1:
+                    source.execute("update n set v = 'left out' where id = 5")
+                    source.catch_up(table)
+                    source.execute("update n set id = 5.00, big = 'new'")
+                case 3:  # the row is read by 5.0
+                    source.execute("update n set v = 'last'")
+                    source.catch_up(table)
+            return applied(*about)
+
+        monkeypatch.setattr(rounds, "apply", apply)
+        assert backfilled(source, table).state == "done"
+        assert len(calls) >= 3
+        source.catch_up(table)
+        assert source.rows(table) == [("5.00", "last", "new")]
