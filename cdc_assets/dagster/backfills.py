@@ -5,6 +5,7 @@ asked for. A tick also takes the signals that were written since the last one.
 """
 
 # No postponed annotations here: Dagster looks at the types of `context` and `config` itself.
+from itertools import islice
 from typing import Any, Literal
 
 import dagster as dg
@@ -153,13 +154,13 @@ def backfills_sensor(config: SourceConfig) -> dg.SensorDefinition:
                 return dg.SkipReason(problem or "No backfill is to be carried out.")
             active = active_runs(context.instance, pipeline.store, run_tags(config, "backfill"))
             at_work = {run.tags.get(BACKFILL_TAG) for run in active}
-            left = [
+            left = (
                 one
                 for one in due
                 if str(one.number) not in at_work
                 and not pipeline.store.is_locked(backfill_lock(one.number))
-            ]
-            asked = left[: max(0, _AT_ONCE - len(active))]
+            )
+            asked = list(islice(left, max(0, _AT_ONCE - len(active))))
             if not asked:
                 return dg.SkipReason(f"{len(active)} backfills are carried out.")
             if spark_address(config) is None:

@@ -43,7 +43,7 @@ def bring_signals(pipeline: Pipeline) -> str | None:
             pipeline.source_dsn, application_name="cdc_assets signals", lock_seconds=LOCK_SECONDS
         ) as source:
             there = written(source, pipeline.config)
-    except (psycopg.OperationalError, CdcError) as problem:
+    except (psycopg.Error, UnicodeDecodeError, CdcError) as problem:
         return f"Signals can't be read: {first_line(problem)}"
     store, ids = pipeline.store, [signal.id for signal in there]
     known = {
@@ -82,7 +82,8 @@ def _bring(pipeline: Pipeline, signal: Written) -> None:
     about = (store.source, signal.id, signal.kind)
     try:
         store.connection.execute(insert, (*about, Jsonb(data)))
-    except psycopg.DataError:  # JSON knows characters that no text of Postgres has
+    # JSON knows characters that no text of Postgres has; and what is read may be too deep to write.
+    except (psycopg.DataError, RecursionError):
         store.connection.execute(insert, (*about, Jsonb(None)))
 
 
@@ -90,7 +91,7 @@ def take_signals(pipeline: Pipeline) -> int:
     """Do what the new rows of ``signals`` ask for; how many there were."""
     store = pipeline.store
     rows = store.connection.execute(
-        "select id, kind, data from signals where source = %s and done_at is null"
+        "select id, kind, data::text from signals where source = %s and done_at is null"
         " order by requested_at, id",
         (store.source,),
     ).fetchall()
@@ -108,7 +109,7 @@ def take_signals(pipeline: Pipeline) -> int:
                 continue
             try:
                 with store.connection.transaction():
-                    outcome = _do(pipeline, str(kind), data, f"signal {key}")
+                    outcome = _do(pipeline, str(kind), str(data), f"signal {key}")
             except (CdcError, ValueError, psycopg.DataError, psycopg.ProgrammingError) as problem:
                 outcome = f"refused: {first_line(problem)}"
             store.connection.execute(
@@ -119,7 +120,11 @@ def take_signals(pipeline: Pipeline) -> int:
     return len(rows)
 
 
-def _do(pipeline: Pipeline, kind: str, data: Any, by: str) -> str:
+def _do(pipeline: Pipeline, kind: str, text: str, by: str) -> str:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):  # a number, or a depth, that Postgres takes
+        data = None
     if not isinstance(data, Mapping):
         raise ConfigurationError("its data isn't a JSON object.")
     match kind:

@@ -19,8 +19,9 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
 
-# Rows that are read at a time, and characters of one's data: each tick reads all of them.
-MOST, _LONGEST = 1_000, 100_000
+# Rows that are read at a time, and characters of one's data: each tick reads all of them. And of
+# its id and kind: an index of ours has the id.
+MOST, _LONGEST, _NAME = 1_000, 100_000, 500
 
 # Its kind, and those of its columns whose text no function but Postgres's own makes.
 _SHAPE = """
@@ -34,7 +35,8 @@ select c.relkind::text,
 """
 # Debezium writes rows of its own there, if it has the table, too.
 _ROWS = """
-select {id}::text, coalesce({kind}::text, ''), pg_catalog.left({data}::text, {longest})
+select pg_catalog.left({id}::text, {name}), pg_catalog.left(coalesce({kind}::text, ''), {name}),
+       pg_catalog.left({data}::text, {longest})
   from {table}
  where {id} is not null
    and coalesce({kind}::text, '') not in ('snapshot-window-open', 'snapshot-window-close')
@@ -44,7 +46,7 @@ select {id}::text, coalesce({kind}::text, ''), pg_catalog.left({data}::text, {lo
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A row: ``data`` is text, which may be anything."""
+    """A row: ``data`` is text, which may be anything. Of a long ``id``, its beginning."""
 
     id: str
     kind: str
@@ -95,6 +97,7 @@ def _query(connection: Connection, table: TableId) -> sql.Composed:
         data=sql.Identifier("data"),
         table=table.identifier,
         longest=sql.Literal(_LONGEST),
+        name=sql.Literal(_NAME),
         most=sql.Literal(MOST + 1),
     )
 

@@ -154,6 +154,37 @@ def test_what_is_no_signal_is_refused_and_holds_up_no_other(source: Lake) -> Non
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        "(select string_agg(md5(i::text), '') from generate_series(1, 300) i), 'log', '{}'",
+        "'deep' || i, 'log', repeat('[', i) || repeat(']', i) from generate_series(850, 1000, 3) i",
+        "'a', repeat('x', 10000), '{}'",
+    ],
+)
+def test_no_row_of_the_source_keeps_others_from_being_done(source: Lake, row: str) -> None:
+    with_table(source)
+    source.execute("create table signalling (id text, type text, data text)")
+    source.execute(f"insert into signalling select {row}")
+    source.execute("insert into signalling values ('z', 'log', '{}')")
+    assert taken(source) >= 2
+    assert taken(source) == 0
+    assert outcomes(source)["z"] == "logged"
+
+
+@pytest.mark.parametrize(
+    "data", ["repeat('[', 2000) || repeat(']', 2000)", "'{\"a\": ' || repeat('1', 5000) || '}'"]
+)
+def test_no_row_of_the_schema_keeps_others_from_being_done(source: Lake, data: str) -> None:
+    statement = f"insert into signals select 'src', 'a', 'log', ({data})::jsonb"
+    source.pipeline.store.connection.execute(statement.encode())
+    statement = "insert into signals (source, id, kind) values ('src', 'z', 'log')"
+    source.pipeline.store.connection.execute(statement.encode())
+    assert take_signals(source.pipeline) == 2
+    found = outcomes(source)
+    assert found["z"] == "logged" and "its data isn't a JSON object" in found["a"]
+
+
+@pytest.mark.parametrize(
     ("setup", "said"),
     [
         ("", "the source has no table public.signalling"),
