@@ -46,7 +46,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.session.waits import writers
 from cdc_assets.readiness.foreign_errors import explained
-from cdc_assets.verify.point import FlushTo, offset_of
+from cdc_assets.verify.point import FlushTo
 from cdc_assets.verify.rows import comparable
 from cdc_assets.verify.source import parts, whole
 
@@ -160,7 +160,8 @@ class _Backfilling:
 
     def _carry_out(self) -> None:
         store, number, lake = self.pipeline.store, self.backfill.number, self._lake()
-        horizons, plan = self._horizons(lake), self._planned(lake)
+        horizons, first = self._horizons(lake)
+        plan = self._planned(lake, first)
         with self.pipeline.connect_source("backfill") as witness:
             last = self._work
             work = self._work = Round(
@@ -205,12 +206,13 @@ class _Backfilling:
             )
         return lake
 
-    def _horizons(self, lake: LakeTable) -> Horizons:
-        """Wait for the first one."""
+    def _horizons(self, lake: LakeTable) -> tuple[Horizons, int]:
+        """Wait for the first one. Whatever it doesn't cover is in the log from the offset on."""
         cursor = self.pipeline.store.cursor(lake.row.table)
-        horizons = Horizons(cursor.offset if cursor else 0)
+        offset = cursor.offset if cursor else 0
+        horizons = Horizons(offset)
         self._await(horizons, 0)
-        return horizons
+        return horizons, offset
 
     def _await(self, horizons: Horizons, offset: int) -> bool:
         """Wait for one above all that the log has before ``offset``."""
@@ -233,8 +235,11 @@ class _Backfilling:
         with self.pipeline.connect_source("backfill") as source:
             return any(horizons.proven(source).offset >= offset for _ in range(2))
 
-    def _planned(self, lake: LakeTable) -> Plan:
-        """What is left to be read; planned if that wasn't done, or the table has other files."""
+    def _planned(self, lake: LakeTable, offset: int) -> Plan:
+        """What is left to be read; planned if that wasn't done, or the table has other files.
+
+        ``offset``: from where the log is searched, if it is planned: the first horizon's.
+        """
         store, number = self.pipeline.store, self.backfill.number
         with self.pipeline.connect_source("backfill") as source:
             files = files_of(source, lake)
@@ -251,8 +256,7 @@ class _Backfilling:
                 found = parts(source, lake.row.oid, only=lake.table.only)
                 pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
                 chunks = [WHOLE] if by_index else whole(found, pages)
-                at = offset_of(lake.state())
-                record.plan(store, number, lake.row.epoch, files, chunks, at)
+                record.plan(store, number, lake.row.epoch, files, chunks, offset)
         hold = self.pipeline.config.snapshot.hold_at_most.total_seconds()
         return Plan(lake, files, predicate, hold, record.planned(store, number), by_index)
 

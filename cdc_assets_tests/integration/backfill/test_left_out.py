@@ -189,6 +189,24 @@ def test_though_the_row_changes_again_while_the_log_is_applied_to_the_end(
     assert ended(source, request(source.pipeline, T).number) is None
 
 
+def test_though_the_change_is_applied_before_the_chunks_are_planned(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after the first horizon, by which its row is left to the stream."""
+    damage(source, "update lake.src.t set big = 'wrong' where id = 5")
+    planned, todo = carrying._Backfilling._planned, [1]
+
+    def change(*about: Any) -> Any:
+        while todo:
+            todo.pop()
+            source.execute("update t set v = 'n' where id = 5")
+            source.catch_up(T)
+        return planned(*about)
+
+    monkeypatch.setattr(carrying._Backfilling, "_planned", change)
+    assert ended(source, request(source.pipeline, T).number) is None
+
+
 def test_a_row_that_has_another_text_of_its_key_by_now_is_known_by_that(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
