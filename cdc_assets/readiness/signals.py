@@ -22,6 +22,9 @@ from cdc_assets.postgres.session.connect import Connection
 # Rows that are read at a time, and characters of one's data: each tick reads all of them. And of
 # its id and kind: an index of ours has the id.
 MOST, _LONGEST, _NAME = 1_000, 100_000, 500
+# How long that may take: Debezium leaves rows of its windows there, for ever.
+_SECONDS = 5
+_LIMIT = sql.SQL("select pg_catalog.set_config('statement_timeout', '{}s', true)").format(_SECONDS)
 
 # Its kind, and those of its columns whose text no function but Postgres's own makes.
 _SHAPE = """
@@ -63,7 +66,14 @@ def written(connection: Connection, config: SourceConfig) -> list[Written]:
     table = TableId.parse(config.backfills.signals)
     query = _query(connection, table)
     try:
-        rows = connection.execute(query).fetchall()
+        with connection.transaction():
+            connection.execute(_LIMIT)
+            rows = connection.execute(query).fetchall()
+    except psycopg.errors.QueryCanceled as error:
+        raise ConfigurationError(
+            f"{table} takes more than {_SECONDS} s to read: its signals aren't taken.",
+            "Delete what was done, those that Debezium writes at each of its windows, too.",
+        ) from error
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
         raise ConfigurationError(
             f"the signals in {table} can't be read: {first_line(error)}.",

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from cdc_assets.log import backfills as record
 from cdc_assets.operations.signals import bring_signals, take_signals
 from cdc_assets.postgres.session.connect import connect
+from cdc_assets.readiness import signals
 from cdc_assets.readiness.signals import MOST, signal_findings
 from cdc_assets_tests.support.backfills import carried_out, damage
 from cdc_assets_tests.support.lake import Lake
@@ -182,6 +184,20 @@ def test_no_row_of_the_schema_keeps_others_from_being_done(source: Lake, data: s
     assert take_signals(source.pipeline) == 2
     found = outcomes(source)
     assert found["z"] == "logged" and "its data isn't a JSON object" in found["a"]
+
+
+def test_a_table_that_takes_long_to_read_is_told(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_table(source)
+    source.execute(TABLE)
+    source.execute(
+        "insert into signalling select i, 'snapshot-window-open' from generate_series(1, 50000) i"
+    )
+    assert taken(source) == 0
+    limit = signals._LIMIT.as_string(None).replace(f"{signals._SECONDS}s", "1ms")
+    monkeypatch.setattr(signals, "_LIMIT", sql.SQL(limit).format())
+    assert "takes more than 5 s to read" in str(bring_signals(source.pipeline))
 
 
 @pytest.mark.parametrize(
