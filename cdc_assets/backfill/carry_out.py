@@ -36,6 +36,7 @@ from cdc_assets.backfill.round import KEYS, ROUNDS, Chunk, Round, together
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
@@ -88,7 +89,9 @@ def carry_out(
     """Carry out a backfill, until it ends, is paused, or ``stop`` is set; as it is then.
 
     It is left alone if another process carries it out, or it isn't to be. Raises CdcError if it
-    fails, which its row says, too.
+    fails, which its row says, too. If the Spark server ends under it once chunks were applied here,
+    that is raised, but it goes on where it is carried out next; without any it had better not: it
+    may be what ended the server.
     """
     store = pipeline.store
     if not store.try_lock(backfill_lock(number)):
@@ -96,10 +99,12 @@ def carry_out(
     try:
         if not record.become(store, number, "running"):
             return record.backfill(store, number)
+        begun = record.backfill(store, number)
+        before = begun.chunks_done
         work = _Backfilling(
             pipeline,
             session,
-            record.backfill(store, number),
+            begun,
             flush_to,
             on_progress,
             stop or Event(),
@@ -109,7 +114,11 @@ def carry_out(
         except _Other:
             pass
         except Exception as problem:
-            record.become(store, number, "failed", first_line(explained(problem, pipeline.config)))
+            reason = first_line(explained(problem, pipeline.config))
+            if lost_server(problem) and record.backfill(store, number).chunks_done > before:
+                record.note(store, number, reason)
+            else:
+                record.become(store, number, "failed", reason)
             raise
         return record.backfill(store, number)
     finally:
