@@ -227,7 +227,7 @@ class _Backfilling:
         """Wait for one above all that the log has before ``offset``."""
         began, told = time.monotonic(), False
         with self.pipeline.connect_source("backfill") as source:
-            while (found := horizons.latest(source)) is None or found.offset < offset:
+            while not horizons.cover(source, offset):
                 if not told and time.monotonic() - began > _TOLD_SECONDS:
                     told = True
                     who = "; ".join(writers(source)) or "nobody any more"
@@ -238,11 +238,6 @@ class _Backfilling:
                 self.stop.wait(0.1)
         record.note(self.pipeline.store, self.backfill.number, None)
         return True
-
-    def _is_proven(self, horizons: Horizons, offset: int) -> bool:
-        """Whether there is one; the second look finds that of the first, if nobody has written."""
-        with self.pipeline.connect_source("backfill") as source:
-            return any(horizons.proven(source).offset >= offset for _ in range(2))
 
     def _planned(self, lake: LakeTable, offset: int) -> Plan:
         """What is left to be read; planned if that wasn't done, or the table has other files.
@@ -303,7 +298,7 @@ class _Backfilling:
         for part in group:
             of[part.chunk].add(part)
         if len(work.partial) > KEYS or time.monotonic() - self._healed_at > _HEALED_SECONDS:
-            work.heal(partial(self._written, work), partial(self._is_proven, work.horizons))
+            work.heal(partial(self._written, work), work.is_proven)
             self._healed_at = time.monotonic()
         record.search_from(store, number, work.searched_from)
         for chunk in ended:
