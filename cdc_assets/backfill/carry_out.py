@@ -34,9 +34,11 @@ from cdc_assets.backfill.round import KEYS, ROUNDS, Chunk, Round, together
 from cdc_assets.backfill.surplus import Surplus
 from cdc_assets.errors import CdcError, Fenced, TablePaused, TableProblem, first_line
 from cdc_assets.flusher.reach import LogBehind
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
+from cdc_assets.materializer.actions.keys import has_bounds
 from cdc_assets.materializer.corrections import refuse_uncorrectable
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.schema.ahead import look
@@ -47,7 +49,8 @@ from cdc_assets.readiness.foreign_errors import explained
 from cdc_assets.verify.point import FlushTo
 from cdc_assets.verify.rows import comparable
 
-# Parts that are applied in one commit, at most: of text. Of a table that changes it is one part.
+# Parts that are applied in one commit, at most: of text. Of a table that changes it is one part,
+# unless each commit has to read all of the lake table.
 _GROUP_BYTES = 3 * PART_BYTES
 # How long a backfill waits after each group of a table that changes, in times that the group took:
 # merges, of which its readers wait, share Spark with it.
@@ -86,7 +89,9 @@ def carry_out(
     """Carry out a backfill, until it ends, is paused, or ``stop`` is set; as it is then.
 
     It is left alone if another process carries it out, or it isn't to be. Raises CdcError if it
-    fails, which its row says, too.
+    fails, which its row says, too. If the Spark server ends under it once chunks were applied here,
+    that is raised, but it goes on where it is carried out next; without any it had better not: it
+    may be what ended the server.
     """
     store = pipeline.store
     if not store.try_lock(backfill_lock(number)):
@@ -94,10 +99,12 @@ def carry_out(
     try:
         if not record.become(store, number, "running"):
             return record.backfill(store, number)
+        begun = record.backfill(store, number)
+        before = begun.chunks_done
         work = _Backfilling(
             pipeline,
             session,
-            record.backfill(store, number),
+            begun,
             flush_to,
             on_progress,
             stop or Event(),
@@ -107,7 +114,11 @@ def carry_out(
         except _Other:
             pass
         except Exception as problem:
-            record.become(store, number, "failed", first_line(explained(problem, pipeline.config)))
+            reason = first_line(explained(problem, pipeline.config))
+            if lost_server(problem) and record.backfill(store, number).chunks_done > before:
+                record.note(store, number, reason)
+            else:
+                record.become(store, number, "failed", reason)
             raise
         return record.backfill(store, number)
     finally:
@@ -218,7 +229,7 @@ class _Backfilling:
         """Wait for one above all that the log has before ``offset``."""
         began, told = time.monotonic(), False
         with self.pipeline.connect_source("backfill") as source:
-            while (found := horizons.latest(source)) is None or found.offset < offset:
+            while not horizons.cover(source, offset):
                 if not told and time.monotonic() - began > _TOLD_SECONDS:
                     told = True
                     who = "; ".join(writers(source)) or "nobody any more"
@@ -229,11 +240,6 @@ class _Backfilling:
                 self.stop.wait(0.1)
         record.note(self.pipeline.store, self.backfill.number, None)
         return True
-
-    def _is_proven(self, horizons: Horizons, offset: int) -> bool:
-        """Whether there is one; the second look finds that of the first, if nobody has written."""
-        with self.pipeline.connect_source("backfill") as source:
-            return any(horizons.proven(source).offset >= offset for _ in range(2))
 
     # --- its rows ---
 
@@ -254,7 +260,8 @@ class _Backfilling:
                 elif isinstance(found, End):
                     ended.append(found.chunk)
                 size = sum(part.data.nbytes for part in group)
-                most = min(PART_BYTES, _GROUP_BYTES) if self._live else _GROUP_BYTES
+                few = self._live and has_bounds(work.lake)
+                most = min(PART_BYTES, _GROUP_BYTES) if few else _GROUP_BYTES
                 if size >= most or time.monotonic() - since > _GROUP_SECONDS:
                     self._in_turn(work, group, ended, of)
                     group, ended = [], []
@@ -286,7 +293,7 @@ class _Backfilling:
         for part in group:
             of[part.chunk].add(part)
         if len(work.partial) > KEYS or time.monotonic() - self._healed_at > _HEALED_SECONDS:
-            work.heal(partial(self._written, work), partial(self._is_proven, work.horizons))
+            work.heal(partial(self._written, work), work.is_proven)
             self._healed_at = time.monotonic()
         record.search_from(store, number, work.searched_from)
         for chunk in ended:

@@ -45,6 +45,11 @@ class Horizons:
                 self._candidate = Horizon.observe(source), offset
             return self._proven
 
+    def cover(self, source: Connection, offset: int) -> bool:
+        """Whether the last one that is proven is above all that the log has before ``offset``."""
+        found = self.latest(source)
+        return found is not None and found.offset >= offset
+
     def proven(self, source: Connection) -> Proven:
         """:meth:`latest`, of which a backfill waits for the first before it reads anything."""
         found = self.latest(source)

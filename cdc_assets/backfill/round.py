@@ -91,12 +91,19 @@ class Round:
             nothing = pa.array([], pa.string())
             self.apply(Looked(nothing, [], [], horizon, current_lsn(source)))
 
+    def is_proven(self, offset: int) -> bool:
+        """Whether a horizon is above all that the log has before ``offset``, without waiting.
+
+        The second look proves what the first observes, if nobody has written.
+        """
+        with closing(self.pipeline.connect_source("backfill")) as source:
+            return any(self.horizons.cover(source, offset) for _ in range(2))
+
     def heal(self, write: Callable[[Looked], None], proven: Callable[[int], bool]) -> None:
         """Read the rows of ``partial``, for ``write``; it has those again that change meanwhile.
 
-        ``proven``: whether a horizon is by now above all that the log has before an offset. By an
-        earlier one, rows would be left to the stream for the very changes that are searched: then
-        they are still to be read.
+        ``proven``: as :meth:`is_proven`, which may wait. By an earlier horizon, rows would be left
+        to the stream for the very changes that were searched: then they are still to be read.
         """
         due = list(self.partial)
         for first in range(0, len(due), KEYS):

@@ -90,6 +90,11 @@ def _counted(lake: LakeTable) -> list[LakeColumn]:
     return [c for c in lake.key if c.mapping.lake in _NUMBERS]
 
 
+def has_bounds(lake: LakeTable) -> bool:
+    """Whether rows of some keys may be looked for without reading all of the table."""
+    return bool(_counted(lake))
+
+
 def within(bounds: Bounds) -> str:
     """A condition of the table's rows ``t``."""
     conditions = []

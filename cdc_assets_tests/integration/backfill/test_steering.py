@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors.exceptions.connect import SparkConnectException
 
 from cdc_assets.backfill import apply as applying
 from cdc_assets.backfill import carry_out as carrying
@@ -75,6 +76,35 @@ def test_a_paused_backfill_holds_nothing_and_goes_on_where_it_was(
         assert done.read < 300 + 300  # what was applied isn't read again
         with pytest.raises(ConfigurationError, match="can't pause: it is done"):
             wish(source.pipeline, "pause", number)
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_a_backfill_whose_spark_server_ends_goes_on_unless_it_may_have_ended_it(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = "create table t (id int primary key, v text);"
+    setup += "insert into t select i, repeat('v', 1000) from generate_series(1, 300) i;"
+    with new_lake(setup, {"name": "t", "chunk_pages": 8}) as source:
+        source.pin()
+        source.copy()
+        applied, ends, times = applying.apply, [3, 4], list[int]()
+        number = request(source.pipeline, T).number
+
+        def apply(*about: Any) -> Any:
+            times.append(1)
+            if len(times) in ends:
+                raise SparkConnectException("[INVALID_HANDLE.SESSION_NOT_FOUND]")
+            return applied(*about)
+
+        monkeypatch.setattr(rounds, "apply", apply)
+        for state in ("running", "failed"):
+            with pytest.raises(SparkConnectException):
+                carried_out(source, number)
+            now = record.backfill(source.pipeline.store, number)
+            assert now.state == state and "SESSION_NOT_FOUND" in str(now.reason)
+            assert 0 < now.chunks_done < now.chunks
+        wish(source.pipeline, "resume", number)
+        assert carried_out(source, number).state == "done"
 
 
 def test_a_stopped_backfill_is_not_taken_up_again(source: Lake) -> None:
