@@ -152,6 +152,8 @@ def backfills_sensor(config: SourceConfig) -> dg.SensorDefinition:
             take_signals(pipeline)
             if not (due := record.backfills(pipeline.store, outstanding=True)):
                 return dg.SkipReason(problem or "No backfill is to be carried out.")
+            if problem:
+                context.log.warning(problem)
             active = active_runs(context.instance, pipeline.store, run_tags(config, "backfill"))
             at_work = {run.tags.get(BACKFILL_TAG) for run in active}
             left = (
