@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_assets.cli.commands import until_told
+from cdc_assets.cli.anew import until_told
 from cdc_assets.cli.group import cli, json_option, opened, streamed, table_names
 from cdc_assets.cli.terminal import note, say
 from cdc_assets.config.addresses import selected

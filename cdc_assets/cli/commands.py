@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
+from cdc_assets.cli.anew import ConfigurationFile, until_told
 from cdc_assets.cli.group import (
     cli,
     config_of,
     json_option,
     opened,
+    path_of,
+    reading,
     streamed,
     table_names,
     tables_option,
@@ -55,20 +55,6 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
     wanted = selected(config, tables)
     with opened(config) as pipeline, running.Spark(config) as spark, CopyBar() as bar:
         copying.snapshot(pipeline, spark, wanted, bar)
-
-
-def until_told(told: Callable[[], None] = lambda: None) -> threading.Event:
-    """An event that SIGTERM or SIGINT sets; ``told`` is called before that, once."""
-    stop = threading.Event()
-
-    def end(*_: object) -> None:
-        if not stop.is_set():
-            told()
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    return stop
 
 
 @cli.command(
@@ -203,12 +189,14 @@ def flush(ctx: click.Context, until: str | None) -> None:
     from cdc_assets.flusher.flusher import run
     from cdc_assets.flusher.reach import flush_target, reach
 
-    config = streamed(ctx)
-    stop = until_told(end_within)
     if until is None:
-        with services(config):
+        file = ConfigurationFile(path_of(ctx))
+        config = streamed(ctx)
+        with file.until_changed(config, reading(ctx), end_within) as stop, services(config):
             run(config, stop=stop)
         return
+    config = streamed(ctx)
+    stop = until_told(end_within)
     with opened(config) as pipeline:
         try:
             target = flush_target(pipeline, until)
@@ -230,13 +218,18 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
     """Apply the log to the lake tables."""
     from cdc_assets.operations import merging, running
 
+    file = ConfigurationFile(path_of(ctx))
     config = streamed(ctx)
     wanted = selected(config, tables)
     if follow:
         from cdc_assets.materializer.workers.follower import Listener
 
-        with services(config), running.Spark(config) as spark:
-            merging.follow(config, wanted, until_told(), Listener(note), spark.session)
+        with (
+            file.until_changed(config, reading(ctx, tables)) as stop,
+            services(config),
+            running.Spark(config) as spark,
+        ):
+            merging.follow(config, wanted, stop, Listener(note), spark.session)
         return
     with opened(config) as pipeline, running.Spark(config) as spark:
         for done in merging.materialize(pipeline, spark, wanted):

@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from click.core import ParameterSource
 
 from cdc_assets.cli.pasted import called_by
 from cdc_assets.cli.terminal import labelled
-from cdc_assets.config.addresses import services
+from cdc_assets.config.addresses import selected, services
 from cdc_assets.config.reading.documents import value_of
 from cdc_assets.config.source import SourceConfig, load_config
 from cdc_assets.errors import CdcError, ConfigurationError
@@ -153,12 +153,18 @@ def cli(ctx: click.Context, path: str | None, verbose: bool) -> None:
     called_by(path if was_given else None, cli.commands)
 
 
-def config_of(ctx: click.Context) -> SourceConfig:
+def path_of(ctx: click.Context) -> Path:
+    """The file that names the source; raises ConfigurationError if there is none."""
     path = ctx.obj or (_DEFAULT if Path(_DEFAULT).is_file() else None)
     if path is None:
         here = [path for places in _PLACES for path in sorted(Path().glob(places))][:_NAMED]
         known = f"Here are: {', '.join(map(str, here))}." if here else "cdc-assets init makes one."
         raise ConfigurationError(f"--config FILE is missing: it names the source. {known}")
+    return Path(path)
+
+
+def config_of(ctx: click.Context) -> SourceConfig:
+    path = path_of(ctx)
     home()  # raises where others may write: no command works there
     ctx.meta[_CONFIG] = config = load_config(path)
     ctx.meta[_CONFIG] = config = discovered(config)
@@ -167,13 +173,28 @@ def config_of(ctx: click.Context) -> SourceConfig:
 
 def streamed(ctx: click.Context) -> SourceConfig:
     """The configuration of a source that is streamed, not only copied."""
-    config = config_of(ctx)
+    return _streams(config_of(ctx))
+
+
+def _streams(config: SourceConfig) -> SourceConfig:
     if not config.streams:
         raise ConfigurationError(
             "snapshot.mode is snapshot_only: nothing is streamed.",
             "Use snapshot, or set snapshot.mode: initial.",
         )
     return config
+
+
+def reading(ctx: click.Context, tables: Sequence[str] = ()) -> Callable[[], SourceConfig]:
+    """What reads the file anew, for a command that streams, with these tables of ``--table``."""
+    path = path_of(ctx)
+
+    def read() -> SourceConfig:
+        config = _streams(discovered(load_config(path)))
+        selected(config, tables)
+        return config
+
+    return read
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from rich.console import Console
 
 from cdc_assets.config.addresses import embedded_postgres
 from cdc_assets.config.source import SourceConfig, load_config
+from cdc_assets.dagster.internals import DAEMON
 from cdc_assets.dagster.names import TABLE_TAG
 from cdc_assets.demo.schema import run_pgbench
 from cdc_assets.demo.workload import PGBENCH_CHANGES
@@ -161,7 +162,7 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     definitions = ["-m", "cdc_assets.definitions"]
     commands = {
         "code-server": ["dagster", "api", "grpc", *definitions, "--socket", str(address)],
-        "daemon": ["dagster._daemon", "run", "--grpc-socket", str(address)],
+        "daemon": [DAEMON, "run", "--grpc-socket", str(address)],
     }
     started: list[subprocess.Popen[bytes]] = []
     # A SIGTERM (by a CI's time limit) has to end them too.

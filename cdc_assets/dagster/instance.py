@@ -24,8 +24,16 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, func, select
 
 from cdc_assets.dagster.internals import (
     ASSET_EVENTS,
+    CONTROLLER,
+    FRESHNESS_DAEMON,
+    FRESHNESS_INTERVAL_VARIABLE,
+    FRESHNESS_MODULE,
     INDEX_SHARD_NAME,
+    RELOAD_INTERVAL,
     RUNLESS_RUN_ID,
+    SERVER,
+    SERVER_ANSWER,
+    SERVER_MODULE,
     SQLITE_BUSY_TIMEOUT_SECONDS,
     ConfigurableClassData,
     DagsterEventType,
@@ -46,13 +54,9 @@ _RUNS_KEPT = 16
 _EVENTS = SqlEventLogStorageTable
 # With hundreds of tables that costs seconds of CPU. A daemon hears of a new code server at once, by
 # itself; if it can't fetch for more than five minutes, it ends.
-_DAEMON, _INTERVAL = "dagster._daemon.controller", "RELOAD_WORKSPACE_INTERVAL"
 REFRESH_SECONDS = 240
 # The daemon goes through all assets to see whose freshness is another one: policies are of minutes.
-_FRESHNESS, _FRESHNESS_SETTING = "dagster._daemon.freshness", "FRESHNESS_DAEMON_INTERVAL_SECONDS"
 FRESHNESS_SECONDS = 60
-# A code server is asked what it has by the webserver and by the daemon, at a start at once.
-_SERVER, _ANSWER = "dagster._grpc.server", "_get_serialized_external_repository_data"
 
 
 def _kept(url: str) -> Engine:
@@ -71,9 +75,10 @@ def _of_run(url: str) -> Engine:
 def _answers_once(server: Any) -> None:
     """Have a code server keep what it says of its definitions, which never change.
 
-    With 500 tables that is two seconds of CPU, and twice that while a flusher waits for its start.
+    It is asked by the webserver and by the daemon, at a start at once. With 500 tables that is two
+    seconds of CPU, and twice that while a flusher waits for its start.
     """
-    answer = getattr(server, _ANSWER, None)
+    answer = getattr(server, SERVER_ANSWER, None)
     if answer is None or hasattr(answer, "__wrapped__"):
         return
     kept, one_at_a_time = dict[tuple[Any, ...], str](), Lock()
@@ -89,7 +94,7 @@ def _answers_once(server: Any) -> None:
                 kept[asked] = said
             return said
 
-    setattr(server, _ANSWER, once)
+    setattr(server, SERVER_ANSWER, once)
 
 
 def _without_policy(key: dg.AssetKey) -> FreshnessStateRecord:
@@ -267,13 +272,13 @@ class Instance(dg.DagsterInstance):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        if (daemon := sys.modules.get(_DAEMON)) is not None:
-            setattr(daemon, _INTERVAL, REFRESH_SECONDS)
-        made: Any = getattr(sys.modules.get(_FRESHNESS), "FreshnessDaemon", None)
+        if (daemon := sys.modules.get(CONTROLLER)) is not None:
+            setattr(daemon, RELOAD_INTERVAL, REFRESH_SECONDS)
+        made: Any = getattr(sys.modules.get(FRESHNESS_MODULE), FRESHNESS_DAEMON, None)
         its_own = made.__init__.__defaults__ if made is not None else ()
-        if len(its_own or ()) == 1 and _FRESHNESS_SETTING not in os.environ:
+        if len(its_own or ()) == 1 and FRESHNESS_INTERVAL_VARIABLE not in os.environ:
             made.__init__.__defaults__ = (FRESHNESS_SECONDS,)
-        _answers_once(getattr(sys.modules.get(_SERVER), "DagsterApiServer", None))
+        _answers_once(getattr(sys.modules.get(SERVER_MODULE), SERVER, None))
 
     def get_freshness_state_records(
         self, keys: Sequence[dg.AssetKey]

@@ -1,4 +1,4 @@
-"""What is taken from inside Dagster: nothing else here imports ``dagster._…``.
+"""What is taken from inside Dagster: nothing else here imports ``dagster._…``, or names it.
 
 ``unit/dagster/test_internals.py`` holds that, and that each name is there.
 """
@@ -32,10 +32,33 @@ from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._grpc.types import ExecuteExternalJobArgs
 from dagster._serdes import ConfigurableClassData, deserialize_value, serialize_value
 
+# By name is reached what is of use only in a process that has it: the daemon, a code server.
+DAEMON = "dagster._daemon"  # as `python -m` runs it
+CONTROLLER, RELOAD_INTERVAL = "dagster._daemon.controller", "RELOAD_WORKSPACE_INTERVAL"
+FRESHNESS_MODULE, FRESHNESS_DAEMON = "dagster._daemon.freshness", "FreshnessDaemon"
+FRESHNESS_INTERVAL_VARIABLE = "FRESHNESS_DAEMON_INTERVAL_SECONDS"
+SERVER_MODULE, SERVER = "dagster._grpc.server", "DagsterApiServer"
+# Of a server: what says its definitions, and the event that is set when it is told to end.
+SERVER_ANSWER = "_get_serialized_external_repository_data"
+SERVER_TOLD_TO_END = "_shutdown_once_executions_finish_event"
+# Of a tick's context.
+CONTEXT_REPOSITORY = "_repository_def"
+
 __all__ = [
     "ASSET_EVENTS",
+    "CONTEXT_REPOSITORY",
+    "CONTROLLER",
+    "DAEMON",
+    "FRESHNESS_DAEMON",
+    "FRESHNESS_INTERVAL_VARIABLE",
+    "FRESHNESS_MODULE",
     "INDEX_SHARD_NAME",
+    "RELOAD_INTERVAL",
     "RUNLESS_RUN_ID",
+    "SERVER",
+    "SERVER_ANSWER",
+    "SERVER_MODULE",
+    "SERVER_TOLD_TO_END",
     "SQLITE_BUSY_TIMEOUT_SECONDS",
     "AssetCheckExecutionRecord",
     "AssetCheckExecutionRecordStatus",

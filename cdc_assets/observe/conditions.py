@@ -6,8 +6,10 @@ a warning and a failure. ``notices`` knows whether it was reported already.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.states import TableState
@@ -40,6 +42,7 @@ def conditions(facts: Facts, config: SourceConfig) -> list[Condition]:
         *_materializer(facts, config),
         *_spark(facts, config),
         *_tables(facts, config),
+        *_left(facts.status, config),
         *_waits(facts.status, config),
         *pins(facts, config.alerts.slot),
         *_dagster(facts, config),
@@ -227,6 +230,19 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 limits,
                 ago(facts, table.lag_seconds),
             )
+
+
+def _left(status: SourceStatus | None, config: SourceConfig) -> Iterator[Condition]:
+    """Of each table by itself, and never a failure: it may be on purpose, for another process."""
+    for name in status.left if status is not None else ():
+        drop = f"{COMMAND} drop-table {shlex.quote(name)}"
+        yield Condition(
+            f"left:{name}",
+            f"{name} is out of the configuration, and still staged",
+            "nothing of it is merged, and nothing removes what is staged",
+            f"`{drop}` ends that; or put it back.",
+            replace(Limits.of(config.alerts.health), fail=math.inf),
+        )
 
 
 def _waits(status: SourceStatus | None, config: SourceConfig) -> Iterator[Condition]:

@@ -21,6 +21,8 @@ from contextlib import suppress
 
 import psutil
 
+from cdc_assets.dagster.internals import DAEMON, SERVER, SERVER_TOLD_TO_END
+
 logger = logging.getLogger(__name__)
 
 # A run is over this long after the owner, and the code server half a second later.
@@ -41,7 +43,7 @@ def is_code_server(command: Sequence[str]) -> bool:
 def is_owner(command: Sequence[str]) -> bool:
     """Whether a command line is `dagster dev`, `dg dev` or Dagster's daemon."""
     words = [word.rsplit("/", 1)[-1] for word in command]
-    started = {"dagster", "dg", "dagster-daemon", "dagster._daemon"} & set(words)
+    started = {"dagster", "dg", "dagster-daemon", DAEMON} & set(words)
     return bool(started) and ("dev" in words or "run" in words)
 
 
@@ -61,8 +63,8 @@ def end_runs_with_code_server() -> None:
     if _watching.is_set() or not is_code_server(psutil.Process().cmdline()):
         return
     # Dagster has no public API for it, so it is looked for by its class's name.
-    servers = (found for found in gc.get_objects() if type(found).__name__ == "DagsterApiServer")
-    told = getattr(next(servers, None), "_shutdown_once_executions_finish_event", None)
+    servers = (found for found in gc.get_objects() if type(found).__name__ == SERVER)
+    told = getattr(next(servers, None), SERVER_TOLD_TO_END, None)
     if isinstance(told, threading.Event):
         _watching.set()
         threading.Thread(target=_end_runs, args=(told,), name="runs", daemon=True).start()

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 import dagster as dg
 
+from cdc_assets.dagster.internals import CONTEXT_REPOSITORY
 from cdc_assets.dagster.names import SOURCE_TAG, all_tables, health_key
 from cdc_assets.dagster.part import PART_TAG, is_told_to_serve_alone
 from cdc_assets.dagster.resources.sources import sources
@@ -36,7 +37,7 @@ def told(arguments: Sequence[Any], result: R) -> R:
 
 def repository_of(context: object) -> dg.RepositoryDefinition | None:
     """The code location that a tick is of; a tick by hand has none."""
-    found = getattr(context, "_repository_def", None)
+    found = getattr(context, CONTEXT_REPOSITORY, None)
     return found if isinstance(found, dg.RepositoryDefinition) else None
 
 

@@ -114,7 +114,7 @@ def still_followed(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The tables that the log has and the configuration hasn't, and that aren't parked.
 
-    First those that the source has, whose changes are staged; then those that were dropped there.
+    First those that are published, whose changes are staged; then those that were dropped.
     """
     wanted = {table.id for table in config.tables}
     left = [
@@ -124,8 +124,9 @@ def still_followed(
     ]
     now = look_at_tables(connection, config.publication, left) if left else {}
     dropped = {table for table, found in now.items() if found.was_dropped}
+    sent = {table for table, found in now.items() if found.published or found.published_as}
     return (
-        tuple(str(row.table) for row in left if row.table not in dropped),
+        tuple(str(row.table) for row in left if row.table in sent - dropped),
         tuple(str(row.table) for row in left if row.table in dropped),
     )
 
@@ -172,6 +173,7 @@ def left_findings(
                 f"{row.table} was given up, but the publication {name} goes on sending its changes,"
                 " which nobody stages.",
                 f"{removal(connection, name, [row.table])}; -- as its owner",
+                str(row.table),
             )
             continue
         yield Finding(
@@ -181,4 +183,5 @@ def left_findings(
             " and nothing removes them.",
             f"{removal(connection, name, [row.table])}; -- as its owner; or with all that is staged"
             f" of it: {command('drop-table', row.table)}; or put it back",
+            str(row.table),
         )

@@ -15,7 +15,9 @@ import pytest
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 
 from cdc_assets.config.source import SourceConfig, parse_config
+from cdc_assets.config.tables import TableConfig
 from cdc_assets.dagster.build import build_defs
+from cdc_assets.dagster.checks.ready import check_ready
 from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
 from cdc_assets.dagster.sensors import alerts, sessions
 from cdc_assets.embedded.postgres import EmbeddedPostgres
@@ -26,9 +28,12 @@ from cdc_assets.observe.conditions import conditions
 from cdc_assets.observe.facts import facts
 from cdc_assets.observe.notices import Memory
 from cdc_assets.observe.status import collect
+from cdc_assets.operations.drop_table import drop_table
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
+from cdc_assets.readiness import surroundings as readiness
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.support.sinks import Inbox, webhook
 
@@ -215,6 +220,30 @@ def test_tables_are_told_by_name(world: World) -> None:
     assert "WARN: public.t isn't followed yet" in world.tick()
     execute("alter table flusher_reports rename to gone")
     assert world.tick() == ["WARN: how the source is can't be asked"]
+
+
+def test_a_table_that_is_taken_out_is_one_matter_of_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "_spark", lambda _: [])
+    world.client.execute("create table u (id int primary key)")
+    fewer, both = world.config, (*world.config.tables, TableConfig(name="public.u"))
+    with Pipeline.open(fewer.model_copy(update={"tables": both})) as pipeline:
+        pins = Pins(pipeline)
+        pins.prepare()
+        pins.close()
+    world.flush()
+    what = "public.u is out of the configuration, and still staged"
+    assert f"WARN: {what}" in world.tick()
+    assert world.tick() == []
+    # It is told there, and no other table's check fails by it.
+    findings = readiness.review(fewer)
+    assert [f.table for f in findings if f.code == "table_left"] == ["public.u"]
+    ready = check_ready(findings, world.names)
+    assert "table_left" not in str(ready.metadata)
+    with Pipeline.open(fewer) as pipeline:
+        drop_table(pipeline, TableId("public", "u"))
+    assert world.tick() == [f"OK (was WARN): no longer: {what}"]
 
 
 def test_what_dagster_knows_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

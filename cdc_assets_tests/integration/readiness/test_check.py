@@ -131,6 +131,8 @@ def test_what_a_table_and_a_source_have_left_is_named(
         assert said.message.endswith(": where was wrong") and "resync public.t" in said.remedy
         source.execute(found(fewer)["table_left"].remedy.split(";")[0].encode())
         assert {"table_left", "slot_unread"}.isdisjoint(found(fewer))
+        with Pipeline.open(fewer) as pipeline:
+            assert collect(pipeline).left == ()
 
         assert found(renamed)["slot_unread"].severity == "info"
         monkeypatch.setattr(left_findings, "UNREAD_BYTES", 0)

@@ -26,6 +26,7 @@ from dagster._serdes import deserialize_value, serialize_value
 from dagster._time import get_current_timestamp
 
 from cdc_assets.dagster import instance as kept
+from cdc_assets.dagster import internals
 from cdc_assets.dagster.names import WORK_TAG, WORKS
 
 SHIPPED = Path(__file__).parents[3] / "dagster.yaml"
@@ -303,7 +304,7 @@ def test_a_dagster_with_another_freshness_daemon_is_left_as_it_is(
             self.given = interval_seconds, jitter
 
     for module in (SimpleNamespace(FreshnessDaemon=Another), SimpleNamespace()):
-        monkeypatch.setitem(sys.modules, kept._FRESHNESS, module)
+        monkeypatch.setitem(sys.modules, internals.FRESHNESS_MODULE, module)
         with dg.DagsterInstance.from_config(str(folder)):
             assert Another().given == (30, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 import cdc_assets
 from cdc_assets.dagster import internals
+from cdc_assets.log.staged.files import STAGED_SCHEMA
+from cdc_assets_tests.unit.test_house import DAGSTER
 
 ROOT = Path(cdc_assets.__file__).parent
 # Dagster's packages have one version, its libraries another.
@@ -23,15 +26,78 @@ OLDEST = ("==1.13.24", "==0.29.24")
 NEWEST = (">=1.13.24,<2", ">=0.29.24,<1")
 
 
+# Strings that begin so and aren't Dagster's: columns, multiprocessing's, ends of our own names.
+OURS = {*STAGED_SCHEMA.names, "_args", "_tables", "_tables_of_"}
+_PRIVATE = re.compile(r"_[a-z]\w+")
+
+
+def reached(tree: ast.Module, *, with_dagster: bool = True) -> set[str]:
+    """What of Dagster's inside a file imports or names; ``with_dagster``: it may import Dagster."""
+    found, said = set[str](), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Expr):  # a docstring
+            said.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            if id(node) not in said and "dagster._" in text:
+                found.add(text[text.index("dagster._") :])
+            elif with_dagster and _PRIVATE.fullmatch(text) and text not in OURS:
+                found.add(f"dagster._: {text}")
+    return {name for name in found if name.startswith("dagster._")}
+
+
 def test_nothing_else_reaches_inside() -> None:
-    inside = set()
+    inside = {}
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if any(name.startswith("dagster._") for name in names):
-                inside.add(path.relative_to(ROOT).as_posix())
-    assert inside == {"dagster/internals.py"}
+        name = path.relative_to(ROOT)
+        may = name.parts[0].removesuffix(".py") in DAGSTER
+        if found := reached(ast.parse(path.read_text()), with_dagster=may):
+            inside[name.as_posix()] = found
+    assert inside.keys() == {"dagster/internals.py"}, inside
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from dagster._core import events",
+        "import dagster._time",
+        "found = sys.modules.get('dagster._daemon.controller')",
+        "_SERVER = 'python -m dagster._grpc.server'",
+        "told = getattr(server, '_shutdown_event', None)",
+        "_ANSWER = '_get_repository'\nsetattr(server, _ANSWER, once)",
+    ],
+)
+def test_a_planted_reach_is_found(line: str) -> None:
+    assert reached(ast.parse(line))
+    assert not reached(ast.parse('"""What ``dagster._core`` has."""'))
+
+
+def test_what_is_reached_by_name_is_there() -> None:
+    """In a process of its own: here the modules would count as a daemon's and a server's."""
+    code = (
+        "import importlib, importlib.util, inspect\n"
+        "from cdc_assets.dagster.internals import *\n"
+        "from dagster import SensorEvaluationContext as Context\n"
+        "daemon, server = map(importlib.import_module, (CONTROLLER, SERVER_MODULE))\n"
+        "server, sources = getattr(server, SERVER), inspect.getsource\n"
+        "freshness = importlib.import_module(FRESHNESS_MODULE)\n"
+        "print({\n"
+        " 'DAEMON': importlib.util.find_spec(DAEMON + '.__main__') is not None,\n"
+        " 'RELOAD_INTERVAL': hasattr(daemon, RELOAD_INTERVAL),\n"
+        " 'FRESHNESS_DAEMON': hasattr(freshness, FRESHNESS_DAEMON),\n"
+        " 'FRESHNESS_INTERVAL_VARIABLE': FRESHNESS_INTERVAL_VARIABLE in sources(freshness),\n"
+        " 'SERVER_ANSWER': hasattr(server, SERVER_ANSWER),\n"
+        " 'SERVER_TOLD_TO_END': f'self.{SERVER_TOLD_TO_END} = ' in sources(server),\n"
+        " 'CONTEXT_REPOSITORY': f'self.{CONTEXT_REPOSITORY} = ' in sources(Context),\n"
+        "})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "False" not in done.stdout, done.stdout
 
 
 def test_all_that_is_taken_is_used() -> None:
