@@ -34,7 +34,8 @@ def _first(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[s
         "cdc-assets backfill --list",
         "cdc-assets backfill pause 7",
         "cdc-assets backfill resume 7 --wait",
-    )
+    ),
+    json_form="an object: backfill (its number), table, state, …; a list with --list",
 )
 @click.argument(
     "what", nargs=-1, metavar="[S.T | pause N | resume N | stop N]", shell_complete=_first

@@ -284,7 +284,8 @@ def _finish(
     examples=(
         "cdc-assets tables --wide",
         "cdc-assets tables --json",
-    )
+    ),
+    json_form="a list with an object a table: table, rows, bytes, key, obstacles, configured, …",
 )
 @json_option
 @wide_option

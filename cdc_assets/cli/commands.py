@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -21,15 +21,8 @@ from cdc_assets.cli.group import (
     tables_option,
     wide_option,
 )
-from cdc_assets.cli.terminal import (
-    CopyBar,
-    note,
-    say,
-    show_drained,
-    show_maintained,
-    show_paused,
-    stderr,
-)
+from cdc_assets.cli.outcomes import TABLE_FORM, Outcomes, echo, pauses
+from cdc_assets.cli.terminal import note, say, show_maintained, show_paused, stderr
 from cdc_assets.config.addresses import selected, services
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.postgres.names import TableId
@@ -43,30 +36,35 @@ if TYPE_CHECKING:
     examples=(
         "cdc-assets snapshot",
         "cdc-assets snapshot --table shop.orders --table 'public.\"Order Lines\"'",
-    )
+    ),
+    json_form=TABLE_FORM,
 )
 @tables_option
+@json_option
 @click.pass_context
-def snapshot(ctx: click.Context, tables: tuple[str, ...]) -> None:
+def snapshot(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """Create what is missing, copy what is missing, resume what was interrupted."""
     from cdc_assets.operations import copying, running
 
     config = config_of(ctx)
     wanted = selected(config, tables)
-    with opened(config) as pipeline, running.Spark(config) as spark, CopyBar() as bar:
-        copying.snapshot(pipeline, spark, wanted, bar)
+    done = Outcomes(wanted, as_json=as_json)
+    with opened(config) as pipeline, running.Spark(config) as spark, done:
+        copying.snapshot(pipeline, spark, wanted, done.copied)
 
 
 @cli.command(
     examples=(
         "cdc-assets resync public.orders",
         "cdc-assets --config app.yaml resync --all",
-    )
+    ),
+    json_form=TABLE_FORM,
 )
 @click.argument("tables", nargs=-1, metavar="[S.T]...", shell_complete=table_names)
 @click.option("--all", "everything", is_flag=True, help="Every table of the source.")
+@json_option
 @click.pass_context
-def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> None:
+def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Copy tables anew while the others flow; readers see the old rows until it is complete."""
     from cdc_assets.operations import copying, running
 
@@ -74,61 +72,81 @@ def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool) -> Non
     if everything == bool(tables):
         raise ConfigurationError("name the tables to copy anew (S.T), or give --all.")
     wanted = selected(config, tables)
-    with opened(config) as pipeline, running.Spark(config) as spark, CopyBar() as bar:
-        copying.resync(pipeline, spark, wanted, bar)
+    done = Outcomes(wanted, as_json=as_json)
+    with opened(config) as pipeline, running.Spark(config) as spark, done:
+        copying.resync(pipeline, spark, wanted, done.copied)
 
 
 @cli.command(
     examples=(
         "cdc-assets pause public.orders",
         "cdc-assets pause",
-    )
+    ),
+    json_form="an object: source, paused_since, and tables with the begin of each one's pause",
 )
 @click.argument("tables", nargs=-1, metavar="[S.T]...", shell_complete=table_names)
+@json_option
 @click.pass_context
-def pause(ctx: click.Context, tables: tuple[str, ...]) -> None:
+def pause(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """Apply nothing more to these tables, or to the whole source; staging goes on."""
-    from cdc_assets.log import wishes as pauses
+    from cdc_assets.log import wishes
 
     config = config_of(ctx)
     wanted = selected(config, tables) if tables else [None]
     with opened(config) as pipeline:
         for table in wanted:
-            pauses.pause(pipeline.store, table)
-        show_paused(pipeline.store)
+            wishes.pause(pipeline.store, table)
+        if as_json:
+            echo(pauses(pipeline.store))
+        else:
+            show_paused(pipeline.store)
 
 
 @cli.command(
     examples=(
         "cdc-assets resume public.orders",
         "cdc-assets resume",
-    )
+    ),
+    json_form="as of pause: what is paused still; and resumed, the names of what was",
 )
 @click.argument("tables", nargs=-1, metavar="[S.T]...", shell_complete=table_names)
+@json_option
 @click.pass_context
-def resume(ctx: click.Context, tables: tuple[str, ...]) -> None:
+def resume(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """End the pause of these tables, or the source's; take up a dropped source again."""
-    from cdc_assets.log import wishes as pauses
+    from cdc_assets.log import wishes
     from cdc_assets.operations import copying
 
     config = config_of(ctx)
+    resumed: dict[str, bool] = {}
     with opened(config) as pipeline:
         for table in selected(config, tables) if tables else []:
-            was = pauses.resume(pipeline.store, table)
-            say(f"{table}: {'resumed' if was else 'was not paused'}")
+            resumed[str(table)] = wishes.resume(pipeline.store, table)
         if not tables:
-            was = pauses.source_paused(pipeline.store) is not None
+            was = wishes.source_paused(pipeline.store) is not None
             if copying.resume(pipeline):
                 note("The source was dropped: every table will be copied anew.")
             else:
-                say(f"source {config.name}: {'resumed' if was else 'was not paused'}")
+                resumed[config.name] = was
+        if as_json:
+            those = [name for name, was in resumed.items() if was]
+            echo(pauses(pipeline.store) | {"resumed": those})
+            return
+        for name, was in resumed.items():
+            what = name if tables else f"source {name}"
+            say(f"{what}: {'resumed' if was else 'was not paused'}")
         show_paused(pipeline.store)
 
 
-@cli.command(name="drop-source", examples=("cdc-assets drop-source --yes app",))
+@cli.command(
+    name="drop-source",
+    examples=("cdc-assets drop-source --yes app",),
+    json_form="an object: source, slot and publication, null where there was none",
+)
 @click.option("--yes", metavar="NAME", help="The source's name, so that it is the right one.")
+@json_option
 @click.pass_context
-def drop_source(ctx: click.Context, yes: str | None) -> None:
+def drop_source(ctx: click.Context, yes: str | None, as_json: bool) -> None:
     """Give the source up: slot and publication are removed, the lake tables stay."""
     from cdc_assets.operations.drop import drop_source as drop
 
@@ -140,6 +158,9 @@ def drop_source(ctx: click.Context, yes: str | None) -> None:
         )
     with opened(config) as pipeline:
         done = drop(pipeline)
+    if as_json:
+        echo({"source": config.name, **asdict(done)})
+        return
     say(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
     gone = "removed" if done.publication else "there was none"
     say(f"publication {config.publication}: {gone}")
@@ -151,11 +172,13 @@ def drop_source(ctx: click.Context, yes: str | None) -> None:
         "cdc-assets drop-table public.orders",
         "cdc-assets drop-table public.orders --purge",
     ),
+    json_form="an object: table, publications (that it was in), still_in, purged, files, bytes",
 )
 @click.argument("table", metavar="S.T", shell_complete=table_names)
 @click.option("--purge", is_flag=True, help="Drop the lake table, too, with its files.")
+@json_option
 @click.pass_context
-def drop_table(ctx: click.Context, table: str, purge: bool) -> None:
+def drop_table(ctx: click.Context, table: str, purge: bool, as_json: bool) -> None:
     """Give a table up that is out of the configuration: nothing of it is staged any more."""
     from cdc_assets.operations.drop_table import drop_table as drop
 
@@ -166,6 +189,9 @@ def drop_table(ctx: click.Context, table: str, purge: bool) -> None:
         raise ConfigurationError(f"{error}.") from error
     with opened(config) as pipeline:
         done = drop(pipeline, wanted, purge=purge)
+    if as_json:
+        echo({"table": str(wanted), **asdict(done)})
+        return
     for name in done.publications:
         say(f"publication {name}: {wanted} is taken out")
     for name in done.still_in:
@@ -209,12 +235,14 @@ def flush(ctx: click.Context, until: str | None) -> None:
     examples=(
         "cdc-assets materialize",
         "cdc-assets materialize --follow",
-    )
+    ),
+    json_form=TABLE_FORM,
 )
 @tables_option
 @click.option("--follow", is_flag=True, help="Go on for ever; share the tables with other workers.")
+@json_option
 @click.pass_context
-def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> None:
+def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool, as_json: bool) -> None:
     """Apply the log to the lake tables."""
     from cdc_assets.operations import merging, running
 
@@ -222,6 +250,8 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
     config = streamed(ctx)
     wanted = selected(config, tables)
     if follow:
+        if as_json:
+            raise click.UsageError("--json: with --follow it goes on, and has no result.", ctx)
         from cdc_assets.materializer.workers.follower import Listener
 
         with (
@@ -231,35 +261,38 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool) -> No
         ):
             merging.follow(config, wanted, stop, Listener(note), spark.session)
         return
-    with opened(config) as pipeline, running.Spark(config) as spark:
-        for done in merging.materialize(pipeline, spark, wanted):
-            show_drained(done)
+    done = Outcomes(wanted, as_json=as_json, copies=False)
+    with opened(config) as pipeline, running.Spark(config) as spark, done:
+        merging.materialize(pipeline, spark, wanted, done.merged)
 
 
 @cli.command(
     examples=(
         "cdc-assets sync",
         "cdc-assets sync --table public.orders",
-    )
+    ),
+    json_form=TABLE_FORM,
 )
 @tables_option
+@json_option
 @click.pass_context
-def sync(ctx: click.Context, tables: tuple[str, ...]) -> None:
+def sync(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """Snapshot, flush to now, materialize: the lake then equals the source as of the start."""
     from cdc_assets.operations import whole as commands
 
     config = config_of(ctx)
     wanted = selected(config, tables)
-    with opened(config) as pipeline, CopyBar() as bar:
-        for done in commands.sync(pipeline, wanted, bar, note):
-            show_drained(done)
+    done = Outcomes(wanted, as_json=as_json)
+    with opened(config) as pipeline, done:
+        commands.sync(pipeline, wanted, done.copied, note, done.merged)
 
 
 @cli.command(
     examples=(
         "cdc-assets maintain --json",
         "cdc-assets maintain --table public.orders",
-    )
+    ),
+    json_form="a list with an object a table, and its files and bytes by what was done to them",
 )
 @tables_option
 @json_option
@@ -278,7 +311,7 @@ def maintain(ctx: click.Context, tables: tuple[str, ...], as_json: bool, wide: b
             commands.maintain(pipeline, spark, wanted, done.append)
     finally:
         if as_json:
-            click.echo(json.dumps([found.to_json() for found in done], indent=2))
+            echo([found.to_json() for found in done])
         elif done:
             show_maintained(done, wide=wide)
 

@@ -63,11 +63,13 @@ wide_option = click.option("--wide", is_flag=True, help="Wrap nothing in a narro
 
 
 class _Command(click.Command):
-    """A command whose help ends with examples."""
+    """A command whose help ends with the form of its JSON, and with examples."""
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, examples: Sequence[str] = (), json_form: str = "", **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples = examples
+        self.examples, self.json_form = examples, json_form
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)  # they are taken out one by one
@@ -84,6 +86,9 @@ class _Command(click.Command):
             raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.json_form:
+            with formatter.section("With --json"):
+                formatter.write_text(f"It prints {self.json_form}.")
         if self.examples:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {example}\n" for example in self.examples))

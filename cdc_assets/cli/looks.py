@@ -23,7 +23,8 @@ from cdc_assets.config.addresses import selected, services
     examples=(
         "cdc-assets --config app.yaml check",
         "cdc-assets check --json",
-    )
+    ),
+    json_form="a list of findings: code, severity, message, remedy, and table",
 )
 @json_option
 @click.pass_context
@@ -41,14 +42,22 @@ def check(ctx: click.Context, as_json: bool) -> None:
     sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
-@cli.command(name="alert-test", examples=("cdc-assets alert-test",))
+@cli.command(
+    name="alert-test",
+    examples=("cdc-assets alert-test",),
+    json_form="a list with an object a sink: sink, and problem, null where the message was sent",
+)
+@json_option
 @click.pass_context
-def alert_test(ctx: click.Context) -> None:
+def alert_test(ctx: click.Context, as_json: bool) -> None:
     """Send a message to every sink of alerts:, to see whether it arrives."""
     from cdc_assets.observe.sinks import try_sinks
 
     problems = try_sinks(config_of(ctx))
-    for sink, problem in problems.items():
+    if as_json:
+        found = [{"sink": sink, "problem": problem} for sink, problem in problems.items()]
+        click.echo(json.dumps(found, indent=2))
+    for sink, problem in problems.items() if not as_json else ():
         say(f"{sink}: {problem or 'sent'}")
     sys.exit(1 if any(problems.values()) else 0)
 
@@ -58,7 +67,8 @@ def alert_test(ctx: click.Context) -> None:
         "cdc-assets verify",
         "cdc-assets verify --table public.orders --show-keys",
         "cdc-assets verify --table public.orders --repair",
-    )
+    ),
+    json_form="a list with an object a table: table, equal, source_rows, lake_rows, differing, …",
 )
 @tables_option
 @json_option
@@ -113,6 +123,7 @@ def verify(
         "cdc-assets status --wide",
         "cdc-assets status --json",
     ),
+    json_form="an object: source, tables, slot, flusher, lake, …",
 )
 @json_option
 @wide_option

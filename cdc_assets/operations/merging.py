@@ -37,9 +37,15 @@ _FENCED_TRIES = 10
 _BACKOFF = Backoff(cap_seconds=30.0)
 
 
-def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> list[Drained]:
+def materialize(
+    pipeline: Pipeline,
+    spark: Spark,
+    tables: Sequence[TableId],
+    on_table: Callable[[Drained], None] = lambda _: None,
+) -> list[Drained]:
     """Apply what is registered now, and schema changes that no row of the log carries.
 
+    ``on_table`` is called after each table, so that those are told of that others fail beside.
     Raises TablesFailed naming the tables that can't go on, NotReady if nothing can begin.
     """
     done: list[Drained] = []
@@ -68,6 +74,7 @@ def materialize(pipeline: Pipeline, spark: Spark, tables: Sequence[TableId]) -> 
                 try:
                     seen = looks.get(table)
                     done.append(_drained(pipeline, session, table, end, seen, worker))
+                    on_table(done[-1])
                 except TableProblem as problem:
                     problems.append(problem)
                 except Exception as error:  # noqa: BLE001 - one table's: the others go on

@@ -36,6 +36,7 @@ def sync(
     tables: Sequence[TableId],
     on_progress: Callable[[CopyProgress], None],
     on_phase: Callable[[str], None],
+    on_table: Callable[[Drained], None] = lambda _: None,
 ) -> list[Drained]:
     """Snapshot, flush up to now, materialize: the lake then equals the source as of the start."""
     config = pipeline.config
@@ -73,7 +74,7 @@ def sync(
         on_phase("materializing")
         done: list[Drained] = []
         try:
-            done = materialize(pipeline, spark, [t for t in tables if t not in bad])
+            done = materialize(pipeline, spark, [t for t in tables if t not in bad], on_table)
         except TablesFailed as failed:
             problems += failed.problems
     if problems:

@@ -43,7 +43,14 @@ def test_where_dg_is_used_the_package_that_has_it_is_installed(page: str) -> Non
     """Our locks lack it: it is a tool of a project of one's own."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert re.search(r"\bdg (scaffold|check|list)\b", text)
-    assert re.search(r"pip install\b[^\n#`]* dagster-dg-cli\b", text)
+    assert re.search(r"pip install /path/to/clone dagster-dg-cli\b", text)
+
+
+def test_nobody_is_told_to_install_it_by_its_name() -> None:
+    """No index has it: somebody else's package would be installed, once there is one."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "infra").rglob("*.md")]
+    by_name = re.compile(r"(pip|pipx|uv|uvx)( pip)? (install|add) [^\n#`]*\bcdc[-_]assets\b")
+    assert [page.name for page in pages if by_name.search(page.read_text(encoding="utf-8"))] == []
 
 
 def test_who_has_installed_it_is_told_what_is_next() -> None:
