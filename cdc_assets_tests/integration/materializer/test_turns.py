@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
+from cdc_assets.config.tables import FreshnessConfig
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log.batch import take
 from cdc_assets.log.locks import flusher_lock
@@ -284,6 +285,36 @@ def test_a_wait_ends_when_the_next_table_is_due(source: Lake) -> None:
         assert going.wait(60) == []
         assert time.monotonic() - began <= source.config.table(A).freshness.target.total_seconds()
         assert going.pending(tables) == [A]
+
+
+def test_a_table_is_pending_when_its_target_is_near(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``freshness.target`` is how often it is merged; the others have the default."""
+    configure(source, merge_bytes=10**9)
+    freshness = FreshnessConfig.model_validate({"target": "15m", "warn": "20m", "fail": "30m"})
+    tables = [
+        table.model_copy(update={"freshness": freshness} if table.id == A else {})
+        for table in source.config.tables
+    ]
+    source.config = source.config.model_copy(update={"tables": tuple(tables)})
+    source.pipeline.config = source.config
+    wanted = set(source.tables)
+    with (
+        Worker(source.pipeline, wanted) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+    ):
+        source.execute("insert into a values (1, 1); insert into b values (1, 1)")
+        source.flush()
+        now = source.pipeline.store.server_now()
+
+        def pending(**later: float) -> set[TableId]:
+            at = now + timedelta(**later)
+            monkeypatch.setattr(type(source.pipeline.store), "server_now", lambda _: at)
+            return set(going.pending(wanted))
+
+        assert pending(minutes=14) == {B}
+        assert pending(minutes=15) == {A, B}
 
 
 def test_a_catalog_that_is_away_is_no_tables_own_problem(

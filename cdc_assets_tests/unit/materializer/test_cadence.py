@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+import cdc_assets
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.log.batch import BATCH_ROWS
 from cdc_assets.log.cursors import Backlog
@@ -17,6 +21,7 @@ from cdc_assets.postgres.names import TableId
 
 T = TableId("public", "t")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+_DOCS = Path(cdc_assets.__file__).parents[1] / "docs"
 
 
 OTHERS = [TableId("public", f"t{number}") for number in range(5)]
@@ -84,6 +89,30 @@ def test_a_table_that_nobody_waits_for_begins_when_it_is_due() -> None:
     late = replace(backlog(300.0), table=T)
     found = cadence.begin_seconds([late, waiting[2]], NOW, 1)
     assert found == pytest.approx({T: -292.0, OTHERS[2]: 6.0})
+
+
+def test_a_table_of_the_guide_is_merged_every_15_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change each 10 s, seen by a clock of ours, for two hours."""
+    guide = (_DOCS / "operate/tables.md").read_text(encoding="utf-8")
+    section = guide.split("## How often a table is merged", 1)[1].split("\n## ", 1)[0]
+    example = section.split("```yaml\n", 1)[1].split("```", 1)[0]
+    source = {"name": "s", "postgres": {"dsn": "postgresql://u@h/d"}, **yaml.safe_load(example)}
+    read = parse_config(source, "test")
+    [table] = [configured.id for configured in read.tables]
+    cadence, clock, merges, oldest = Cadence(read), 0.0, list[float](), 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    while clock < 7200:
+        waiting = replace(backlog(0), table=table, offset=int(oldest))
+        waiting = replace(waiting, oldest_commit=NOW + timedelta(seconds=oldest))
+        begins = cadence.begin_seconds([waiting], NOW + timedelta(seconds=clock), 4)
+        if begins[table] <= 0:
+            cadence.took(table, 3.0)
+            merges.append(clock)
+            oldest = clock // 10 * 10 + 10  # the first one that comes after the merge
+        clock += 1
+    gaps = [after - before for before, after in itertools.pairwise(merges)]
+    assert len(merges) == 8
+    assert all(14.75 * 60 < gap <= 15.25 * 60 for gap in gaps), gaps
 
 
 @pytest.mark.parametrize("full", [{"bytes": 10**9}, {"rows": BATCH_ROWS}])
