@@ -27,6 +27,7 @@ from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.log import backfills as record
 from cdc_assets.log.backfills import Backfill
+from cdc_assets.log.wishes import paused
 from cdc_assets.messages.texts import described
 from cdc_assets.operations.backfilling import backfill as carried_out
 from cdc_assets.operations.backfilling import wish
@@ -156,15 +157,19 @@ def backfills_sensor(config: SourceConfig) -> dg.SensorDefinition:
                 context.log.warning(problem)
             active = active_runs(context.instance, pipeline.store, run_tags(config, "backfill"))
             at_work = {run.tags.get(BACKFILL_TAG) for run in active}
+            idle = paused(pipeline.store)
+            waiting = {str(one.number) for one in due if one.table in idle}
             left = (
                 one
                 for one in due
-                if str(one.number) not in at_work
+                if str(one.number) not in at_work | waiting
                 and not pipeline.store.is_locked(backfill_lock(one.number))
             )
-            asked = list(islice(left, max(0, _AT_ONCE - len(active))))
+            asked = list(islice(left, max(0, _AT_ONCE - len(at_work - waiting))))
             if not asked:
-                return dg.SkipReason(f"{len(active)} backfills are carried out.")
+                said = f"{len(at_work - waiting)} backfills are carried out"
+                said += f", {len(waiting)} wait for paused tables" if waiting else ""
+                return dg.SkipReason(f"{said}.")
             if spark_address(config) is None:
                 return dg.SkipReason("Waiting for Spark.")
             return [_run(config, one) for one in asked]

@@ -9,6 +9,7 @@ from cdc_assets.backfill.carry_out import backfill_lock
 from cdc_assets.backfill.request import request
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log import backfills as record
+from cdc_assets.log.wishes import pause, resume
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.integration.dagster.world import World, copy_by_command
@@ -60,6 +61,9 @@ def test_a_sensor_has_a_backfill_carried_out_once(world: World) -> None:
         pipeline.store.connection.execute(
             "insert into signals (source, id, kind) values ('world', 'go', 'resume-snapshot')"
         )
+        pause(pipeline.store, BIG)  # it would wait, in the place of another one
+        assert world.said("backfills") == "0 backfills are carried out, 1 wait for paused tables."
+        resume(pipeline.store, BIG)
         [again] = world.runs("backfills")
         assert again.tags["cdc_assets/backfill"] == str(number)
     session.stop()
