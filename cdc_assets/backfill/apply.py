@@ -84,9 +84,10 @@ def apply(
     Spark where nothing can be written.
     """
     store, table = pipeline.store, read_of.row.table
-    before = read_of.state().snapshot_id
+    compared = read_of.loaded()
+    before = lake_state(compared).snapshot_id
     with naming_refusals(store, read_of):
-        same = equal(session, read_of, before, some.rows, some.keys)
+        same = equal(session, read_of, compared, some.rows, some.keys)
     flush_to(some.lsn)
     with store.locked(write_lock(table)):
         drain(pipeline, session, table, below=some.lsn)

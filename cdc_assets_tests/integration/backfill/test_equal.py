@@ -141,3 +141,16 @@ def test_merges_of_a_table_that_changes_have_their_turn(
         after_reading(monkeypatch, change)
     assert backfilled(source).state == "done"
     assert (rests != []) == changes
+
+
+@pytest.mark.parametrize(("key", "written"), [("text", 1), ("bigint", 0)])
+def test_a_table_that_would_be_read_whole_for_few_rows_is_not_compared(
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, key: str, written: int
+) -> None:
+    monkeypatch.setattr(equality, "_READ_AT_MOST", 0)
+    with new_lake(f"create table t (id {key} primary key); insert into t values (1)", "t") as lake:
+        lake.pin()
+        lake.copy()
+        lake.catch_up()
+        done = backfilled(lake)
+        assert (done.state, done.applied, done.differed) == ("done", 1, written)
