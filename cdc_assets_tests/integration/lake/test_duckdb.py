@@ -27,7 +27,7 @@ create table t (id int primary key, v text, n numeric(10,2), tags text[], day da
 insert into t select i, 'x' || i, i * 1.5, array['a', 'b c'], '2020-01-01'::date + i,
     '2020-01-01 12:00' from generate_series(1, 1000) i;
 """
-_GUIDE = Path(cdc_assets.__file__).parents[1] / "docs/reference/tables.md"
+_GUIDE = Path(cdc_assets.__file__).parents[1] / "docs/operate/reading.md"
 
 
 def _lines() -> str:

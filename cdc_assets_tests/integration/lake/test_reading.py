@@ -68,7 +68,7 @@ def ran(page: str, source: Lake) -> dict[str, Any]:
 def test_pyiceberg_and_duckdb_read_the_rows_of_the_source(source: Lake) -> None:
     expected = source.execute("select id, amount from orders where amount > 100 order by id")
     assert len(expected) > 100
-    for page in ("README.md", "docs/reference/tables.md"):
+    for page in ("README.md", "docs/operate/reading.md"):
         made = ran(page, source)
         read = sorted((row["id"], row["amount"]) for row in made["rows"].to_pylist())
         assert read == expected, page

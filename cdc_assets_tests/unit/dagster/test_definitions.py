@@ -21,12 +21,9 @@ from cdc_assets.dagster.names import TableAssets, all_tables, sensor_names
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.log.staged.files import STAGED_SCHEMA
 from cdc_assets.postgres.names import TableId
+from cdc_assets_tests.unit.test_house import DAGSTER, FLOOR
 
-_ENGINE = {
-    *("messages", "errors", "postgres", "process", "embedded", "config", "demo", "log", "lake"),
-    *("pipeline", "maintenance", "readiness", "observe", "pins", "flusher", "materializer"),
-    *("snapshot", "verify", "operations"),
-}
+_ENGINE = FLOOR.keys() - DAGSTER
 
 
 def _config(*tables: str, **more: object) -> SourceConfig:
