@@ -289,11 +289,13 @@ class LakeTable:
         ``former``: the name that it has there, "" if it was looked for and not found.
         """
         if former := self._former_name() if former is None else former:
+            namespace, _, name = former.rpartition(".")
+            setting = f"as: {name}" if namespace == self.namespace else "as:, namespace:"
             return TableProblem(
                 self.row.table,
                 f"its lake table is called {former}, and the configuration calls it {self.name}"
                 " now (as:, or a pattern of another schema, or another table of its name)",
-                "Give it its name back (as:, namespace:, lake.prefix), or have it copied under the"
+                f"Give it its name back ({setting}, or lake.prefix), or have it copied under the"
                 f" new one: {command('resync', self.row.table)}",
             )
         return TableProblem(

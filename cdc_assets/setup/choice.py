@@ -33,7 +33,8 @@ def free(found: Sequence[Listed]) -> list[TableId]:
 def called(tables: Sequence[TableId]) -> dict[TableId, str]:
     """Names in the lake for tables that would have another one's there, whatever their case.
 
-    The first of such tables keeps its name.
+    Tables of one name in several schemas have the schema's in front. It is written down, so that no
+    table has another name in the lake once one of them is taken out.
     """
     alike = Counter(table.name.lower() for table in tables)
     plain = {t: f"{t.schema}_{t.name}" if alike[t.name.lower()] > 1 else t.name for t in tables}
@@ -45,6 +46,8 @@ def called(tables: Sequence[TableId]) -> dict[TableId, str]:
                 for number in count(2)
                 if (other := f"{name}_{number}").lower() not in wanted | taken
             )
+        elif name != table.name:
+            found[table] = name
         taken.add(found.get(table, name).lower())
     return found
 

@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_assets.cli.main import cli
-from cdc_assets.config.source import load_config
+from cdc_assets.config.source import load_config, parse_config
 from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher.flusher import run
@@ -279,6 +279,11 @@ def test_tables_that_would_be_one_in_the_lake_are_given_names_there(
     assert names['public."Order Lines"'] == "public_Order Lines"
     assert names['public."order lines"'] == "public_order lines_3"
     assert len({name.lower() for name in names.values()}) == len(names)
+    written = yaml.safe_load(Path("app.yaml").read_text())
+    for entry in written["tables"]:  # whichever others are taken out
+        alone = parse_config({**written, "tables": [entry]}, "alone")
+        [table] = alone.tables
+        assert alone.lake_name(table.id) == names[str(table.id)]
 
 
 def test_a_file_that_is_there_is_not_written_over(admin: str) -> None:
