@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 
 from cdc_assets.cli.anew import until_told
 from cdc_assets.cli.group import cli, json_option, opened, streamed, table_names
+from cdc_assets.cli.outcomes import echo
 from cdc_assets.cli.terminal import note, say
 from cdc_assets.config.addresses import selected
 from cdc_assets.errors import ConfigurationError
@@ -73,7 +73,7 @@ def backfill(
             signals.take_signals(pipeline)
             found = backfills(pipeline.store)
             if as_json:
-                click.echo(json.dumps([one.to_json() for one in found], indent=2))
+                echo([one.to_json() for one in found])
             else:
                 for one in found:
                     _show(one)
@@ -94,7 +94,7 @@ def backfill(
             with running.Spark(config) as spark, spark.session() as session:
                 done = backfilling.backfill(pipeline, session, number, note, stop)
         if as_json:
-            click.echo(json.dumps(done.to_json(), indent=2))
+            echo(done.to_json())
         else:
             _show(done)
         if done.state in ("requested", "running") and not as_json:

@@ -16,6 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from cdc_assets.cli.group import cli, config_of, json_option, wide_option
+from cdc_assets.cli.outcomes import echo
 from cdc_assets.cli.terminal import labelled, note, say, show_findings, show_tables
 from cdc_assets.config.addresses import services, source_dsn
 from cdc_assets.config.source import SourceConfig, load_config, parse_config
@@ -304,7 +305,7 @@ def tables(ctx: click.Context, as_json: bool, wide: bool) -> None:
     ):
         found = inventory(source, config)
     if as_json:
-        click.echo(json.dumps([table.to_json() for table in found], indent=2))
+        echo([table.to_json() for table in found])
     else:
         show_tables(found, wide=wide)
 

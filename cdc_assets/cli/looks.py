@@ -15,6 +15,7 @@ from cdc_assets.cli.group import (
     tables_option,
     wide_option,
 )
+from cdc_assets.cli.outcomes import echo
 from cdc_assets.cli.terminal import note, say, show_compared, show_findings, show_health
 from cdc_assets.config.addresses import selected, services
 
@@ -36,7 +37,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
     with services(config):
         findings = readiness.review(config)
     if as_json:
-        click.echo(json.dumps([finding.to_json() for finding in findings], indent=2))
+        echo([finding.to_json() for finding in findings])
     else:
         show_findings(findings, len(config.tables))
     sys.exit(1 if any(finding.severity == "error" for finding in findings) else 0)
@@ -55,10 +56,10 @@ def alert_test(ctx: click.Context, as_json: bool) -> None:
 
     problems = try_sinks(config_of(ctx))
     if as_json:
-        found = [{"sink": sink, "problem": problem} for sink, problem in problems.items()]
-        click.echo(json.dumps(found, indent=2))
-    for sink, problem in problems.items() if not as_json else ():
-        say(f"{sink}: {problem or 'sent'}")
+        echo([{"sink": sink, "problem": problem} for sink, problem in problems.items()])
+    else:
+        for sink, problem in problems.items():
+            say(f"{sink}: {problem or 'sent'}")
     sys.exit(1 if any(problems.values()) else 0)
 
 
@@ -136,7 +137,7 @@ def status_command(ctx: click.Context, as_json: bool, wide: bool) -> None:
     config = config_of(ctx)
     with opened(config) as pipeline:
         if as_json:
-            click.echo(json.dumps(collect(pipeline).to_json(), indent=2))
+            echo(collect(pipeline).to_json())
             return
         health = report.look(pipeline, sample=False)
     show_health(health, wide=wide)

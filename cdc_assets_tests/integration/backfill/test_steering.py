@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,77 +35,72 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_chunks(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
     """A commit for each chunk, of which there are some."""
     monkeypatch.setattr("cdc_assets.backfill.planning._CHUNK_PAGES", 1)
     monkeypatch.setattr(carrying, "_GROUP_BYTES", 1)
+    setup = "create table t (id int primary key, v text);"
+    setup += "insert into t select i, repeat('v', 1000) from generate_series(1, 300) i;"
+    with new_lake(setup, {"name": "t", "chunk_pages": 8}) as source:
+        source.pin()
+        source.copy()
+        yield source
 
 
-@pytest.mark.usefixtures("in_chunks")
 def test_a_paused_backfill_holds_nothing_and_goes_on_where_it_was(
-    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+    in_chunks: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = "create table t (id int primary key, v text);"
-    setup += "insert into t select i, repeat('v', 1000) from generate_series(1, 300) i;"
-    with new_lake(setup, {"name": "t", "chunk_pages": 8}) as source:
-        source.pin()
-        source.copy()
-        store, applied, times = source.pipeline.store, applying.apply, list[int]()
-        number = request(source.pipeline, T).number
+    source = in_chunks
+    store, applied, times = source.pipeline.store, applying.apply, list[int]()
+    number = request(source.pipeline, T).number
 
-        def apply(*about: Any) -> Any:
-            done = applied(*about)
-            times.append(1)
-            if len(times) == 2:
-                with Pipeline.open(source.config) as other:
-                    wish(other, "pause", number)
-            return done
+    def apply(*about: Any) -> Any:
+        done = applied(*about)
+        times.append(1)
+        if len(times) == 2:
+            with Pipeline.open(source.config) as other:
+                wish(other, "pause", number)
+        return done
 
-        monkeypatch.setattr(rounds, "apply", apply)
-        monkeypatch.setattr(carrying, "_LOOK_SECONDS", 0.0)
-        paused = carried_out(source, number)
-        assert paused.state == "paused" and 0 < paused.chunks_done < paused.chunks
-        assert not store.is_locked(carrying.backfill_lock(number))
-        assert not source.execute(
-            "select from pg_stat_activity where application_name like '%backfill'"
-            " and state <> 'idle'"
-        )
-        assert carried_out(source, number).state == "paused"
-        assert wish(source.pipeline, "resume", number).state == "requested"
-        done = carried_out(source, number)
-        assert (done.state, done.chunks_done) == ("done", done.chunks)
-        assert done.read < 300 + 300  # what was applied isn't read again
-        with pytest.raises(ConfigurationError, match="can't pause: it is done"):
-            wish(source.pipeline, "pause", number)
+    monkeypatch.setattr(rounds, "apply", apply)
+    monkeypatch.setattr(carrying, "_LOOK_SECONDS", 0.0)
+    paused = carried_out(source, number)
+    assert paused.state == "paused" and 0 < paused.chunks_done < paused.chunks
+    assert not store.is_locked(carrying.backfill_lock(number))
+    assert not source.execute(
+        "select from pg_stat_activity where application_name like '%backfill' and state <> 'idle'"
+    )
+    assert carried_out(source, number).state == "paused"
+    assert wish(source.pipeline, "resume", number).state == "requested"
+    done = carried_out(source, number)
+    assert (done.state, done.chunks_done) == ("done", done.chunks)
+    assert done.read < 300 + 300  # what was applied isn't read again
+    with pytest.raises(ConfigurationError, match="can't pause: it is done"):
+        wish(source.pipeline, "pause", number)
 
 
-@pytest.mark.usefixtures("in_chunks")
 def test_a_backfill_whose_spark_server_ends_goes_on_unless_it_may_have_ended_it(
-    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
+    in_chunks: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = "create table t (id int primary key, v text);"
-    setup += "insert into t select i, repeat('v', 1000) from generate_series(1, 300) i;"
-    with new_lake(setup, {"name": "t", "chunk_pages": 8}) as source:
-        source.pin()
-        source.copy()
-        applied, ends, times = applying.apply, [3, 4], list[int]()
-        number = request(source.pipeline, T).number
+    source = in_chunks
+    applied, ends, times = applying.apply, [3, 4], list[int]()
+    number = request(source.pipeline, T).number
 
-        def apply(*about: Any) -> Any:
-            times.append(1)
-            if len(times) in ends:
-                raise SparkConnectException("[INVALID_HANDLE.SESSION_NOT_FOUND]")
-            return applied(*about)
+    def apply(*about: Any) -> Any:
+        times.append(1)
+        if len(times) in ends:
+            raise SparkConnectException("[INVALID_HANDLE.SESSION_NOT_FOUND]")
+        return applied(*about)
 
-        monkeypatch.setattr(rounds, "apply", apply)
-        for state in ("running", "failed"):
-            with pytest.raises(SparkConnectException):
-                carried_out(source, number)
-            now = record.backfill(source.pipeline.store, number)
-            assert now.state == state and "SESSION_NOT_FOUND" in str(now.reason)
-            assert 0 < now.chunks_done < now.chunks
-        wish(source.pipeline, "resume", number)
-        assert carried_out(source, number).state == "done"
+    monkeypatch.setattr(rounds, "apply", apply)
+    for state in ("running", "failed"):
+        with pytest.raises(SparkConnectException):
+            carried_out(source, number)
+        now = record.backfill(source.pipeline.store, number)
+        assert now.state == state and "SESSION_NOT_FOUND" in str(now.reason)
+        assert 0 < now.chunks_done < now.chunks
+    wish(source.pipeline, "resume", number)
+    assert carried_out(source, number).state == "done"
 
 
 def test_a_stopped_backfill_is_not_taken_up_again(source: Lake) -> None:
