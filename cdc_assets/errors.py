@@ -91,6 +91,11 @@ class TableProblem(CdcError):
         # It may be of a problem that was told before, and has its name already.
         super().__init__(f"{table}: {what.removeprefix(f'{table}: ')}", remedy)
 
+    @property
+    def reason(self) -> str:
+        """What it says, and the way out, where the table's name stands beside it."""
+        return str(self).removeprefix(f"{self.table}: ")
+
     @classmethod
     def of(cls, table: object, error: CdcError) -> TableProblem:
         """``error`` as the table's, unless it is one already."""

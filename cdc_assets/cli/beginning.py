@@ -97,7 +97,9 @@ def init(
             if len(found) > _SHOWN:
                 note(f"These are the largest {_SHOWN} of {len(found):,} tables.")
             tables = _chosen(found, wanted, exclude, asks=asks)
-            config = _trial(name, dsn, tables, called(tables))
+            for table, other in (names := called(tables)).items():
+                note(f"{table} is {other} in the lake, as another table has its name.")
+            config = _trial(name, dsn, tables, names)
             role = roles.role_of(source, tables)
             who = _roles(name, role, own_roles, asks=asks)
             restarts = _write(source, dsn, config, who, written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -172,9 +173,10 @@ def drop_source(ctx: click.Context, yes: str | None, as_json: bool) -> None:
         "cdc-assets drop-table public.orders",
         "cdc-assets drop-table public.orders --purge",
     ),
-    json_form="an object: table, publications (that it was in), still_in, purged, files, bytes",
+    json_form="an object: table, publications (that it was taken out of), still_in, refused (what"
+    " an owner of these has to do), purged, files, bytes",
 )
-@click.argument("table", metavar="S.T", shell_complete=table_names)
+@click.argument("table", metavar="S.T")
 @click.option("--purge", is_flag=True, help="Drop the lake table, too, with its files.")
 @json_option
 @click.pass_context
@@ -195,7 +197,9 @@ def drop_table(ctx: click.Context, table: str, purge: bool, as_json: bool) -> No
     for name in done.publications:
         say(f"publication {name}: {wanted} is taken out")
     for name in done.still_in:
-        say(f"publication {name} has all tables, or all of the schema: nobody stages {wanted} now")
+        say(f"publication {name} still has {wanted}, whose changes nobody stages now")
+    for todo in done.refused:
+        note(todo)
     if done.purged:
         tables, size = ", ".join(done.purged), f"{done.bytes / 1e6:,.1f} MB"
         say(f"lake table {tables}: dropped, {done.files:,} files, {size}")
@@ -216,6 +220,7 @@ def flush(ctx: click.Context, until: str | None) -> None:
     from cdc_assets.flusher.reach import flush_target, reach
 
     if until is None:
+        logging.getLogger("cdc_assets").setLevel(logging.INFO)  # it is watched, or has a log
         file = ConfigurationFile(path_of(ctx))
         config = streamed(ctx)
         with file.until_changed(config, reading(ctx), end_within) as stop, services(config):

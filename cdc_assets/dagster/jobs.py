@@ -252,6 +252,7 @@ def _remove(source: SourceConfig) -> dg.OpDefinition:
             {
                 "publications": _listed(done.publications),
                 "still in": _listed(done.still_in),
+                "left to its owner": _listed(done.refused),
                 "purged": ", ".join(done.purged) or "nothing",
                 "files": done.files,
                 "bytes": done.bytes,

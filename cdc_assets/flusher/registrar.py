@@ -76,7 +76,7 @@ def _doubt(found: Excluded) -> str:
         " or columns.mask names, and was not staged",
         f"Name it there if it is. {copy_anew(found.table)}",
     )
-    return str(problem)
+    return problem.reason
 
 
 class Registrar:

@@ -36,7 +36,7 @@ def park(store: LogStore, lake: LakeTable, what: str) -> NoReturn:
     """Park the table until it is copied anew."""
     table = lake.row.table
     problem = TableProblem(table, what, copy_anew(table))
-    store.park(table, str(problem), lake.row.epoch)
+    store.park(table, problem.reason, lake.row.epoch)
     raise problem
 
 

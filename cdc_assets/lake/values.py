@@ -138,7 +138,7 @@ def refused(store: LogStore, lake: LakeTable, column: LakeColumn) -> TableProble
         f"The lake has {name} as text once it is copied anew: {command('resync', table)}",
     )
     store.keep_as_text(table, {column.source.number})
-    store.park(table, str(problem), lake.row.epoch)
+    store.park(table, problem.reason, lake.row.epoch)
     return problem
 
 

@@ -326,7 +326,7 @@ class _Drain:
             f"its mode is {mode} now, and its lake table was made for {row.mode}",
             f"Set the mode back if it should stay; in any case: {command('resync', row.table)}",
         )
-        self._store.park(row.table, str(problem), row.epoch)
+        self._store.park(row.table, problem.reason, row.epoch)
         raise problem
 
     def _refuse_another_copy(self) -> None:

@@ -109,5 +109,5 @@ def _count(
         f" column as text (columns.types), and: {command('resync', table)}",
     )
     store.connection.execute(_FORGET, which)
-    store.park(table, str(problem), lake.row.epoch)
+    store.park(table, problem.reason, lake.row.epoch)
     raise problem from error

@@ -18,9 +18,11 @@ from cdc_assets.observe.plot import line_chart, picture
 from cdc_assets.observe.samples import Sample, applied_per_second, history, take
 from cdc_assets.observe.status import SourceStatus, TableStatus
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.names import TableId
 
 # The length that a person reads of one matter; the alerts and `status` have more.
 _CELL = 1_000
+_NAMED = 20  # tables by their names in the lake
 FLUSHER = "flusher"  # the name of its part
 TABLE_HEADINGS = ("table", "state", "chunks", "applied", "lag", "pending", "reason")
 
@@ -110,6 +112,8 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     if status.slot is not None:
         slot = f"{status.slot.wal_status}, keeps {status.retained_bytes / 1e6:,.1f} MB of WAL"
     parts = [(f"slot {status.slot_name}", slot), (FLUSHER, str(status.flusher))]
+    if status.tables:
+        parts.insert(0, ("lake", _lake_names(status.tables)))
     if status.flusher.state == "dropped":
         anew = f"dropped; to take it up again: {command('resume')}"
         parts.insert(0, (f"source {status.source}", anew))
@@ -131,6 +135,18 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     if health.rows_per_second is not None:
         parts.append(("applied", f"{health.rows_per_second:,.0f} changes/s"))
     return parts
+
+
+def _lake_names(tables: Sequence[TableStatus]) -> str:
+    """Where the tables are in the lake; by name those that have another one there."""
+    spaces = sorted({table.lake_table.partition(".")[0] for table in tables})
+    others = [
+        f"{table.name} is {table.lake_table}"
+        for table in tables
+        if table.lake_table.partition(".")[2] != TableId.parse(table.name).name
+    ]
+    more = [f"and {len(others) - _NAMED:,} more have other names"] if len(others) > _NAMED else []
+    return "; ".join([f"the tables of {', '.join(spaces)}", *others[:_NAMED], *more])
 
 
 def markdown(health: Health) -> str:

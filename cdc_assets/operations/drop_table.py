@@ -39,13 +39,15 @@ _PATIENCE_SECONDS = 30.0
 class DroppedTable:
     """What was done.
 
-    ``publications``: that it was taken out of; ``still_in``: that have all tables, or all of its
-    schema, and go on sending its changes, which nobody stages. ``purged``: its lake tables,
+    ``publications``: that it was taken out of; ``still_in``: that go on sending its changes, which
+    nobody stages: they have all tables, or all of its schema, or are somebody else's. What its
+    owner has to do then is in ``refused``, with the SQL. ``purged``: its lake tables,
     with those that it had under another name before.
     """
 
     publications: tuple[str, ...]
     still_in: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     purged: tuple[str, ...] = ()
     files: int = 0
     bytes: int = 0
@@ -55,14 +57,13 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
     """Give ``table`` up. If it was done half, another call does the rest.
 
     A purge that is killed may leave files of the lake table. Raises ConfigurationError if the table
-    is configured, or the log doesn't know it; PreflightError with the SQL for a publication that
-    somebody else owns, once all else is done, or if a lock is in the way there, before anything is;
-    and TableProblem, at the end, if files of the lake table can't be removed.
+    is configured, or the log doesn't know it; PreflightError if a lock is in the way, before
+    anything is done; and TableProblem, at the end, if files of the lake table can't be removed.
     """
     row = _given_up(pipeline, table)
     with pipeline.connect_source("drop") as source:
         had = _published(source, pipeline, row)
-        refused, everything = list[str](), list[str]()
+        everything, refused = list[str](), dict[str, str]()
         for name, known in had.items():
             left = withdraw(source, name, [known])
             if known in left.busy:
@@ -75,7 +76,7 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
             if published_in_bulk(source, name, row.oid):
                 everything.append(name)
             else:
-                refused.append(left.refused[known])
+                refused[name] = left.refused[known]
     if not pipeline.store.lock_within(PINS_LOCK, _PATIENCE_SECONDS):
         raise PreflightError(
             f"{table} isn't let go yet: a pin of another table is being made, which waits for"
@@ -87,11 +88,9 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
     finally:
         pipeline.store.unlock(PINS_LOCK)
     purged, files, size = _purge(pipeline, row, whole=purge)
-    if refused:
-        too = f", and {', '.join(purged)} dropped" if purged else ""
-        raise PreflightError(f"{table} is let go{too}; but {' '.join(refused)}")
-    taken = tuple(name for name in had if name not in everything)
-    return DroppedTable(taken, tuple(everything), purged, files, size)
+    still_in = (*everything, *refused)
+    taken = tuple(name for name in had if name not in still_in)
+    return DroppedTable(taken, still_in, tuple(refused.values()), purged, files, size)
 
 
 def _given_up(pipeline: Pipeline, table: TableId) -> TableRow:
@@ -100,8 +99,8 @@ def _given_up(pipeline: Pipeline, table: TableId) -> TableRow:
     if table in known:
         raise ConfigurationError(
             f"{table} is in the configuration of source {config.name}.",
-            "Take it out of tables: (or name it in exclude:, where a pattern stands for it), reload"
-            " the code location, and drop it then.",
+            "Take it out of tables: (or name it in exclude:, where a pattern stands for it), and"
+            " drop it then; the job takes a code location that was reloaded since.",
         )
     row = store.table(table)
     if row is None:

@@ -209,12 +209,12 @@ def _register(
     if isinstance(found, psycopg.errors.LockNotAvailable):  # since just now
         store.note_waiting(table, _waits_for("another session"))
     elif isinstance(found, TableProblem):
-        if row is None or row.reason != str(found):
+        if row is None or row.reason != found.reason:
             logger.warning("%s", found)
         if row is None or not row.oid:
-            store.park_unknown(table, str(found))
+            store.park_unknown(table, found.reason)
         else:
-            store.park(table, str(found))
+            store.park(table, found.reason)
     elif row is not None and not _as_wished(config, row):
         store.note_waiting(table, _OTHERS_WISH)
         logger.warning("%s: %s", table, _OTHERS_WISH)

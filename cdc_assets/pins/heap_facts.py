@@ -182,7 +182,7 @@ class _Look:
             restart_copy(self.store, row)
         else:
             logger.error("parked: %s", verdict)
-            self.store.park(row.table, str(verdict).removeprefix(f"{row.table}: "), row.epoch)
+            self.store.park(row.table, verdict.reason, row.epoch)
 
     def _traces(self, found: Difference, known: KnownHeaps) -> dict[int, HeapTrace] | None:
         traces = {}

@@ -92,8 +92,7 @@ def _roles(connection: Connection, roles: Roles) -> Iterator[str]:
         lines = ["-- This role reads, and streams."]
     for name in dict.fromkeys((roles.reads, roles.streams)):
         if name not in there:
-            made = f"create role {quoted(name)} login;\n\\password {quoted(name)}"
-            lines.append(_unless_there("pg_roles where rolname", name, f"begin;\n{made}\ncommit;"))
+            lines.append(_role(quoted(name), name))
     who = quoted(roles.streams)
     if roles.may_replicate:
         pass
@@ -107,6 +106,13 @@ def _roles(connection: Connection, roles: Roles) -> Iterator[str]:
     )
     lines.append(f"grant connect on database {quoted(connection.info.dbname)} to {both};")
     yield "\n".join(lines)
+
+
+def _role(who: str, name: str) -> str:
+    """A role that may log in once its password was given: no transaction waits for a person."""
+    made = _unless_there("pg_roles where rolname", name, f"create role {who} nologin;")
+    given = f"{made}\n\\password {who}\nalter role {who} login;"
+    return _unless_there("pg_roles where rolcanlogin and rolname", name, given)
 
 
 def _rights(

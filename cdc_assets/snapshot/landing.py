@@ -251,7 +251,7 @@ class Landing:
                 " isn't known any more",
                 copy_anew(self._row.table),
             )
-            self._store.park(self._row.table, str(problem), self._row.epoch)
+            self._store.park(self._row.table, problem.reason, self._row.epoch)
             raise problem
         return found
 

@@ -177,7 +177,7 @@ class TableCopy:
                         named = [heap.id for heap in heaps(source, self.table, found.oid)]
                         refuse_unplannable(source, found, named)
                 except TableProblem as problem:
-                    self._store.park(self.table, str(problem), self._row.epoch)
+                    self._store.park(self.table, problem.reason, self._row.epoch)
                     raise
             restart_copy(self._store, self._row, of_pin=self.pin)
             raise CopyRestarted(f"{self.table}: {why}; its copy begins anew.")

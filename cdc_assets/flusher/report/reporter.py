@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 # Interval of probes of the source; also the precision of the lag in seconds.
 PROBE_SECONDS = 2.0
-# Interval of log lines for a person who watches.
-LINE_SECONDS = 10.0
+# Intervals of log lines for a person who watches: while changes come, and while none do.
+LINE_SECONDS, QUIET_SECONDS = 10.0, 60.0
 # A probe or a report that takes longer is out of date.
 _TIMEOUT = "5s"
 
@@ -93,7 +93,8 @@ class Health:
     def _tell(self) -> None:
         now = time.monotonic()
         told = report(self._process, self._progress, self._probe, now)
-        if now - self._line_at >= LINE_SECONDS:
+        quiet = self._progress.rows == self._line_rows
+        if now - self._line_at >= (QUIET_SECONDS if quiet else LINE_SECONDS):
             rate = (self._progress.rows - self._line_rows) / (now - self._line_at)
             logger.info("%s; %.0f rows/s", told.sentence, rate)
             self._line_rows, self._line_at = self._progress.rows, now

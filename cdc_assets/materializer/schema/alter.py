@@ -130,7 +130,7 @@ def _park(store: LogStore, lake: LakeTable, refused: Refused) -> NoReturn:
         park(store, lake, refused.what)
     way_out = f"{refused.remedy} Then run: {command('resync', lake.row.table)}"
     problem = TableProblem(lake.row.table, refused.what, way_out)
-    store.park(lake.row.table, str(problem), lake.row.epoch)
+    store.park(lake.row.table, problem.reason, lake.row.epoch)
     raise problem from refused
 
 

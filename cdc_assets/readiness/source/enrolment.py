@@ -247,7 +247,7 @@ def refuse_made_otherwise(store: LogStore, row: TableRow, config: SourceConfig) 
         return
     what = found.message.removeprefix(f"{row.table}: ").removesuffix(".")
     problem = TableProblem(row.table, f"{found.code}: {what}", found.remedy)
-    store.park(row.table, str(problem).removeprefix(f"{row.table}: "), row.epoch)
+    store.park(row.table, problem.reason, row.epoch)
     raise problem
 
 

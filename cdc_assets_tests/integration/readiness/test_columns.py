@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import psycopg
@@ -96,3 +97,32 @@ def test_nobody_is_told_to_upgrade_to_what_he_has(source: Bench, upgrade: bool) 
     )
     assert ("Postgres 18" in remedy) is upgrade
     assert "view" in remedy
+
+
+# What stands for a type of the page in a table, where it isn't the type's own name.
+COLUMNS = {
+    "char": "char(3)",
+    "numeric(p,s)": "numeric(10,2)",
+    "enums": "mood",
+}
+TYPES_PAGE = Path(__file__).parents[3] / "docs" / "types.md"
+
+
+def test_the_types_page_says_what_check_says(postgres_dsn: NewDatabase, tmp_home: Path) -> None:
+    """Of each type that the page names: whether its column is text in the lake."""
+    page, _, _ = TYPES_PAGE.read_text().partition("## Keys")
+    rows = re.findall(r"^\| (`.*) \| (.*) \|$", page, re.MULTILINE)
+    kept = {t: "Postgres's text form" in there for types, there in rows for t in typed(types)}
+    assert len(kept) >= 25
+    columns = ", ".join(f'"{n}" {COLUMNS.get(t, t)}' for n, t in enumerate(kept))
+    ready = made(
+        postgres_dsn,
+        f"create type mood as enum ('good'); create table t (id int primary key, {columns})",
+    )
+    said = found(config_of(ready, "t"))["text_columns"].message
+    text = {t for n, t in enumerate(kept) if re.search(rf'[ :]"{n}" \(', said)}
+    assert text == {t for t, is_text in kept.items() if is_text}
+
+
+def typed(cell: str) -> list[str]:
+    return [*re.findall(r"`([^`]+)`", cell.partition(", p ≤")[0]), *(["enums"] * ("enums" in cell))]

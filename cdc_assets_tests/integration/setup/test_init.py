@@ -10,93 +10,25 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import yaml
-from click.testing import CliRunner, Result
-from psycopg import sql
+from click.testing import Result
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc_assets.cli.main import cli
 from cdc_assets.config.source import load_config, parse_config
-from cdc_assets.demo.schema import connection_environment
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher.flusher import run
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.slots import current_lsn
-from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.support.prepared import FREE, paste, ran
 
 pytestmark = pytest.mark.timeout(300)
-HOSTILE = 'x"\n; drop table orders; --'
-TABLES = f"""
-create table orders (id int primary key, v text);
-insert into orders select g, 'x' from generate_series(1, 1000) g;
-analyze orders;
-create table "My.Table" (id int primary key);
-create table keyless (a int, "{HOSTILE.replace('"', '""')}" int);
-create unlogged table quick (id int primary key);
-create schema sales;
-create table sales.parts (id int, d date, primary key (id, d)) partition by range (d);
-create table sales.parts_1 partition of sales.parts for values from ('2020-01-01') to ('2030-1-1');
-create table parent (id int primary key);
-create table child (primary key (id)) inherits (parent);
-"""
-FREE = ['public."My.Table"', "public.child", "public.orders", "sales.parts"]
-
 Init = Callable[..., Result]
-
-
-@pytest.fixture
-def admin(
-    postgres_dsn: NewDatabase, tmp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    """The address of a database with such tables, and an empty folder to work in."""
-    dsn = postgres_dsn()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("APP_DSN", dsn)
-    with psycopg.connect(dsn, autocommit=True) as source:
-        source.execute(TABLES.encode())
-        yield dsn
-        for role in ("cdc_app", "cdc_app_stream"):
-            there = source.execute("select 1 from pg_roles where rolname = %s", (role,)).fetchone()
-            if there is not None:
-                source.execute(f"drop owned by {role} cascade".encode())
-                source.execute(f"drop role {role}".encode())
-
-
-def ran(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, [*arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def paste(server: EmbeddedPostgres, admin: str, script: str, *, fails: str | None = None) -> None:
-    """Into psql, as an administrator who answers its questions for passwords.
-
-    ``fails``: words of the error that ends it.
-    """
-    answered = re.sub(
-        r"^\\password (\S+)$", r"alter role \1 password 'pw';", script, flags=re.MULTILINE
-    )
-    done = subprocess.run(
-        [str(server.program("psql")), "-X", "-q"],
-        env=connection_environment(admin),
-        input=answered,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if fails is None:
-        assert done.returncode == 0, done.stderr
-        assert "ERROR" not in done.stderr
-    else:
-        assert done.returncode == 3
-        assert fails in done.stderr
 
 
 def test_roles_of_their_own_are_all_that_is_needed(
@@ -140,48 +72,6 @@ def test_a_superuser_may_do_it_all(admin: str) -> None:
         assert "server_version" in result.stderr  # what check says
 
 
-def test_what_is_named_gets_its_identity_before_it_is_published(
-    admin: str, postgres: EmbeddedPostgres
-) -> None:
-    ran("init", "app", "--yes", "--table", "keyless")
-    script = Path("app.sql").read_text()
-    altered = "alter table public.keyless replica identity full; alter publication"
-    assert f'{altered} "cdc_app" add table only "public"."keyless"' in script
-    paste(postgres, admin, script)
-    with psycopg.connect(admin, autocommit=True) as source:
-        source.execute("insert into keyless values (1); update keyless set a = 2")
-
-
-def test_what_got_no_identity_is_not_published(admin: str, postgres: EmbeddedPostgres) -> None:
-    """Somebody has locked the table: the script ends there, and is run again later."""
-    ran("init", "app", "--yes", "--table", "keyless", "--table", "orders")
-    script = Path("app.sql").read_text()
-    published = "select tablename::text from pg_publication_tables order by 1"
-    with psycopg.connect(admin) as holder, psycopg.connect(admin, autocommit=True) as source:
-        holder.execute("lock table keyless in access share mode")
-        paste(postgres, admin, script, fails="canceling statement due to lock timeout")
-        assert source.execute(published).fetchall() == []
-        source.execute("update keyless set a = 2")
-        holder.rollback()
-        for _ in range(2):
-            paste(postgres, admin, script)
-            assert source.execute(published).fetchall() == [("keyless",), ("orders",)]
-        source.execute("update keyless set a = 2")
-
-
-def test_a_role_without_a_password_is_not_left_behind(
-    admin: str, postgres: EmbeddedPostgres
-) -> None:
-    ran("init", "app", "--yes", "--own-roles")
-    script = Path("app.sql").read_text()
-    unanswered = script.replace("\\password cdc_app_stream", "select 1 / 0;")
-    paste(postgres, admin, unanswered, fails="division by zero")
-    with psycopg.connect(admin) as source:
-        made = source.execute("select rolname::text from pg_roles where rolname ~ '^cdc_app'")
-        assert made.fetchall() == [("cdc_app",)]
-    paste(postgres, admin, script)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
@@ -215,25 +105,6 @@ def test_a_second_source_has_a_log_of_its_own(admin: str, postgres: EmbeddedPost
     script = Path("app.sql").read_text()
     assert "create schema if not exists _pg2iceberg_app authorization cdc_app;" in script
     paste(postgres, admin, script)
-
-
-def test_no_name_of_the_source_ends_a_comment(
-    admin: str, monkeypatch: pytest.MonkeyPatch, postgres: EmbeddedPostgres
-) -> None:
-    name = "nl\ndrop table orders; --"
-    with psycopg.connect(admin, autocommit=True) as source:
-        source.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        try:
-            monkeypatch.setenv("APP_DSN", make_conninfo(admin, dbname=name))
-            with psycopg.connect(os.environ["APP_DSN"], autocommit=True) as hostile:
-                hostile.execute("create table orders (id int primary key)")
-                ran("init", "app", "--yes")
-                paste(postgres, os.environ["APP_DSN"], Path("app.sql").read_text())
-                assert hostile.execute("select 1 from pg_class where relname = 'orders'").fetchone()
-                for role in ("cdc_app", "cdc_app_stream"):
-                    hostile.execute(f"drop owned by {role} cascade".encode())
-        finally:
-            source.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 def test_what_is_exported_already_is_not_taken_for_another_address(
