@@ -70,13 +70,13 @@ def _entries(pipeline: Pipeline, began: float, ended: float) -> list[Entry]:
     return [(TableId.parse(name), end, count, at) for name, end, count, at in rows]
 
 
-def _streaming(config: SourceConfig) -> bool:
+def _streaming(config: SourceConfig) -> int:
+    """How many tables readers can see the rows of."""
     try:
         with Pipeline.open(config) as pipeline:
-            rows = pipeline.store.tables()
+            return sum(row.state == "streaming" for row in pipeline.store.tables())
     except (CdcError, psycopg.Error):  # it is starting
-        return False
-    return len(rows) == len(config.tables) and all(row.state == "streaming" for row in rows)
+        return 0
 
 
 def main() -> None:
@@ -96,7 +96,11 @@ def main() -> None:
             os.environ["CDC_ASSETS_HOME"] = str(server.home)
             config = load_config(ROOT / "cdc_assets" / "defs" / "shop" / "defs.yaml")
             stderr.print("dagster dev has been started; waiting for the copies")
-            server.until("the copies", lambda: _streaming(config), _PATIENCE_SECONDS)
+            server.until("the first rows", lambda: _streaming(config), _PATIENCE_SECONDS)
+            first = time.time() - started
+            stderr.print(f"the lake has its first rows after {first:.0f} s")
+            every = len(config.tables)
+            server.until("the copies", lambda: _streaming(config) == every, _PATIENCE_SECONDS)
             copied = time.time() - started
             stderr.print(f"all tables are copied after {copied:.0f} s; they settle")
             time.sleep(options.settle)
@@ -127,6 +131,7 @@ def main() -> None:
                 "freshness_p99": _percentile(ages, 0.99),
                 "cores": round(sum(c for part, c in cores.items() if part not in _LOAD), 3),
                 "cores_by_part": cores,
+                "first_rows_seconds": round(first, 1),
                 "copied_seconds": round(copied, 1),
                 "calibration": calibration.shown(),
                 "cpus": len(os.sched_getaffinity(0)),

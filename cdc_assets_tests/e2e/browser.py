@@ -98,6 +98,15 @@ class Page:
                 modifiers=1 if alt else 0,
             )
 
+    def turn_wheel(self, x: int, y: int, by: int) -> None:
+        """Turn the mouse's wheel at a place, in pixels; away from the person is below 0."""
+        where = {"x": x, "y": y, "deltaX": 0, "deltaY": by}
+        self.call("Input.dispatchMouseEvent", type="mouseWheel", **where)
+
+    def wait(self, seconds: float) -> None:
+        """While the page does what it does."""
+        self.run(f"new Promise((done) => setTimeout(done, {1000 * seconds}))")
+
     def shoot(self, target: Path) -> None:
         """Write what is seen as a PNG."""
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -217,7 +217,9 @@ def test_a_person_sees_catalog_lineage_and_partitions(server: DevServer, page: P
     page.shows("revenue_by_day", "shop_staged_log", seconds=seconds)
     page.press("KeyE", alt=True)  # all groups, which are folded
     page.shows("revenue_by_day", "100% filled", "Parquet", "Postgres", seconds=seconds)
-    page.run("new Promise((done) => setTimeout(done, 1500))")  # it glides into its place
+    page.wait(1.5)  # it glides into its place
+    page.turn_wheel(1_000, 600, 120)  # all of it is in the picture then
+    page.wait(1.5)
     _keep(page, "lineage")
     # The copy's partitions, by their ranges of pages.
     page.open(f"{server.url}/assets/snapshot/shop/public/pgbench_accounts?view=partitions")
