@@ -10,8 +10,8 @@ from cdc_assets.log.backfills import Backfill
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.verify.source import parts, whole
 
-# Chunks of so many pages at least: 8 MB.
-_CHUNK_PAGES = 1024
+# Chunks of so many pages at least: 8 MB; and so many chunks at most, as they are counted often.
+_CHUNK_PAGES, _MOST_CHUNKS = 1024, 10_000
 
 
 def planned(
@@ -34,7 +34,8 @@ def planned(
             files = begun.heaps
         else:
             found = parts(source, lake.row.oid, only=lake.table.only)
-            pages = max(_CHUNK_PAGES, lake.table.chunk_pages)
+            few = sum(part.pages for part in found) // _MOST_CHUNKS
+            pages = max(_CHUNK_PAGES, lake.table.chunk_pages, few)
             chunks = [WHOLE] if by_index else whole(found, pages)
             record.plan(store, number, lake.row.epoch, files, chunks, offset)
     hold = pipeline.config.snapshot.hold_at_most.total_seconds()

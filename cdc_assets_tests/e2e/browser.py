@@ -98,10 +98,11 @@ class Page:
                 modifiers=1 if alt else 0,
             )
 
-    def turn_wheel(self, x: int, y: int, by: int) -> None:
-        """Turn the mouse's wheel at a place, in pixels; away from the person is below 0."""
-        where = {"x": x, "y": y, "deltaX": 0, "deltaY": by}
-        self.call("Input.dispatchMouseEvent", type="mouseWheel", **where)
+    def click_at(self, x: int, y: int) -> None:
+        """Click a place, in pixels."""
+        for kind in ("mousePressed", "mouseReleased"):
+            where = {"x": x, "y": y, "button": "left", "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, **where)
 
     def wait(self, seconds: float) -> None:
         """While the page does what it does."""

@@ -47,6 +47,12 @@ def in_chunks(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> Iterator[La
         yield source
 
 
+def test_a_large_table_has_larger_chunks(in_chunks: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backfilled(in_chunks).chunks > 4
+    monkeypatch.setattr("cdc_assets.backfill.planning._MOST_CHUNKS", 3)
+    assert backfilled(in_chunks).chunks in (3, 4)
+
+
 def test_a_paused_backfill_holds_nothing_and_goes_on_where_it_was(
     in_chunks: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
