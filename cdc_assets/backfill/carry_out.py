@@ -42,6 +42,7 @@ from cdc_assets.materializer.actions.keys import has_bounds
 from cdc_assets.materializer.corrections import refuse_uncorrectable
 from cdc_assets.materializer.drain import drain
 from cdc_assets.materializer.schema.ahead import look
+from cdc_assets.messages.texts import counted
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.key_lookup import Key
 from cdc_assets.postgres.session.waits import writers
@@ -249,6 +250,7 @@ class _Backfilling:
             return
         group, ended, since = list[Part](), list[int](), time.monotonic()
         of = defaultdict[int, Chunk](Chunk)
+        self.on_progress(f"{self.backfill.table}: {counted(len(plan.chunks), 'chunk')} to be read")
         readers = min(self.pipeline.config.backfills.readers, len(plan.chunks))
         with Readers(self.pipeline, plan, work.horizons, readers) as reading:
             for found in reading.read(_LOOK_SECONDS):

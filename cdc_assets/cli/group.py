@@ -1,8 +1,8 @@
 """The command line: thin, and the same for people and scripts.
 
-Exit codes: 0 when done, 1 when the answer is "no", 2 for a usage or configuration error. Results go
-to stdout, messages and progress to stderr. Spark takes seconds to import, so only the commands that
-need it do.
+Exit codes: 0 when done, 1 when the answer is "no", 2 for a usage or configuration error, 130 when
+interrupted. Results go to stdout, messages and progress to stderr. Spark takes seconds to import,
+so only the commands that need it do.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from cdc_assets.setup.discovery import discovered
 
 _CONFIG = "cdc_assets.config"
 _DEFAULT, _NAMED = "cdc_assets.yaml", 5
+_INTERRUPTED = 130  # as shells have it, of SIGINT
 _PLACES = ("*/defs/*/defs.yaml", "src/*/defs/*/defs.yaml")  # of a Dagster project
 _PLAIN = re.compile(r"\A[a-z0-9_.]+\Z")  # of a name that no shell needs quotes for
 
@@ -119,6 +120,9 @@ class _Commands(_Group):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click ends quietly where nobody reads any more
+        except KeyboardInterrupt:
+            labelled("interrupted:", "bold", "what was done stays.")
+            sys.exit(_INTERRUPTED)
         except Exception as error:  # noqa: BLE001 - whatever it is, a person gets a sentence
             problem = explained(error, ctx.meta.get(_CONFIG))
             _fail(str(problem), 2 if isinstance(problem, ConfigurationError) else 1)

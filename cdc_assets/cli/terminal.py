@@ -212,6 +212,10 @@ def _is_lag(problem: Problem) -> bool:
     return problem.condition.key.startswith("freshness:")
 
 
+def _is_parked(problem: Problem) -> bool:
+    return problem.condition.key.startswith("parked:")
+
+
 def _show_problem(severity: str, condition: Condition) -> None:
     labelled(severity, _COLOURS[severity], f"{condition.what}: {condition.detail}")
     note(f"    {condition.remedy}")
@@ -233,8 +237,10 @@ def show_health(health: Health, *, wide: bool = False) -> None:
         worst = "fail" if any(p.severity == "fail" for p in lagging) else "warn"
         labelled(worst, _COLOURS[worst], f"{len(lagging)} lake tables are behind: {named}")
     rows, title = report.table_rows(found), f"source {found.source}"
+    told = tuple(p.condition.detail for p in health.problems if _is_parked(p))
     for remark in columns.show(report.TABLE_HEADINGS, rows, remarks=True, title=title, wide=wide):
-        say(remark)
+        if not remark.endswith(told):
+            say(remark)
     for worker in found.workers:
         heard = "" if worker.alive else f"; not heard of for {worker.heard_seconds_ago or 0:.0f} s"
         say(

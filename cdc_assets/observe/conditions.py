@@ -177,7 +177,9 @@ def _tables(facts: Facts, config: SourceConfig) -> Iterator[Condition]:
                 f"parked:{table.name}",
                 f"{table.name} is parked: nothing of it is applied",
                 table.reason or "no reason was noted",
-                f"Mend the cause, then `{_of('resync', table)}`.",
+                "It is copied anew then."
+                if _of("resync", table) in (table.reason or "")
+                else f"Mend the cause, then `{_of('resync', table)}`.",
             )
         elif table.state == "new" and not dropped:
             yield Condition(

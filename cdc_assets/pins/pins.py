@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 # A stream that can go on waits at most this long for another process's pin.
 _PREPARE_SECONDS = 3.0
+# How often a table that couldn't be registered is looked at again: a right may have been granted.
+_REFUSED_SECONDS = 30.0
 # A copy in short transactions that can't begin for longer than this says why.
 _NOTED_SECONDS = 4.0
 
@@ -74,8 +76,7 @@ class _Candidate(NamedTuple):
     tables: Mapping[TableId, tuple[object, ...]]
     seen: Seen
     since: float
-    told: frozenset[TableId] = frozenset()
-    """Those whose rows say who holds them up."""
+    told: frozenset[TableId] = frozenset()  # those whose rows say who holds them up
 
 
 def _told(pinned: list[TableRow], point: Lsn) -> None:
@@ -92,6 +93,7 @@ class Pins:
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
         self._candidate: _Candidate | None = None
+        self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
 
     @property
     def store(self) -> LogStore:
@@ -158,7 +160,7 @@ class Pins:
                 with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
                     self._keep(row, alive)
             try:
-                if self._waiting():
+                if self._waiting() or self._refused():
                     with self._pipeline.connect_source("pins") as source:
                         self._pin_waiting(source)
             finally:
@@ -267,11 +269,17 @@ class Pins:
             made.connection.close()
             set_inserts_from(source, self._config, self._store, made.consistent_point)
 
-    def _waiting(self) -> list[TableRow]:
+    def _waiting(self, state: TableState = TableState.WAITING) -> list[TableRow]:
         """Without tables that were taken out of the configuration: those wait for ever."""
         configured = {table.id for table in self._config.tables}
-        rows = self._store.tables(None, TableState.WAITING)
-        return [row for row in rows if row.table in configured]
+        return [row for row in self._store.tables(None, state) if row.table in configured]
+
+    def _refused(self) -> bool:
+        """Whether it is time to look again at tables that could never be registered, if any."""
+        if time.monotonic() < self._refused_again_at:
+            return False
+        self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
+        return any(not row.oid for row in self._waiting(TableState.PARKED))
 
     def _pin(
         self, source: Connection, slot: NewSlot, tables: list[TableRow], *, first: bool

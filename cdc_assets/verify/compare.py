@@ -138,7 +138,9 @@ class _Comparing:
         self._await_flusher()
         began = time.monotonic()
         try:
-            found = compare_together(self.pipeline, self.session, tables, self.flush_to)
+            found = compare_together(
+                self.pipeline, self.session, tables, self.flush_to, self.on_progress
+            )
         except Exception as problem:  # noqa: BLE001 - some table's: it is told when that is alone
             self.on_progress(f"they are compared one by one: {first_line(problem)}")
             self._note(problem)

@@ -88,6 +88,7 @@ def compare_together(
     session: SparkSession,
     tables: Sequence[TableId],
     flush_to: FlushTo,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> dict[TableId, Seen]:
     """Compare ``tables`` at one LSN; those that couldn't be compared are left out.
 
@@ -103,11 +104,14 @@ def compare_together(
     with ExitStack() as cleanup:
         levelling = cleanup.enter_context(_levelling(pipeline, session, offsets, before))
         with moment(pipeline, "verify") as (point, snapshot_name):
+            on_progress(f"reading the source at {point}, and merging up to there")
             levelled = levelling(point, flush_to)
             expected = _as_they_are(pipeline, session, list(offsets))
             read = read_together(pipeline, session, list(expected.values()), snapshot_name)
             counts = read.counted()
             there = count_sources(pipeline, [expected[table] for table in counts], snapshot_name)
+        rows = sum(counted.rows for counted, _ in counts.values())
+        on_progress(f"{rows:,} rows of the source are read; reading the lake's")
         besides = dict[TableId, Beside]()
         for lake, snapshot_id in levelled():
             if (table := lake.row.table) in counts:

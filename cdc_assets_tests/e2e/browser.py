@@ -98,11 +98,13 @@ class Page:
                 modifiers=1 if alt else 0,
             )
 
-    def click_at(self, x: int, y: int) -> None:
-        """Click a place, in pixels."""
-        for kind in ("mousePressed", "mouseReleased"):
-            where = {"x": x, "y": y, "button": "left", "clickCount": 1}
-            self.call("Input.dispatchMouseEvent", type=kind, **where)
+    @contextmanager
+    def high(self, pixels: int) -> Iterator[None]:
+        """For what is opened in the block, the page is so high."""
+        size = {"width": _SIZE[0], "height": pixels}
+        self.call("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
+        yield
+        self.call("Emulation.clearDeviceMetricsOverride")
 
     def wait(self, seconds: float) -> None:
         """While the page does what it does."""

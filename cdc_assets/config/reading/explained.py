@@ -41,18 +41,19 @@ def explained(item: Any, model: type[BaseModel], data: object) -> str:
 
     ``data``: what was read.
     """
-    where = _place(item["loc"], data) or "the whole file"
+    place = _place(item["loc"], data)
+    where = f"{place}: " if place else ""
     if item["type"] == "model_type" and item["loc"][:-1] == ("tables",):
-        return f"{where}: write a table's name, or a mapping with its name."
+        return f"{where}write a table's name, or a mapping with its name."
     if item["type"] == "literal_error":
-        return f"{where}: write {item['ctx']['expected']}."
+        return f"{where}write {item['ctx']['expected']}."
     if (words := _WORDS.get(item["type"])) is None:
         words = _SUBJECT.sub(lambda found: "" if "," in found[0] else "it", item["msg"])
     if item["type"] == "extra_forbidden":
         *place, key = item["loc"]
         if (known := meant(str(key), _keys(model, place))) is not None:
-            return f"{where}: {words}: {known}?"
-    return f"{where}: {words}."
+            return f"{where}{words}: {known}?"
+    return f"{where}{words}."
 
 
 def _place(loc: Sequence[int | str], data: Any) -> str:

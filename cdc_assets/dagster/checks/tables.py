@@ -21,6 +21,8 @@ from cdc_assets.observe.status import collect
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.readiness.foreign_errors import explained
 
+LOOKED_AT_AGAIN = "It is looked at again by itself."
+
 
 def table_checks(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetChecksDefinition:
     """The checks of the tables; any subset can be run from the UI."""
@@ -104,7 +106,7 @@ def _not_looked_at(names: TableAssets, check: str, why: CdcError) -> dg.AssetChe
         check_name=check,
         passed=False,
         severity=dg.AssetCheckSeverity.WARN,
-        description=described(f"{names.lake_table_name} wasn't looked at: {why}"),
+        description=described(f"{names.lake_table_name} wasn't looked at: {why} {LOOKED_AT_AGAIN}"),
     )
 
 

@@ -17,7 +17,7 @@ from itertools import groupby
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.checks import lag, sample, values
+from cdc_assets.dagster.checks import lag, sample, tables, values
 from cdc_assets.dagster.internals import (
     AssetCheckExecutionRecord,
     AssetCheckExecutionRecordStatus,
@@ -34,7 +34,7 @@ from cdc_assets.dagster.names import (
 )
 from cdc_assets.dagster.sensors.sessions import LOOK_SECONDS, keep_instance, session, status_of
 from cdc_assets.log.states import TableState
-from cdc_assets.messages.texts import of_markdown
+from cdc_assets.messages.texts import counted, of_markdown
 from cdc_assets.observe.conditions import conditions, unknown
 from cdc_assets.observe.facts import FailedCheck, FailedRun, Stale, Unchecked, facts, unreachable
 from cdc_assets.observe.notices import Memory, due, observe
@@ -50,6 +50,8 @@ _EVALUATED = {
     AssetCheckExecutionRecordStatus.SUCCEEDED,
     AssetCheckExecutionRecordStatus.FAILED,
 }
+# Descriptions of checks end with one of them, or with none.
+_REMEDIES = (values.REMEDY, sample.REMEDY, tables.LOOKED_AT_AGAIN)
 _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 
@@ -194,13 +196,16 @@ def failed_checks(
         if record.status != AssetCheckExecutionRecordStatus.FAILED or evaluation is None:
             continue
         fails = evaluation.severity == dg.AssetCheckSeverity.ERROR
+        said = of_markdown(evaluation.description or "it said nothing")
+        # An alert has a line of its own for what is to be done.
+        remedy = next((known for known in _REMEDIES if said.endswith(known)), None)
         found.append(
             FailedCheck(
                 key.asset_key.to_user_string(),
                 key.name,
                 "fail" if fails else "warn",
-                of_markdown(evaluation.description or "it said nothing"),
-                values.REMEDY if key.name == values.NAME else None,
+                said.removesuffix(remedy or "").rstrip(),
+                remedy,
             )
         )
     return tuple(found)
@@ -239,7 +244,8 @@ def unchecked(
 
 def _sentence(memory: Memory, told: int, problems: Sequence[str]) -> str:
     grades = [known.grade for known in memory.known.values()]
-    parts = [f"{grades.count('fail')} failures and {grades.count('warn')} warnings"]
+    many = [counted(grades.count("fail"), "failure"), counted(grades.count("warn"), "warning")]
+    parts = [" and ".join(many)]
     if told:
-        parts.append(f"{told} changes told")
+        parts.append(f"{counted(told, 'change')} told")
     return "; ".join([*parts, *problems]) + "."

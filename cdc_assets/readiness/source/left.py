@@ -152,15 +152,12 @@ def left_findings(
     for row in store.tables():
         if row.table in wanted and row.state == TableState.PARKED:
             resync = command("resync", row.table)
-            yield Finding(
-                "table_parked",
-                "warning",
-                f"{row.table} is parked, whether or not the cause is mended: {row.reason}",
-                f"If it is: {resync}"
-                if row.oid
-                else f"If it is: the next start takes it up by itself; a flusher that runs takes it"
-                f" up after {resync}",
-            )
+            if not row.oid:
+                way_out = "If it is: the flusher takes it up within a minute, or when it starts."
+            else:
+                way_out = "" if resync in (row.reason or "") else f"If it is: {resync}"
+            said = f"{row.table} is parked, whether or not the cause is mended: {row.reason}"
+            yield Finding("table_parked", "warning", said, way_out)
         name = inserts if row.inserts_only else whole
         if row.table in wanted or row.table not in published[name]:
             continue

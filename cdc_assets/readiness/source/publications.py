@@ -6,6 +6,7 @@ Nothing is changed. ``tables`` judges how a publication sends a table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import LiteralString
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
@@ -32,16 +33,23 @@ from cdc_assets.readiness.source.enrolment import Facts, facts_of
 from cdc_assets.readiness.source.planning import refuse_row_filter
 
 # The tables of these names that exist, and whether this role owns them all.
-_OWNED = """
-select pg_catalog.array_agg(c.oid::bigint),
-       pg_catalog.bool_and(pg_catalog.pg_has_role(c.relowner, 'USAGE'))
-       and pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
-       current_user::text
+_WANTED: LiteralString = """
   from unnest(%(schemas)s::text[], %(names)s::text[]) w (schema_name, table_name)
   join pg_catalog.pg_namespace n on n.nspname = w.schema_name
   join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
    and c.relkind in ('r', 'p')
 """
+_THERE = f"select w.schema_name, w.table_name {_WANTED} order by 1, 2"
+_OWNED = f"""
+select pg_catalog.array_agg(c.oid::bigint),
+       pg_catalog.bool_and(pg_catalog.pg_has_role(c.relowner, 'USAGE'))
+       and pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+       current_user::text
+{_WANTED}"""
+
+
+def _named(tables: Sequence[TableId]) -> dict[str, list[str]]:
+    return {"schemas": [t.schema for t in tables], "names": [t.name for t in tables]}
 
 
 def publication_findings(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
@@ -50,13 +58,13 @@ def publication_findings(connection: Connection, config: SourceConfig) -> Iterat
     published = published_tables(connection, name)
     if published is not None:
         beside = published_tables(connection, inserts_publication(name)) or {}
-        if lacking := [str(t) for t in tables if t not in published and t not in beside]:
-            message = f"the publication {name} lacks {', '.join(lacking)}; will be added."
+        lacking = [t for t in tables if t not in published and t not in beside]
+        there = connection.execute(_THERE, _named(lacking)).fetchall() if lacking else []
+        if listed := ", ".join(str(TableId(schema, table)) for schema, table in there):
+            message = f"the publication {name} lacks {listed}; will be added."
             yield Finding("publication", "info", message, "")
         return
-    row = connection.execute(
-        _OWNED, {"schemas": [t.schema for t in tables], "names": [t.name for t in tables]}
-    ).fetchone()
+    row = connection.execute(_OWNED, _named(tables)).fetchone()
     oids, may_make, role = row or (None, True, "")
     if may_make or oids is None:
         message = f"the publication {name} doesn't exist yet; it will be created."

@@ -61,7 +61,7 @@ def table_findings(
         in_the_way = {"replica_identity", "row_filter"} & {f.code for f in [*identity, *filtering]}
         if follows and not in_the_way:
             yield from publishable(connection, config, found, facts, inserts_only=inserts_only)
-        if table.where is not None:
+        if table.where is not None and "row_filter" not in in_the_way:
             rows = f"{table.name}: only its rows where {one_line(table.where)} are replicated."
             yield Finding("filtered_rows", "info", rows, "")
         if follows:

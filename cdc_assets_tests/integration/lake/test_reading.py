@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql.connect.session import SparkSession as RemoteSession
 
 import cdc_assets
 from cdc_assets.config.addresses import source_dsn
+from cdc_assets.lake.spark.jars import PACKAGES
+from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets_tests.support.lake import Lake, NewLake
 
 pytestmark = pytest.mark.spark
@@ -74,6 +77,26 @@ def test_pyiceberg_and_duckdb_read_the_rows_of_the_source(source: Lake) -> None:
         assert read == expected, page
         if page == "README.md":
             assert made["total"] == (len(expected), sum(amount for _, amount in expected))
+
+
+def test_spark_reads_the_rows_of_the_source(source: Lake, spark_server: SparkServer) -> None:
+    page = (ROOT / "docs/operate/reading.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```properties\n(.*?)```\n\n```sql\n", page, re.DOTALL)
+    [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    settings = dict(line.split(maxsplit=1) for line in block.splitlines())
+    assert set(settings.pop("spark.jars.packages").split(",")) <= {*PACKAGES}
+    there = conninfo_to_dict(source_dsn(source.config))
+    ours = f"//{there['host']}:{there['port']}/{there['dbname']}"
+    session = RemoteSession.builder.remote(spark_server.ensure()).create()
+    try:
+        for name, value in settings.items():
+            told = value.replace("//db.example.com/app", ours).replace("…", "pw")
+            session.conf.set(name, told)
+        found = sorted((row["id"], row["amount"]) for row in session.sql(query).collect())
+    finally:
+        session.stop()
+    expected = source.execute("select id, amount from orders where amount > 100 order by id")
+    assert found == expected and len(found) > 100
 
 
 def test_a_role_without_these_rights_reads_nothing(source: Lake) -> None:

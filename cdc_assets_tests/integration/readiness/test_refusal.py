@@ -22,7 +22,8 @@ from cdc_assets.readiness.source.server import preflight
 from cdc_assets.readiness.surroundings import admitted
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.readiness.test_check import config_of
-from cdc_assets_tests.support.flusher import Bench, bench, start_flusher
+from cdc_assets_tests.support.flusher import Bench, bench, flushing, start_flusher
+from cdc_assets_tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -129,11 +130,37 @@ def test_a_table_that_was_parked_before_its_first_copy_is_told(source: Bench) ->
     assert "no primary key" in told()["table_parked"].message
     source.execute("alter table t add primary key (id)")
     remedy = told()["table_parked"].remedy
-    assert "the next start takes it up by itself" in remedy
+    assert "the flusher takes it up within a minute" in remedy
     assert "cdc-assets resync public.t" in remedy
     source.flush(config)
     assert source.parked() == {}
     assert "table_parked" not in told()
+
+
+def test_a_table_that_could_not_be_registered_is_taken_up_once_it_can_be(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the flusher that runs: nobody has to ask for it."""
+    monkeypatch.setattr("cdc_assets.pins.pins._REFUSED_SECONDS", 0.5)
+    config = source.config("public.t", "public.gone")
+    with flushing(config):
+        wait_for(lambda: "public.gone" in source.parked())
+        source.execute("create table gone (id int primary key)")
+        wait_for(lambda: source.parked() == {})
+        source.execute("insert into gone values (1)")
+        states = "select state from _pg2iceberg.tables where table_name = 'public.gone'"
+        wait_for(lambda: source.ask_log(states) == [("streaming",)])
+
+
+def test_a_publication_is_not_said_to_get_a_table_that_is_not_there(source: Bench) -> None:
+    source.flush(source.config("public.t"))
+    source.execute("create table u (id int primary key)")
+    config = source.config("public.t", "public.u", "public.gone")
+    with Pipeline.open(config) as pipeline:
+        found = preflight(source.connection, config, pipeline.store, source.dsn)
+    told = {finding.code: finding.message for finding in found}
+    assert "lacks public.u; will be added" in told["publication"]
+    assert "public.gone" in told["table_missing"]
 
 
 def test_a_database_that_is_down_is_an_outage_and_no_refusal(

@@ -49,6 +49,23 @@ def test_one_table_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, behind("a")).splitlines()[0] == "warn app.a is behind public.a: 849 s"
 
 
+def test_why_a_table_is_parked_is_said_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # there the reasons stand below the table
+    reason = "the role app may not read it. grant select on t to app;"
+    condition = Condition("parked:public.t", "public.t is parked", reason, "It is copied then.")
+    tables = (
+        TableStatus("public.t", "app.t", "parked", reason=reason),
+        TableStatus("public.u", "app.u", "waiting", reason="somebody has locked it"),
+    )
+    status = SourceStatus("app", tables, "s", None, FlusherStatus("down"), {})
+    terminal.show_health(Health(status, (Problem(condition, "fail"),), ()))
+    output = capsys.readouterr()
+    assert (output.out + output.err).count(reason) == 1
+    assert "somebody has locked it" in output.out
+
+
 def lines(capsys: pytest.CaptureFixture[str], flusher: FlusherStatus, **more: Any) -> list[str]:
     tables = (TableStatus("public.t", "app.t", "streaming"),)
     status = SourceStatus("app", tables, "s", None, flusher, {}, left=("public.gone",), **more)

@@ -9,9 +9,12 @@ import dagster as dg
 import pytest
 
 from cdc_assets.config.source import parse_config
+from cdc_assets.dagster.checks import sample, values
+from cdc_assets.dagster.checks.tables import LOOKED_AT_AGAIN
 from cdc_assets.dagster.names import all_tables, run_tags
 from cdc_assets.dagster.sensors import alerts
 from cdc_assets.log.sessions.flusher_status import FlusherStatus
+from cdc_assets.messages.texts import described
 from cdc_assets.observe.conditions import conditions
 from cdc_assets.observe.facts import Facts, FailedCheck, Unchecked
 from cdc_assets.observe.status import SourceStatus, TableStatus
@@ -80,6 +83,36 @@ def test_a_check_that_failed_has_failed_until_it_is_evaluated_again() -> None:
         assert failed(instance) == ["shop/t"]
         evaluated(passed=True)
         assert failed(instance) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "remedy"),
+    [
+        (f"Values that have no form: v: 3. {values.REMEDY}", "no form: v: 3.", values.REMEDY),
+        (f"{sample.REMEDY}", "", sample.REMEDY),
+        (
+            f"t wasn't looked at: the Postgres is away. {LOOKED_AT_AGAIN}",
+            "t wasn't looked at: the Postgres is away.",
+            LOOKED_AT_AGAIN,
+        ),
+        ("t doesn't exist.", "t doesn't exist.", None),
+    ],
+)
+def test_what_a_check_says_is_to_be_done_is_said_once(
+    said: str, what: str, remedy: str | None
+) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                check_name=T.name,
+                asset_key=T.asset_key,
+                passed=False,
+                description=described(said),
+            )
+        )
+        [found] = alerts.failed_checks(alerts.evaluations(instance, [T]))
+    assert found.said.endswith(what) and found.remedy == remedy
+    assert remedy is None or remedy not in found.said
 
 
 def test_checks_that_nobody_runs_are_told_however_green_they_are() -> None:
