@@ -32,6 +32,7 @@ from cdc_assets.readiness.source.enrolment import (
 )
 from cdc_assets.readiness.source.planning import filter_findings, refuse_unplannable
 from cdc_assets.readiness.source.publications import publishable
+from cdc_assets.readiness.source.rights import unlockable
 from cdc_assets.readiness.strategy import why_pinned
 
 
@@ -66,6 +67,8 @@ def table_findings(
             yield Finding("filtered_rows", "info", rows, "")
         if follows:
             yield from _whole(connection, config, table, found, inserts_only=inserts_only)
+    if follows and config.pin_by(found.id) == "lock":
+        yield from unlockable(connection, {found.oid: found.id}).values()
     version = connection.info.server_version
     if config.strategy(found.id) == "incremental":
         mode = "append" if inserts_only else table.mode or "mirror"
