@@ -12,102 +12,23 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from cdc_assets.config.source import parse_config
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.errors import ReplicationLost, SlotBusy
 from cdc_assets.flusher.flusher import run
 from cdc_assets.log.states import TableState
-from cdc_assets.operations.copying import mark_for_copy
-from cdc_assets.pins import by_lock
+from cdc_assets.pins import by_lock, pins, taking
 from cdc_assets.pins.pins import Pins
-from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres import slots
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness import surroundings as readiness
 from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.integration.pins.pinning import PARTED, PLAIN, T, U, V, pinning, stranger
 from cdc_assets_tests.integration.snapshot.sources import role
 from cdc_assets_tests.support.flusher import Bench, bench
 from cdc_assets_tests.support.synchronous import hanging_commits
 from cdc_assets_tests.support.threads import beside
-
-T, U, V = TableId("public", "t"), TableId("public", "u"), TableId("public", "v")
-PLAIN = "create table t (id bigint primary key); insert into t values (-1)"
-PARTED = """
-create table t (id bigint primary key) partition by hash (id);
-create table t0 partition of t for values with (modulus 2, remainder 0);
-create table t1 partition of t for values with (modulus 2, remainder 1);
-insert into t values (-1)
-"""
-
-
-class Pinning:
-    """A source whose stream has begun, and whose tables can be pinned anew, again and again."""
-
-    def __init__(self, source: Bench, *tables: str, **snapshot: object) -> None:
-        settings = source.settings(*tables)
-        settings["snapshot"] = {"pin": "lock", **snapshot}
-        self.source = source
-        self.config = parse_config(settings, "test")
-        self.pipeline = Pipeline.open(self.config)
-        self.pins = Pins(self.pipeline)
-        self.pins.prepare()
-
-    def ask_anew(self, *tables: TableId) -> None:
-        mark_for_copy(self.pipeline, tables or [T])
-
-    def state(self, table: TableId = T) -> tuple[TableState, str]:
-        row = self.pipeline.store.table(table)
-        assert row is not None
-        return row.state, row.reason or ""
-
-    def pinned(self, *tables: TableId) -> bool:
-        """Whether they are after a tick."""
-        self.pins.tick()
-        return all(self.state(table)[0] == TableState.COPYING for table in tables or [T])
-
-    def point(self, table: TableId = T) -> Lsn:
-        row = self.pipeline.store.table(table)
-        assert row is not None and row.snapshot_lsn is not None
-        return row.snapshot_lsn
-
-    def shown(self, query: str = "select id from t", table: TableId = T) -> set[Any]:
-        """Of the table's snapshot."""
-        row = self.pipeline.store.table(table)
-        assert row is not None
-        ((name,),) = self.source.ask_log(
-            "select snapshot_name from _pg2iceberg.pin_holders where pin = %s", row.pin
-        )
-        with psycopg.connect(self.source.dsn) as session:
-            session.execute("set transaction isolation level repeatable read read only")
-            session.execute(f"set transaction snapshot '{name}'".encode())
-            return {value for (value,) in session.execute(query.encode())}
-
-    def close(self) -> None:
-        self.pins.close()
-        self.pipeline.close()
-
-
-@contextmanager
-def pinning(source: Bench, setup: str, *tables: str, **snapshot: object) -> Iterator[Pinning]:
-    source.execute(setup)
-    opened = Pinning(source, *(tables or ("t",)), **snapshot)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-@contextmanager
-def stranger(dsn: str, statement: str, **more: str) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction that has written and goes on."""
-    with psycopg.connect(make_conninfo(dsn, **more), application_name="nightly") as session:
-        session.execute(statement.encode())
-        yield session
-        session.rollback()
 
 
 @pytest.mark.parametrize("where", ["another database", "another table"])
@@ -163,10 +84,7 @@ def write(dsn: str, numbers: Iterator[int], stop: threading.Event) -> None:
                 "insert into t0 values ({0})" if parted else "insert into t values ({0})",
             ]
             kind = kinds[number % len(kinds)]
-            try:
-                session.execute(kind.format(number).encode())
-            except psycopg.errors.CheckViolation:  # of another partition
-                session.execute(f"insert into t values ({number})".encode())
+            session.execute(kind.format(number).encode())
             if "prepare" in kind:
                 time.sleep(0.005)
                 session.execute(f"commit prepared 'p{number}'".encode())
@@ -197,12 +115,26 @@ def test_invariant_5_a_snapshot_shows_what_committed_below_its_point_and_nothing
             assert ids == {-1} | {number for commit, number in log if commit < int(point)}
 
 
-def test_invariant_5_a_commit_that_hangs_holds_the_table(source: Bench) -> None:
+@pytest.mark.parametrize(
+    ("setup", "statement"),
+    [
+        (PLAIN, "insert into t values (7)"),
+        (PLAIN, "begin; savepoint s; insert into t values (7); release savepoint s; commit"),
+        (PLAIN, "commit prepared 'seven'"),
+        (PARTED, "insert into t0 values (7)"),
+    ],
+    ids=["plain", "subtransaction", "prepared", "partition"],
+)
+def test_invariant_5_a_commit_that_hangs_holds_the_table(
+    source: Bench, setup: str, statement: str
+) -> None:
     """Its record is below the WAL's end, and no snapshot shows it yet."""
     source.execute("set synchronous_commit = local")
-    with pinning(source, f"{PLAIN}; create table o (id int)") as here:
+    with pinning(source, setup) as here:
+        if "prepared" in statement:
+            source.execute("begin; insert into t values (7); prepare transaction 'seven'")
         here.ask_anew()
-        with hanging_commits(source.dsn, "insert into t values (7)"):
+        with hanging_commits(source.dsn, statement):
             here.pins.close()
             here.pins = Pins(here.pipeline)
             assert not here.pinned()
@@ -211,23 +143,36 @@ def test_invariant_5_a_commit_that_hangs_holds_the_table(source: Bench) -> None:
         assert here.shown() == {-1, 7}
 
 
-def test_what_a_snapshot_shows_is_flushed_before_the_pin_counts(source: Bench) -> None:
+def test_what_a_snapshot_shows_is_flushed_before_the_pin_counts(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A crash would take it back otherwise, and the log would never have what came instead."""
+    flushed = list[bool]()
+
+    def take(connection: Any, config: Any, store: Any, point: Lsn, *rest: Any, **more: Any) -> Any:
+        ((now,),) = source.execute("select pg_current_wal_flush_lsn()::text")
+        flushed.append(point <= Lsn.parse(now))
+        return taking.take(connection, config, store, point, *rest, **more)
+
+    def asynchronous(stop: threading.Event) -> None:
+        with psycopg.connect(source.dsn, autocommit=True) as session:
+            session.execute("set synchronous_commit = off")
+            for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+                session.execute(f"insert into t values ({number})".encode())
+
+    monkeypatch.setattr(pins, "take", take)
     with pinning(source, PLAIN) as here:
-        here.ask_anew()
         source.execute("alter system set wal_writer_delay = '10s'")
         source.execute("select pg_reload_conf()")
         try:
-            time.sleep(0.5)
-            source.execute("set synchronous_commit = off")
-            for number in range(20):
-                source.execute("insert into t values (%s)", number)
-            assert here.pinned()
-            ((flushed,),) = source.execute("select pg_current_wal_flush_lsn()::text")
-            assert here.point() <= Lsn.parse(flushed)
+            with beside(asynchronous):
+                while len(flushed) < 6:  # the first one is the slot's
+                    here.ask_anew()
+                    here.pins.tick()
         finally:
             source.execute("alter system reset wal_writer_delay")
             source.execute("select pg_reload_conf()")
+    assert all(flushed)
 
 
 @contextmanager
