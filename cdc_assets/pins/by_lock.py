@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterator, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from typing import Any, LiteralString
 
 import psycopg
@@ -52,13 +52,15 @@ from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection, connect
 from cdc_assets.postgres.session.waits import writers_of
 from cdc_assets.postgres.slots import NewSlot
-from cdc_assets.readiness.source.planning import AT_ONCE
 from cdc_assets.readiness.source.rights import unlockable
 
 # How often a tick tries to lock a table that is written to, and its pauses, in lengths of a wait.
 _TRIES, _PAUSES = 3, (5.0, 15.0)
 # Each pin is held by a session. With so many, other tables wait until some are copied.
 MOST_PINS = 16
+# Locks that are taken at once: the server has room for some thousands, of all sessions together. A
+# table of more partitions is locked by itself.
+AT_ONCE = 500
 # For what a snapshot shows to be flushed, by synchronous standbys as well.
 _SECURED_SECONDS = 10.0
 
@@ -72,6 +74,16 @@ rollback to savepoint unlocked;
 release savepoint unlocked;
 set local statement_timeout = 0;
 select pg_catalog.pg_export_snapshot()
+"""
+_LOCKS = """
+with recursive part (root, oid) as (
+    select w.oid, w.oid from unnest(%s::oid[]) w (oid)
+    union all
+    select p.root, i.inhrelid from part p
+      join pg_catalog.pg_inherits i on i.inhparent = p.oid
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
+select p.root::bigint, c.relkind = 'p', pg_catalog.count(*)
+  from part p join pg_catalog.pg_class c on c.oid = p.root group by 1, 2
 """
 _IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
 # Another table has the name by now, or none, or a right is gone.
@@ -132,10 +144,14 @@ class ByLock:
         there = writers_of(source, [row.oid for row in rows])
         busy = [row for row in rows if there[row.oid]]
         free = [row for row in rows if not there[row.oid]]
-        parted = _partitioned(source, rows)
-        plain = [row for row in free if row.oid not in parted]
-        groups = [[row] for row in free if row.oid in parted]
-        groups += [plain[first : first + AT_ONCE] for first in range(0, len(plain), AT_ONCE)]
+        locks, parted = _locks(source, rows)
+        groups, room = list[list[TableRow]](), 0
+        for row in free:
+            room -= locks[row.oid]
+            if room < 0:
+                groups.append([])
+                room = AT_ONCE - locks[row.oid]
+            groups[-1].append(row)
         while groups:
             some = groups.pop()
             made = self._locked(source, some, parted)
@@ -175,15 +191,16 @@ class ByLock:
     ) -> NewSlot | str | None:
         """A snapshot that is exact for all of the tables; None: somebody is in the way.
 
-        A partitioned one comes by itself. ``waits``: for the lock of one that comes by itself. A
-        text says why there is none in another case.
+        ``parted``: the partitioned ones. ``waits``: for the lock of one that comes by itself. In
+        another case a text says why there is none.
         """
         names = [row.table.identifier for row in rows]
         first = sql.SQL(", ").join(sql.SQL("only {}").format(name) for name in names)
         locks = [sql.SQL("lock table {} in share mode").format(first)]
         locks[0] += sql.SQL("" if waits else " nowait")
-        if rows[0].oid in parted:
-            locks.append(sql.SQL("lock table {} in share mode nowait").format(names[0]))
+        if whole := [row.table.identifier for row in rows if row.oid in parted]:
+            every = sql.SQL(", ").join(whole)
+            locks.append(sql.SQL("lock table {} in share mode nowait").format(every))
         at_most = sql.Literal(max(1, int(1000 * self._wait / len(locks))))
         message = sql.SQL(_MESSAGE).format(at_most=at_most, locks=sql.SQL(";\n").join(locks))
         session = self._session = self._session or connect(
@@ -212,9 +229,10 @@ def _answers(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[str]:
     return found
 
 
-def _partitioned(source: Connection, rows: Sequence[TableRow]) -> frozenset[int]:
-    found = source.execute(
-        "select oid::bigint from pg_catalog.pg_class where oid = any(%s::oid[]) and relkind = 'p'",
-        ([row.oid for row in rows],),
-    ).fetchall()
-    return frozenset(oid for (oid,) in found)
+def _locks(
+    source: Connection, rows: Sequence[TableRow]
+) -> tuple[Mapping[int, int], frozenset[int]]:
+    """By oid, how many locks each table takes; and which of them are partitioned."""
+    found = source.execute(_LOCKS, ([row.oid for row in rows],)).fetchall()
+    locks = dict.fromkeys((row.oid for row in rows), 1) | {oid: number for oid, _, number in found}
+    return locks, frozenset(oid for oid, parted, _ in found if parted)

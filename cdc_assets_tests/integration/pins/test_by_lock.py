@@ -226,6 +226,26 @@ def test_where_somebody_always_writes_others_wait_for_the_bound_at_most(
         assert longest[-1] < AT_MOST + EPSILON
 
 
+@pytest.mark.parametrize("setup", [PLAIN, PARTED], ids=["plain", "partitioned"])
+def test_a_lock_that_waits_in_vain_is_given_up_at_the_bound(
+    source: Bench, monkeypatch: pytest.MonkeyPatch, setup: str
+) -> None:
+    """A long transaction began since it was looked for: each try waits, and writers behind it."""
+    looks = itertools.count()
+    monkeypatch.setattr(
+        by_lock, "writers_of", lambda _, oids: {oid: {str(next(looks)): "somebody"} for oid in oids}
+    )
+    monkeypatch.setattr(by_lock, "_PAUSES", (0.1, 0.2))
+    with (
+        pinning(source, setup, lock_at_most=f"{AT_MOST}s") as here,
+        stranger(source.dsn, "insert into t values (5)"),
+        longest_wait(source.dsn) as longest,
+    ):
+        here.ask_anew()
+        assert not here.pinned()
+    assert AT_MOST / 3 < longest[-1] < AT_MOST + EPSILON
+
+
 def test_a_transaction_that_goes_on_is_told_and_nobody_waits_behind_it(source: Bench) -> None:
     with (
         pinning(source, PLAIN, lock_at_most="1s") as here,
@@ -257,8 +277,9 @@ def test_what_a_prepared_transaction_holds_up_is_told(source: Bench) -> None:
 
 
 def test_tables_that_are_free_share_a_pin_and_one_that_is_not_has_its_own(source: Bench) -> None:
-    setup = f"{PLAIN}; create table u (id int primary key); create table v (id int primary key)"
-    setup += "; insert into u values (1); insert into v values (1)"
+    setup = f"{PLAIN}; create table u (id int primary key); insert into u values (1);"
+    setup += "create table v (id int primary key) partition by range (id);"
+    setup += "create table v0 partition of v for values from (0) to (9); insert into v values (1)"
     with pinning(source, setup, "t", "u", "v", lock_at_most="20ms") as here:
         here.ask_anew(T, U, V)
         with stranger(source.dsn, "insert into u values (5)") as writer:
