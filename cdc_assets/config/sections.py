@@ -73,7 +73,8 @@ class SnapshotConfig(Section):
     lock_at_most: Annotated[
         Duration, Field(ge=timedelta(seconds=0.01), le=timedelta(seconds=2))
     ] = timedelta(seconds=0.1)
-    """How long a pin by lock may have those wait who write to the table, at most."""
+    """How long a pin by lock may have those wait who write to the table, at most: less than the
+    lock_timeout of your applications."""
     max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
     """Runs that copy at once."""
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4

@@ -21,7 +21,8 @@ transaction's snapshot S in one statement, unlock, export S. Why S and c are exa
   other ones in their place below c. So a pin counts once everything below c is safe (``secured``);
   a slot's snapshot shows nothing but what is flushed.
 
-What it costs others. A lock that waits has all writers that come later wait behind it. So:
+What it costs others. A lock that waits has all writers that come later wait behind it; one whose
+own ``lock_timeout`` is shorter fails. So:
 
 - It never waits while it holds another lock: no deadlock, which would end somebody's statement, has
   one of ours in it. Several tables at once, and the partitions of one, are locked if they are free
