@@ -38,6 +38,7 @@ from cdc_assets.config.sections import (
     LakeConfig,
     MaintenanceConfig,
     MetricsConfig,
+    PinBy,
     PostgresConfig,
     S3Config,
     SnapshotConfig,
@@ -250,6 +251,10 @@ class SourceConfig(Section):
     def strategy(self, table: TableId) -> Strategy:
         """How the table's first copy is to be made, where it can be."""
         return self.table(table).strategy or self.snapshot.strategy
+
+    def pin_by(self, table: TableId) -> PinBy:
+        """What a pin of the table beside the stream is made with."""
+        return self.table(table).pin or self.snapshot.pin
 
     def table(self, name: str | TableId) -> TableConfig:
         """The configured table of that SQL name; raises ConfigurationError if there is none."""

@@ -21,7 +21,7 @@ from cdc_assets.config.base import (
 )
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
-from cdc_assets.config.sections import Strategy
+from cdc_assets.config.sections import PinBy, Strategy
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId, is_free_in_lake, lake_column
 from cdc_assets.postgres.publication.row_filters import refuse_text
@@ -231,6 +231,8 @@ class TableConfig(Section):
     """Pages of 8 kB a chunk: 2,048 are 16 MB, about a second of work."""
     strategy: Strategy | None = None
     """How its first copy is made, instead of snapshot.strategy."""
+    pin: PinBy | None = None
+    """What its pins are made with, instead of snapshot.pin."""
     freshness: FreshnessConfig = FreshnessConfig()
     owners: tuple[Owner, ...] | None = None
     """Who looks after its assets, instead of the source's owners."""

@@ -157,7 +157,7 @@ def _not_pinned(table: TableId, reason: str | None) -> TableProblem:
     return TableProblem(
         table,
         f"it still waits for its pin{f' ({reason})' if reason else ''}.",
-        "A long transaction at the source holds up slot creation (see pg_stat_activity), or the"
+        "A long transaction at the source holds up its pin (see pg_stat_activity), or the"
         " flusher that streams doesn't get on (see its log).",
     )
 

@@ -4,7 +4,7 @@ Keeps invariant 5. The publication has a table before a slot's consistent point 
 change that commits from that point on is in the stream; the snapshot that the slot exports shows
 every change that committed before it. Together they are the table, without a gap or an overlap. The
 first pin comes from the main slot itself; later ones (a table added, a pin lost) come from a
-temporary slot, which lives only until its snapshot is imported.
+temporary slot, which lives only until its snapshot is imported, or from a lock (``by_lock``).
 
 A pin is taken and recorded by ``taking``, and kept alive by its holders (``holders``). That of a
 table which is copied in short transactions (``strategy``) has none: its point is a proven horizon,
@@ -30,6 +30,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import refuse_if_dropped
+from cdc_assets.pins.by_lock import ByLock
 from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
@@ -93,6 +94,7 @@ class Pins:
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
         self._candidate: _Candidate | None = None
+        self._by_lock = ByLock(self._pipeline)
         self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
 
     @property
@@ -198,7 +200,7 @@ class Pins:
         streaming = self._store.has_flusher()
         # A streaming flusher drops changes of tables that it doesn't know: it has to know a table
         # before the pin. A flusher that starts later reads the registered tables first.
-        told = self._candidate.told if self._candidate is not None else ()
+        told = self._by_lock.told | (self._candidate.told if self._candidate else frozenset())
         waiting = publish_tables(source, self._config, self._store, told)
         self._begin_inserts(source, waiting)
         asked = streamed_publications(self._pipeline, self._store.flushed_lsn() or Lsn.ZERO)
@@ -209,7 +211,11 @@ class Pins:
         ]
         at_horizon = incremental(source, self._config, pinned)
         held_up = self._pin_at_horizon(source, [row for row in pinned if row.table in at_horizon])
-        if rest := [row for row in pinned if row.table not in at_horizon]:
+        rest = [row for row in pinned if row.table not in at_horizon]
+        locking = [row for row in rest if self._config.pin_by(row.table) == "lock"]
+        for some, made in self._by_lock.pins(source, locking, self._held):
+            self._pin(source, made, some, first=False)
+        if rest := [row for row in rest if row not in locking]:
             self._pin(source, self._temporary_slot(), rest, first=False)
         if held_up is not None:
             raise held_up

@@ -129,6 +129,37 @@ def locked(
     return {TableId(schema, name): who for schema, name, who in found}
 
 
+# Locks of a table, or of a partition, that SHARE waits for; one that waits itself is served first.
+_AGAINST_SHARE = ("RowExclusiveLock", *(m for m in _AGAINST_ALTER if m != "ShareLock"))
+_WRITERS_OF: LiteralString = """
+with recursive part (root, oid) as (
+    select w.oid, w.oid from unnest(%s::oid[]) w (oid)
+    union all
+    select p.root, i.inhrelid from part p
+      join pg_catalog.pg_inherits i on i.inhparent = p.oid
+      join pg_catalog.pg_class c on c.oid = i.inhrelid and c.relispartition)
+select p.root::bigint, l.virtualtransaction,
+       coalesce({who}, 'a prepared transaction (pg_prepared_xacts)')
+  from pg_catalog.pg_locks l
+  join part p on p.oid = l.relation
+  left join pg_catalog.pg_stat_activity a on a.pid = l.pid
+ where l.locktype = 'relation' and l.mode = any(%s)
+   and l.database = (select oid from pg_catalog.pg_database where datname = current_database())
+""".replace("{who}", _WHO)
+
+
+def writers_of(connection: Connection, tables: Sequence[int]) -> dict[int, dict[str, str]]:
+    """By oid, the transactions that a SHARE lock of each table waits for, with who they are.
+
+    Those that have written to it, prepared ones included; and whoever vacuums, analyzes or alters
+    it, or builds an index.
+    """
+    found: dict[int, dict[str, str]] = {oid: {} for oid in tables}
+    for oid, transaction, who in connection.execute(_WRITERS_OF, ([*tables], list(_AGAINST_SHARE))):
+        found[oid][transaction] = who
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
     """A session of ours that holds a pin's snapshot, and so keeps vacuum from removing rows.

@@ -49,6 +49,38 @@ select p.root, n.nspname::text, c.relname::text,
 """
 
 
+# Each of them is enough, of the table itself: its partitions are locked with it.
+_MAY_LOCK = """
+select c.oid::bigint, pg_catalog.quote_ident(current_user::text)
+  from pg_catalog.pg_class c
+ where c.oid = any(%s::oid[])
+   and not pg_catalog.has_table_privilege(c.oid, %s)
+"""
+_LOCKING, _MAINTAIN = "UPDATE, DELETE, TRUNCATE", 170000
+
+
+def unlockable(connection: Connection, tables: Mapping[int, TableId]) -> dict[TableId, Finding]:
+    """Those of the tables, by oid, that the role may not lock against writers (SHARE).
+
+    Since version 17 there is a right for that which lets nobody change a row.
+    """
+    maintain = connection.info.server_version >= _MAINTAIN
+    rights = f"{_LOCKING}, MAINTAIN" if maintain else _LOCKING
+    return {
+        tables[oid]: Finding(
+            "lock_privilege",
+            "warning",
+            f"the role {role} may not lock {tables[oid]} for its pin (snapshot.pin: lock): when"
+            " it is copied next to the stream, it waits for that.",
+            f"grant maintain on {tables[oid]} to {role}; -- or set pin: slot"
+            if maintain
+            else f"grant truncate on {tables[oid]} to {role}; -- or update, or delete: before"
+            " Postgres 17 no lesser right has the lock. Or set pin: slot",
+        )
+        for oid, role in connection.execute(_MAY_LOCK, ([*tables], rights))
+    }
+
+
 def missing_rights(
     connection: Connection, tables: Mapping[int, Collection[str]]
 ) -> dict[int, list[Finding]]:

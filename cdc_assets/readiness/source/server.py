@@ -196,9 +196,11 @@ def _free_slots(
         )
 
 
-def _before_a_slot(connection: Connection) -> Iterator[Finding]:
+def _before_a_slot(connection: Connection, config: SourceConfig) -> Iterator[Finding]:
     """Findings that would keep a slot from being made."""
-    yield from _free_slots(connection, 2)  # the slot, and a temporary one for tables added later
+    by_slot = any(config.pin_by(table.id) == "slot" for table in config.tables)
+    # The slot, and a temporary one for tables added later.
+    yield from _free_slots(connection, 2 if by_slot else 1)
     old = {"old": LONG_TRANSACTION_SECONDS}
     rows = connection.execute(_LONG_TRANSACTIONS, old).fetchall()
     if not _one(connection, "select pg_has_role('pg_read_all_stats', 'usage')"):
@@ -254,7 +256,7 @@ def _objects(
 ) -> Iterator[Finding]:
     slot = slot_status(connection, config.slot)
     if slot is None:
-        yield from _before_a_slot(connection)
+        yield from _before_a_slot(connection, config)
         yield Finding(
             "slot", "info", f"the slot {config.slot} doesn't exist yet; it will be created.", ""
         )
@@ -281,7 +283,8 @@ def _objects(
     if slot is not None:
         rows = () if store is None else store.tables()
         pinned = {row.table for row in rows if row.state != TableState.WAITING}
-        waits = any(table.id not in pinned for table in config.tables)
+        by_slot = {table.id for table in config.tables if config.pin_by(table.id) == "slot"}
+        waits = not by_slot <= pinned
         yield from _free_slots(connection, 1, "error" if waits else "warning")
     yield from left_findings(connection, config, store)
     yield from new_findings(connection, config)

@@ -32,6 +32,7 @@ from cdc_assets.readiness.source.enrolment import (
 )
 from cdc_assets.readiness.source.planning import filter_findings, refuse_unplannable
 from cdc_assets.readiness.source.publications import publishable
+from cdc_assets.readiness.source.rights import unlockable
 from cdc_assets.readiness.strategy import why_pinned
 
 
@@ -67,15 +68,18 @@ def table_findings(
         if follows:
             yield from _whole(connection, config, table, found, inserts_only=inserts_only)
     version = connection.info.server_version
-    if config.strategy(found.id) == "incremental":
-        mode = "append" if inserts_only else table.mode or "mirror"
-        if (why := why_pinned(config, mode, found.key_columns, version)) is not None:
-            yield Finding(
-                "copy_pinned",
-                "info",
-                f"{table.name} is copied under one snapshot, and not incrementally: {why}.",
-                "While it is copied, VACUUM keeps what was deleted meanwhile.",
-            )
+    mode = "append" if inserts_only else table.mode or "mirror"
+    why = why_pinned(config, mode, found.key_columns, version)
+    in_parts = config.strategy(found.id) == "incremental"
+    if in_parts and why is not None:
+        yield Finding(
+            "copy_pinned",
+            "info",
+            f"{table.name} is copied under one snapshot, and not incrementally: {why}.",
+            "While it is copied, VACUUM keeps what was deleted meanwhile.",
+        )
+    if follows and config.pin_by(found.id) == "lock" and not (in_parts and why is None):
+        yield from unlockable(connection, {found.oid: found.id}).values()
     generated = [c.name for c in left_out if c.generated and c.name not in table.columns.exclude]
     if generated:
         yield Finding(
