@@ -40,6 +40,20 @@ def replication_dsn(config: SourceConfig) -> str:
     return given.get_secret_value() if given is not None else source_dsn(config)
 
 
+def copy_dsn(config: SourceConfig) -> str:
+    """Where first copies are read: ``snapshot.from``, or the source."""
+    other = config.snapshot.from_
+    return other.dsn.get_secret_value() if other is not None else source_dsn(config)
+
+
+def copy_replication_dsn(config: SourceConfig) -> str:
+    """The same, of the role that may replicate."""
+    other = config.snapshot.from_
+    if other is None:
+        return replication_dsn(config)
+    return (other.replication_dsn or other.dsn).get_secret_value()
+
+
 def coordination_dsn(config: SourceConfig) -> str:
     """Where the coordination schema is: the source, unless ``state.postgres_url`` moves it."""
     url = config.state.postgres_url

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import psycopg
@@ -205,3 +205,15 @@ Dsn = Annotated[SecretStr, AfterValidator(readable_address)]
 
 # A table of the source, as SQL spells it.
 TableText = Annotated[str, AfterValidator(lambda text: str(TableId.parse(text)))]
+
+
+class CopyFromConfig(Section):
+    """Another server that first copies are read from, so that they are no load for the source."""
+
+    kind: Literal["clone"]
+    """clone: a physical copy (a base backup, a snapshot of the volume) that was promoted, or whose
+    replay is paused. It must end after the tables' logs began, and nobody may write to it."""
+    dsn: Dsn
+    """Its address, of a role that reads the tables."""
+    replication_dsn: Dsn | None = None
+    """The same of a role that may replicate, where that one may not: it is asked for timelines."""

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from cdc_assets.config.base import (
+    CopyFromConfig,
     Dsn,
     Duration,
     Namespace,
@@ -69,6 +70,14 @@ class SnapshotConfig(Section):
     """Runs that copy at once."""
     max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
     """Chunks that one run copies at once."""
+    from_: Annotated[CopyFromConfig | None, Field(alias="from")] = None
+    """Where the tables are read, if not at the source."""
+
+    @model_validator(mode="after")
+    def _followed(self) -> Self:
+        if self.from_ is not None and self.mode != "initial":
+            raise ValueError("from: goes with mode: initial, whose log goes on from the copy")
+        return self
 
 
 class StagingConfig(Section):

@@ -18,14 +18,14 @@ import psycopg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.copies.chunks import plan_copy
-from cdc_assets.log.heaps.files import remember_heaps
+from cdc_assets.log.heaps.files import known_heaps, remember_heaps
 from cdc_assets.log.heaps.record import HeapFile, Moment
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
-from cdc_assets.pins.holders import under
+from cdc_assets.pins.holders import started, under
 from cdc_assets.postgres.catalog import Heap, heaps_of
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
 from cdc_assets.postgres.lsn import Lsn
@@ -51,18 +51,31 @@ def take(
     *,
     first: bool = False,
     seen: Seen | None = None,
+    elsewhere: bool = False,
+    read: Lsn | None = None,
 ) -> tuple[str, list[TableRow]]:
     """Record a pin with the frozen plans; returns its id, and the tables that it pins.
 
     ``point``: what committed below it is what the snapshot shows. None: no snapshot shows just
     that, but each one from now on shows all of it. ``first``: the log begins at it. ``seen``: what
     the tables were like before the point; one that is otherwise by now can't be pinned.
+    ``elsewhere``: ``source`` is another server, where transactions that ran at the point may seem
+    to have ended. ``read``: what the snapshot shows had committed below that; None: below the
+    point, at the source.
     """
     pin = str(uuid.uuid4())
     with store.connection.transaction():
         store.connection.execute(
-            "insert into pins (pin, source, consistent_point, held) values (%s, %s, %s, %s)",
-            (pin, config.name, str(point), snapshot_name is not None),
+            "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"
+            " values (%s, %s, %s, %s, %s, %s)",
+            (
+                pin,
+                config.name,
+                str(point),
+                snapshot_name is not None,
+                started(source),
+                str(read) if read is not None else None,
+            ),
         )
         if first:
             store.advance(point)
@@ -83,7 +96,7 @@ def take(
                     store.set_row_filter(row.table, row.filter_wanted, row.epoch)
             if config.streams:
                 _remember_entries(source, config, store, pinned)
-                _remember_heaps(source, store, pinned, point)
+                _remember_heaps(source, store, pinned, point, elsewhere=elsewhere)
             for row, chunks in plans:
                 plan_copy(
                     store,
@@ -91,6 +104,7 @@ def take(
                     pin,
                     point,
                     chunks,
+                    read=read,
                     resumes=row.snapshot_lsn is not None,
                     state_without=TableState.STREAMING if config.streams else TableState.COPIED,
                 )
@@ -140,13 +154,16 @@ def _remember_entries(
 
 
 def _remember_heaps(
-    source: Connection, store: LogStore, pinned: list[TableRow], point: Lsn
+    source: Connection, store: LogStore, pinned: list[TableRow], point: Lsn, *, elsewhere: bool
 ) -> None:
     fresh = [row for row in pinned if row.snapshot_lsn is None]
-    seen = Moment(moment(source).horizon, point)  # under the snapshot, whose horizon it is
+    # Under the snapshot, whose horizon it is; or that of when their logs began.
+    known = known_heaps(store) if elsewhere else {}
+    horizon = moment(source).horizon if not elsewhere else 0
     files = heap_files(source, [row.oid for row in fresh])
     for row in fresh:
-        remember_heaps(store, row, files.get(row.oid, {}), own=seen)
+        before = known[row.table][1].seen.horizon if elsewhere else horizon
+        remember_heaps(store, row, files.get(row.oid, {}), own=Moment(before, point))
 
 
 def _plans(

@@ -208,7 +208,7 @@ class TableCopy:
             oid=row.oid,
             names=tuple(c.source.name for c in self._landing.lake.columns),
             numbers=tuple(c.source.number for c in self._landing.lake.columns),
-            source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
+            source_uri=uri(self._pipeline.copy_dsn, f"cdc_assets {config.name} copy"),
             snapshot_name=snapshot_name,
             hold_at_most=config.snapshot.hold_at_most.total_seconds(),
             columns=listed.as_string(self._store.connection),

@@ -1,0 +1,155 @@
+"""Pins of another server than the source: a physical copy of it, which the tables are read from.
+
+Such a copy has what committed below one LSN, its point, and nothing else. The log has what commits
+from some LSN on: from there (:func:`begin_logs`) no transaction is left that had written before the
+table was published, or before the flusher knew it. If that comes first, copy and log together are
+the table, without a gap; what both have is dropped when the log is merged (invariant 4). So the
+copy may be made at any time after its tables' logs began, and be read long after that.
+
+Which files the table had, and how it was published, is held against what it was when its log began,
+and from the pin on against what it is (``heap_facts``, ``readiness.source``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from cdc_assets.errors import CdcError
+from cdc_assets.log.copies.begun import begin_log, forget_begin
+from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.heaps.files import remember_heaps
+from cdc_assets.log.heaps.record import Moment
+from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.findings import Finding
+from cdc_assets.pins.at_horizon import Proven
+from cdc_assets.pins.heap_facts import moment
+from cdc_assets.pins.holders import Holder, hold, under
+from cdc_assets.pins.taking import look_at, take
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.connect import Connection
+from cdc_assets.postgres.slots import current_lsn, export_snapshot
+from cdc_assets.readiness.copy_server import CopyServer, behind, other_table, problem, unreachable
+from cdc_assets.readiness.source.now import look_at_tables
+from cdc_assets.readiness.source.restart_record import compare_table
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What came of it: a pin and its tables, if any could be pinned; and why others couldn't."""
+
+    refused: Mapping[TableId, Finding]
+    holder: Holder | None = None
+    point: Lsn | None = None
+    pinned: Sequence[TableRow] = ()
+
+
+def begin_logs(pipeline: Pipeline, source: Connection, proven: Proven) -> None:
+    """Record from which LSN on the logs of the tables are whole: a copy may be of any later one.
+
+    Whatever kept them from it committed below an LSN of now.
+    """
+    store, config = pipeline.store, pipeline.config
+    at, now = moment(source), look_at(source, config, proven.tables)
+    same = [row for row in proven.tables if now.of(row) == proven.seen.of(row)]
+    begin = current_lsn(source)
+    with store.connection.transaction():
+        for row in same:
+            entry = now.published_as[row.table]
+            store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
+            remember_heaps(store, row, now.files.get(row.oid, {}), own=Moment(at.horizon, begin))
+            begin_log(store, row, begin)
+    if same:
+        names = ", ".join(str(row.table) for row in same)
+        logger.info("the logs of %s begin at %s: a copy may be of any later LSN", names, begin)
+
+
+def pin_elsewhere(pipeline: Pipeline, source: Connection, tables: list[TableRow]) -> Elsewhere:
+    """Pin the tables at the server of ``snapshot.from``, as far as they can be copied there.
+
+    Raises psycopg.Error of the source and of the coordination database.
+    """
+    names = [row.table for row in tables]
+    with ExitStack() as sessions:
+        try:
+            there = sessions.enter_context(closing(pipeline.connect_copy("pins")))
+            server = CopyServer.look(there, pipeline.config)
+            slot = export_snapshot(pipeline.copy_dsn)
+            sessions.enter_context(closing(slot.connection))
+        except (psycopg.Error, CdcError) as error:
+            return _refused(pipeline, dict.fromkeys(names, unreachable(error)))
+        if (found := problem(server, source)) is not None:
+            return _refused(pipeline, dict.fromkeys(names, found))
+        return _pin(pipeline, there, server, slot.snapshot_name, tables)
+
+
+def _pin(
+    pipeline: Pipeline,
+    there: Connection,
+    server: CopyServer,
+    snapshot_name: str,
+    tables: list[TableRow],
+) -> Elsewhere:
+    store, config, point = pipeline.store, pipeline.config, server.point
+    assert point is not None  # else it has a problem
+    again = CopyServer.look(there, config)  # replay that goes on, or a promotion meanwhile
+    if (again.point, again.replayed) != (point, server.replayed) or again.paused != server.paused:
+        return Elsewhere({})  # the next tick looks again
+    refused = dict[TableId, Finding]()
+    for row in tables:
+        if found := behind(row.table, row.snapshot_lsn or row.log_from, point):
+            refused[row.table] = found
+    fit = [row for row in tables if row.table not in refused and _resumes(pipeline, row, point)]
+    with under(there, snapshot_name):
+        refused |= _otherwise(pipeline, there, fit)
+    fit = [row for row in fit if row.table not in refused]
+    if not fit:
+        return _refused(pipeline, refused)
+    pin, pinned = take(there, config, store, point, snapshot_name, fit, elsewhere=True, read=point)
+    holder = hold(store, pipeline.copy_dsn, pin, snapshot_name)
+    missing = {row.table for row in fit} - {row.table for row in pinned}
+    refused |= {table: other_table(table) for table in missing}
+    return replace(_refused(pipeline, refused), holder=holder, point=point, pinned=pinned)
+
+
+def _resumes(pipeline: Pipeline, row: TableRow, point: Lsn) -> bool:
+    """Whether a copy that lost its pin may go on at ``point``; if not, it begins anew.
+
+    What is read of one moment can be continued at a later one only where the log evens it out.
+    """
+    evened = row.mode == "mirror" and bool(row.key_columns)
+    if row.snapshot_lsn is None or evened or row.snapshot_lsn == point:
+        return True
+    restart_copy(pipeline.store, row)
+    return False
+
+
+def _otherwise(
+    pipeline: Pipeline, there: Connection, rows: Sequence[TableRow]
+) -> dict[TableId, Finding]:
+    """The tables that were published otherwise between the begin of their logs and the copy."""
+    config, fresh = pipeline.config, [row for row in rows if row.snapshot_lsn is None]
+    now = look_at_tables(there, config.publication, fresh)
+    found = dict[TableId, Finding]()
+    for row in fresh:
+        compared = compare_table(row, now[row.table], config.publication, config.table(row.table))
+        if (wrong := next(compared, None)) is not None:
+            forget_begin(pipeline.store, row)
+            found[row.table] = other_table(row.table, f" ({wrong.code}: {wrong.message})")
+    return found
+
+
+def _refused(pipeline: Pipeline, refused: Mapping[TableId, Finding]) -> Elsewhere:
+    """Have the tables say why they wait."""
+    for table, found in refused.items():
+        said = found.message.removeprefix(f"{table}: ")
+        pipeline.store.note_waiting(table, f"{found.code}: {said} {found.remedy}")
+    return Elsewhere(refused)

@@ -1,0 +1,306 @@
+"""First copies that are read from a physical copy of the source: exact, and no load for it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
+
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.states import TableState
+from cdc_assets.pins.pins import Pins
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.readiness.surroundings import review
+from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.faults.test_failover import Pair, standby_pair
+from cdc_assets_tests.integration.snapshot.sources import T, chunk_keys
+from cdc_assets_tests.integration.snapshot.test_incremental import Writer
+from cdc_assets_tests.support.flusher import flushing
+from cdc_assets_tests.support.incremental import TOAST
+from cdc_assets_tests.support.lake import Lake, lake
+from cdc_assets_tests.support.threads import beside
+from cdc_assets_tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.spark
+
+A = TableId("public", "a")
+SETUP = TOAST + "create table a (n bigint generated always as identity, v text);"
+STANDBY = {"hot_standby_feedback": "off", "sync_replication_slots": "off"}
+TABLES = ({"name": "t", "chunk_pages": 64}, {"name": "a", "mode": "append"})
+
+
+@contextmanager
+def opened(
+    home: Path,
+    spark: SparkServer,
+    *,
+    setup: str = SETUP,
+    tables: Sequence[Any] = TABLES,
+    **origin: str,
+) -> Iterator[tuple[Lake, Pair]]:
+    """A source, and a standby of it that tables are to be copied from."""
+    with standby_pair(home, STANDBY, {}) as both:
+        snapshot = {"from": {"kind": "clone", "dsn": both.standby_dsn} | origin}
+        dsn = both.primary.start()
+        with lake(dsn, spark.ensure(), setup, *tables, snapshot=snapshot) as source:
+            yield source, both
+
+
+@contextmanager
+def writing(source: Lake) -> Iterator[list[int]]:
+    """A client that changes t, and inserts into a; how often it did."""
+    done = [0]
+
+    def work(stop: threading.Event) -> None:
+        writer = Writer(source.pipeline.source_dsn, 7)
+        with psycopg.connect(source.pipeline.source_dsn, autocommit=True) as session:
+            while not stop.wait(0.002):
+                writer.change(1)
+                session.execute("insert into a (v) values ('x')")
+                done[0] += 1
+        writer.close()
+
+    with beside(work):
+        yield done
+
+
+def reached(source: Lake, state: TableState) -> bool:
+    source.pins.tick()
+    return all(source.row(table).state == state for table in source.tables)
+
+
+def begun(source: Lake) -> bool:
+    """Whether the logs have begun that a copy is needed for, of any later moment."""
+    source.pins.tick()
+    return all(source.row(table).log_from is not None for table in source.tables)
+
+
+def appended(source: Lake) -> list[int]:
+    rows = source.session.table(source.lake_table(A).sql_name).select("n", "_op").collect()
+    assert {row["_op"] for row in rows} == {"I"}
+    return sorted(row["n"] for row in rows)
+
+
+def waits_for(source: Lake, table: TableId = T) -> str:
+    """The code of what keeps the table from being copied."""
+    source.pins.tick()
+    row = source.row(table)
+    assert row.state == TableState.WAITING
+    code = str(row.reason).partition(":")[0]
+    assert code in {finding.code for finding in review(source.config)}
+    return code
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_invariant_4_a_promoted_copy_and_the_log_are_the_table(
+    tmp_home: Path, spark_server: SparkServer, seed: int
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        with writing(source) as done, flushing(source.config):
+            wait_for(lambda: begun(source))
+            time.sleep(random.Random(seed).random())
+            both.promote()
+            before = done[0]
+            wait_for(lambda: done[0] > before + 300)  # the copy is far behind by then
+            wait_for(lambda: reached(source, TableState.COPYING))
+            source.copy()
+        point = source.row(T).snapshot_lsn
+        ((end,),) = source.execute("select pg_current_wal_lsn()::text")
+        assert point is not None
+        assert Lsn.parse(end) - point > 100_000
+        assert not source.equal(T), "the test needs changes since the copy"
+        source.catch_up()
+        assert source.equal(T)
+        assert appended(source) == [n for (n,) in source.execute("select n from a order by n")]
+        assert [found.equal for found in source.verify()] == [True, True]
+
+
+def test_invariant_4_a_standby_whose_replay_is_paused_is_a_copy(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        with writing(source) as done:
+            wait_for(lambda: begun(source))
+            wait_for(lambda: waits_for(source) == "clone_not_paused")
+            both.ask_standby("select pg_wal_replay_pause()")
+            before = done[0]
+            wait_for(lambda: done[0] > before + 100)
+            wait_for(lambda: reached(source, TableState.COPYING))
+            first, *_ = chunk_keys(source)
+            copy_table(source.pipeline, source.session, T, only=[first])
+            # All sessions that had the snapshot are gone; the copy shows the same to another one.
+            source.pins.close()
+            source.pins = Pins(source.pipeline)
+            wait_for(lambda: reached(source, TableState.COPYING))
+            source.copy()
+        source.catch_up()
+        assert source.equal(T)
+        assert appended(source) == [n for (n,) in source.execute("select n from a order by n")]
+        assert [source.row(table).epoch for table in (T, A)] == [1, 1]
+
+
+_READ = """
+select coalesce(seq_scan, 0) + coalesce(idx_scan, 0), seq_tup_read + coalesce(idx_tup_fetch, 0)
+  from pg_stat_user_tables where relname = 't'
+"""
+_HELD = """
+select (select count(*) from pg_stat_activity where backend_xmin is not null
+         and application_name like 'cdc_assets src%' and pid <> pg_backend_pid()),
+       (select count(*) from pg_replication_slots where xmin is not null)
+"""
+
+
+def test_copying_from_a_clone_is_no_load_for_the_source(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        both.promote()
+        source.execute("select pg_stat_force_next_flush()")
+        before = source.execute(_READ)
+        wait_for(lambda: reached(source, TableState.COPYING))
+        assert source.execute(_HELD) == [(0, 0)], "no snapshot is held at the source"
+        source.copy()
+        assert source.execute(_HELD) == [(0, 0)]
+        time.sleep(1.5)  # sessions report at most every second
+        assert source.execute(_READ) == before, "no row was read at the source"
+        assert both.ask_standby(_READ) != before
+        assert source.equal(T)
+
+
+def test_a_copy_that_ended_before_the_logs_began_is_refused(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        both.promote()
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_behind_log"
+        codes = {finding.code for finding in review(source.config)}
+        assert "clone_writable" in codes
+        assert "postgresql" not in str(source.row(T).reason), "no address is told"
+
+
+def test_a_table_that_is_published_anew_needs_a_later_copy(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    """Between the begin of its log and the copy there was a gap in the log."""
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        source.execute("alter publication cdc_src drop table t")
+        source.execute("update t set v = 'unseen' where id = 5000")
+        source.execute("alter publication cdc_src add table t")
+        end = source.execute("select pg_current_wal_lsn()::text")[0][0]
+        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        both.promote()
+        source.pins.tick()
+        assert str(source.row(T).reason).startswith("clone_other_table")
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_behind_log"
+        assert source.row(A).state == TableState.COPYING
+
+
+def test_a_table_that_was_altered_since_the_copy_is_refused(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        both.promote()
+        source.execute("alter table t add w int default 7")
+        assert waits_for(source) == "clone_other_table"
+
+
+def test_a_server_that_is_no_copy_of_the_source_is_refused(
+    tmp_home: Path, spark_server: SparkServer, postgres_dsn: NewDatabase
+) -> None:
+    with opened(tmp_home, spark_server, dsn=postgres_dsn()) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_other_cluster"
+
+        def leads_to(dsn: str) -> str:
+            origin = source.config.snapshot.from_
+            assert origin is not None
+            changed = origin.model_copy(update={"dsn": SecretStr(dsn)})
+            snapshot = source.config.snapshot.model_copy(update={"from_": changed})
+            source.pins.close()
+            source.config = source.config.model_copy(update={"snapshot": snapshot})
+            source.pipeline.config = source.config
+            source.pins = Pins(source.pipeline)
+            return waits_for(source)
+
+        assert leads_to(both.primary.start()) == "clone_other_timeline"
+        assert leads_to(both.standby_dsn) == "clone_not_paused"
+        source.execute("create database other")
+        other = make_conninfo(both.primary.start(), dbname="other")
+        assert leads_to(other) == "clone_other_cluster"
+        assert leads_to(make_conninfo(both.standby_dsn, password="wrong")) == "clone_unreachable"
+
+
+def test_a_transaction_of_before_the_table_was_published_is_waited_for(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    """Its changes aren't streamed, though it commits later: only a copy of after that has them."""
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        source.execute("alter publication cdc_src drop table t")
+        with psycopg.connect(source.pipeline.source_dsn) as early:
+            early.execute("update t set v = 'early' where id = 5000")
+            source.pins.tick()
+            source.pins.tick()
+            assert source.row(T).log_from is None
+            both.promote()
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_behind_log"
+
+
+PARTS = """
+create table p (id int primary key, v text) partition by range (id);
+create table p1 partition of p for values from (0) to (1000);
+create table p2 partition of p for values from (1000) to (3000);
+insert into p select i, 'old ' || i from generate_series(0, 2999) i;
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["rewritten", "truncated"])
+def test_a_partition_that_was_truncated_since_the_copy_is_noticed(
+    tmp_home: Path, spark_server: SparkServer, kept: bool
+) -> None:
+    """The TRUNCATE of a partition isn't streamed: the files are held against those of the copy."""
+    with opened(tmp_home, spark_server, setup=PARTS, tables=["p"]) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        source.execute("update p set v = 'new' where id = 1500")
+        end = source.execute("select pg_current_wal_lsn()::text")[0][0]
+        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        both.promote()
+        source.execute("vacuum full p1" if kept else "truncate p1")
+        source.execute("update p set v = 'newer' where id = 1600")
+        wait_for(lambda: reached(source, TableState.COPYING))
+        source.copy()
+        for _ in range(2):
+            source.flush()
+            source.pins.prepare()  # looks at the heaps
+        p = source.tables[0]
+        if kept:
+            source.catch_up()
+            assert source.equal(p)
+        else:
+            assert source.row(p).state == TableState.PARKED
+            assert "rows_replaced" in str(source.row(p).reason)
