@@ -210,9 +210,10 @@ TableText = Annotated[str, AfterValidator(lambda text: str(TableId.parse(text)))
 class CopyFromConfig(Section):
     """Another server that first copies are read from, so that they are no load for the source."""
 
-    kind: Literal["clone"]
+    kind: Literal["clone", "replica"]
     """clone: a physical copy (a base backup, a snapshot of the volume) that was promoted, or whose
-    replay is paused. It must end after the tables' logs began, and nobody may write to it."""
+    replay is paused. It must end after the tables' logs began, and nobody may write to it.
+    replica: a hot standby that goes on."""
     dsn: Dsn
     """Its address, of a role that reads the tables."""
     replication_dsn: Dsn | None = None

@@ -149,7 +149,7 @@ def _pinned(store: LogStore, pins: Pins, tables: Sequence[TableId]) -> dict[Tabl
         rows = {row.table: row for row in store.tables()}
         found = {table: rows[table] for table in tables}  # prepare() registered all of them
         waits = any(
-            row.state == TableState.WAITING and row.table not in pins.refused
+            row.state == TableState.WAITING and not pins.has_refused(row.table)
             for row in found.values()
         )
         if not waits or busy or time.monotonic() > deadline:

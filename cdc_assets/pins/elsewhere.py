@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -29,13 +29,23 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.at_horizon import Proven
 from cdc_assets.pins.heap_facts import moment
 from cdc_assets.pins.holders import Holder, hold, under
+from cdc_assets.pins.replay import go_on, stopped
 from cdc_assets.pins.taking import look_at, take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.session.connect import Connection
-from cdc_assets.postgres.slots import current_lsn, export_snapshot
-from cdc_assets.readiness.copy_server import CopyServer, behind, other_table, problem, unreachable
+from cdc_assets.postgres.slots import NewSlot, current_lsn, export_snapshot
+from cdc_assets.readiness.copy_server import (
+    PAUSE_STATE,
+    CopyServer,
+    behind,
+    is_replica,
+    other_table,
+    problem,
+    unreachable,
+    unstopped,
+)
 from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.restart_record import compare_table
 
@@ -77,44 +87,83 @@ def pin_elsewhere(pipeline: Pipeline, source: Connection, tables: list[TableRow]
 
     Raises psycopg.Error of the source and of the coordination database.
     """
-    names = [row.table for row in tables]
+    names, replica = [row.table for row in tables], is_replica(pipeline.config)
     with ExitStack() as sessions:
         try:
             there = sessions.enter_context(closing(pipeline.connect_copy("pins")))
+            if replica:
+                go_on(there, pipeline.store)
             server = CopyServer.look(there, pipeline.config)
-            slot = export_snapshot(pipeline.copy_dsn)
-            sessions.enter_context(closing(slot.connection))
         except (psycopg.Error, CdcError) as error:
             return _refused(pipeline, dict.fromkeys(names, unreachable(error)))
-        if (found := problem(server, source)) is not None:
+        if (found := problem(server, source, goes_on=replica)) is not None:
             return _refused(pipeline, dict.fromkeys(names, found))
-        return _pin(pipeline, there, server, slot.snapshot_name, tables)
+        shown = _shown(pipeline, source, there, tables)
+        if shown is None:
+            return Elsewhere({})  # the next tick looks again
+        with closing(shown.slot.connection):
+            return _pin(pipeline, there, shown, tables)
 
 
-def _pin(
-    pipeline: Pipeline,
-    there: Connection,
-    server: CopyServer,
-    snapshot_name: str,
-    tables: list[TableRow],
-) -> Elsewhere:
-    store, config, point = pipeline.store, pipeline.config, server.point
-    assert point is not None  # else it has a problem
-    again = CopyServer.look(there, config)  # replay that goes on, or a promotion meanwhile
-    if (again.point, again.replayed) != (point, server.replayed) or again.paused != server.paused:
-        return Elsewhere({})  # the next tick looks again
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A snapshot, and what is known of it."""
+
+    slot: NewSlot
+    """With the point: what committed below that it shows."""
+    read: Lsn
+    """What it shows committed below that."""
+
+    @property
+    def is_exact(self) -> bool:
+        return self.read == self.slot.consistent_point
+
+
+def _shown(
+    pipeline: Pipeline, source: Connection, there: Connection, tables: list[TableRow]
+) -> _Shown | None:
+    """A snapshot of the server, exact if it stands still; None if that changed meanwhile."""
+    config, replica = pipeline.config, is_replica(pipeline.config)
+    exactly = replica and not all(map(_is_evened, tables))
+    stops = exactly and there.info.server_version >= PAUSE_STATE
+    with stopped(there, pipeline.store) if stops else nullcontext(), ExitStack() as undo:
+        server = CopyServer.look(there, config)
+        slot = export_snapshot(pipeline.copy_dsn)
+        undo.callback(slot.connection.close)
+        again, stands = CopyServer.look(there, config), server.stands
+        if server.point is None or again.stands != stands or not (stands or replica):
+            return None
+        if stands and again.point != server.point:
+            return None
+        undo.pop_all()
+        # A replica's snapshot may show what it replayed since it was looked at.
+        read = server.point if stands else current_lsn(source)
+        return _Shown(replace(slot, consistent_point=server.point), read)
+
+
+def _is_evened(row: TableRow) -> bool:
+    """Whether the log evens out what the snapshot shows beyond its point, by key."""
+    return row.mode == "mirror" and bool(row.key_columns)
+
+
+def _pin(pipeline: Pipeline, there: Connection, shown: _Shown, tables: list[TableRow]) -> Elsewhere:
+    store, config, name = pipeline.store, pipeline.config, shown.slot.snapshot_name
+    point, goes_on = shown.slot.consistent_point, is_replica(config)
     refused = dict[TableId, Finding]()
     for row in tables:
-        if found := behind(row.table, row.snapshot_lsn or row.log_from, point):
+        begin = row.snapshot_lsn or row.log_from
+        if found := behind(row.table, begin, point, goes_on=goes_on):
             refused[row.table] = found
+        elif not shown.is_exact and not _is_evened(row):
+            refused[row.table] = unstopped(row.table)
     fit = [row for row in tables if row.table not in refused and _resumes(pipeline, row, point)]
-    with under(there, snapshot_name):
+    with under(there, name):
         refused |= _otherwise(pipeline, there, fit)
     fit = [row for row in fit if row.table not in refused]
     if not fit:
         return _refused(pipeline, refused)
-    pin, pinned = take(there, config, store, point, snapshot_name, fit, elsewhere=True, read=point)
-    holder = hold(store, pipeline.copy_dsn, pin, snapshot_name)
+    pin, pinned = take(there, config, store, point, name, fit, elsewhere=True, read=shown.read)
+    holder = hold(store, pipeline.copy_dsn, pin, name)
     missing = {row.table for row in fit} - {row.table for row in pinned}
     refused |= {table: other_table(table) for table in missing}
     return replace(_refused(pipeline, refused), holder=holder, point=point, pinned=pinned)
@@ -125,8 +174,7 @@ def _resumes(pipeline: Pipeline, row: TableRow, point: Lsn) -> bool:
 
     What is read of one moment can be continued at a later one only where the log evens it out.
     """
-    evened = row.mode == "mirror" and bool(row.key_columns)
-    if row.snapshot_lsn is None or evened or row.snapshot_lsn == point:
+    if row.snapshot_lsn is None or _is_evened(row) or row.snapshot_lsn == point:
         return True
     restart_copy(pipeline.store, row)
     return False

@@ -80,6 +80,11 @@ class Pins:
         """The session that holds the lock while pins are made."""
         return self._store
 
+    def has_refused(self, table: TableId) -> bool:
+        """Whether the table can't be copied from ``snapshot.from``, which only a person changes."""
+        found = self.refused.get(table)
+        return found is not None and found.severity == "error"
+
     def prepare(self, *, patient: bool = True) -> None:
         """Register the tables, complete the publication, create the slot with the first pin.
 

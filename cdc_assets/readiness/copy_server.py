@@ -32,13 +32,16 @@ from cdc_assets.postgres.timelines import History, parted
 from cdc_assets.readiness.flushing import known_log
 
 # Since this version a standby says whether its replay has stopped, and not only is to stop.
-_PAUSE_STATE = 140000
+PAUSE_STATE = 140000
 _SERVER: LiteralString = """
 select (select oid::text from pg_catalog.pg_database
          where datname = pg_catalog.current_database()),
        pg_catalog.pg_is_in_recovery(), pg_catalog.pg_last_wal_replay_lsn()::text,
        pg_catalog.pg_is_in_recovery() and {paused},
-       pg_catalog.current_setting('default_transaction_read_only') = 'on'
+       pg_catalog.current_setting('default_transaction_read_only') = 'on',
+       case when pg_catalog.current_setting('hot_standby_feedback') = 'on'
+              or pg_catalog.current_setting('max_standby_streaming_delay') = '-1' then ''
+            else 'after ' || pg_catalog.current_setting('max_standby_streaming_delay') end
 """
 _SOURCE: LiteralString = """
 select (select oid::text from pg_catalog.pg_database
@@ -57,16 +60,18 @@ class CopyServer:
     """How far a standby is; None once it was promoted."""
     paused: bool
     read_only: bool
+    cancels: str
+    """After how long a standby ends queries that hold up its replay; empty: it doesn't."""
     parted: Lsn | None
 
     @classmethod
     def look(cls, there: Connection, config: SourceConfig) -> Self:
         """As it is now. Raises psycopg.Error, ReplicationLost or PreflightError."""
-        known = there.info.server_version >= _PAUSE_STATE
+        known = there.info.server_version >= PAUSE_STATE
         paused = "pg_catalog.pg_get_wal_replay_pause_state() = 'paused'" if known else "false"
         row = there.execute(_SERVER.replace("{paused}", paused).encode()).fetchone()
         assert row is not None
-        database, in_recovery, replayed, stopped, read_only = row
+        database, in_recovery, replayed, stopped, read_only, cancels = row
         histories = (replication_dsn(config), copy_replication_dsn(config))
         return cls(
             system_identifier(there),
@@ -74,8 +79,14 @@ class CopyServer:
             Lsn.parse(replayed) if in_recovery and replayed else None,
             bool(stopped),
             read_only,
+            cancels,
             parted(*map(History.read, histories)),
         )
+
+    @property
+    def stands(self) -> bool:
+        """Whether it replays nothing: what it shows stays as it is."""
+        return self.replayed is None or self.paused
 
     @property
     def point(self) -> Lsn | None:
@@ -83,8 +94,13 @@ class CopyServer:
         return self.parted if self.replayed is None else self.replayed
 
 
-def problem(server: CopyServer, source: Connection) -> Finding | None:
-    """What keeps every table from being copied there."""
+def is_replica(config: SourceConfig) -> bool:
+    """Whether first copies are read from a standby that goes on meanwhile."""
+    return config.snapshot.from_ is not None and config.snapshot.from_.kind == "replica"
+
+
+def problem(server: CopyServer, source: Connection, *, goes_on: bool = False) -> Finding | None:
+    """What keeps every table from being copied there; ``goes_on``: it is to be a replica."""
     row = source.execute(_SOURCE).fetchone()
     assert row is not None
     database, end = row[0], Lsn.parse(row[1])
@@ -111,7 +127,14 @@ def problem(server: CopyServer, source: Connection) -> Finding | None:
             "Give the address of a copy of the source: promoted, or a standby whose replay is"
             " paused.",
         )
-    if server.replayed is not None and not server.paused:
+    if server.replayed is None and goes_on:
+        return Finding(
+            "replica_promoted",
+            "error",
+            "the server of snapshot.from is no standby (any more).",
+            "Write kind: clone, if nobody writes to it; or give a standby's address.",
+        )
+    if not server.stands and not goes_on:
         return Finding(
             "clone_not_paused",
             "error",
@@ -123,10 +146,21 @@ def problem(server: CopyServer, source: Connection) -> Finding | None:
     return None
 
 
-def behind(table: TableId, begin: Lsn | None, point: Lsn) -> Finding | None:
+def behind(
+    table: TableId, begin: Lsn | None, point: Lsn, *, goes_on: bool = False
+) -> Finding | None:
     """Whether a copy of the ``point`` lacks what the table's log doesn't have, either."""
     if begin is not None and begin <= point:
         return None
+    if goes_on:
+        return Finding(
+            "replica_behind",
+            "warning",
+            f"{table}: the replica of snapshot.from has replayed up to {point}, and its log begins"
+            f" at {begin or 'no LSN yet'}.",
+            "It is copied once the replica has got there.",
+            str(table),
+        )
     when = f"begins at {begin}" if begin is not None else "has no beginning yet"
     return Finding(
         "clone_behind_log",
@@ -146,6 +180,20 @@ def other_table(table: TableId, why: str = "") -> Finding:
         f"{table}: at the server of snapshot.from it isn't the table that the source has now, with"
         f" these columns, key, publication and filter, or it is locked there{why}.",
         "Make the copy anew: it was altered at the source since, or when its log had begun.",
+        str(table),
+    )
+
+
+def unstopped(table: TableId) -> Finding:
+    """A replica's snapshot may show a commit more than is known."""
+    return Finding(
+        "replica_not_paused",
+        "error",
+        f"{table}: of a table without a key, or whose lake table isn't a mirror, it has to be known"
+        " to the byte what the replica's snapshot shows, and its replay can't be stopped for that"
+        " moment.",
+        "On the primary: grant execute on function pg_wal_replay_pause(), pg_wal_replay_resume() to"
+        " the role of snapshot.from.dsn; from Postgres 14 on.",
         str(table),
     )
 
@@ -186,11 +234,23 @@ def _findings(
     except (psycopg.Error, CdcError) as error:
         yield unreachable(error)
         return
-    if (found := problem(server, source)) is not None:
+    goes_on = is_replica(config)
+    if (found := problem(server, source, goes_on=goes_on)) is not None:
         yield found
         return
     assert server.point is not None  # else it has a problem
-    yield from _behind(due, server.point)
+    yield from _waiting(due, server.point, goes_on=goes_on)
+    if goes_on and server.cancels:
+        yield Finding(
+            "replica_conflicts",
+            "warning",
+            "the replica of snapshot.from ends whoever still needs rows that VACUUM has removed at"
+            f" the primary, {server.cancels}: then a copy's snapshot is lost. A mirror of a table"
+            " with a key goes on under another one, other tables are copied anew.",
+            "On the replica: alter system set max_standby_streaming_delay = -1; (replay waits) or"
+            " alter system set hot_standby_feedback = on; (VACUUM at the primary keeps such rows)"
+            " select pg_reload_conf();",
+        )
     if server.replayed is None and not server.read_only:
         yield Finding(
             "clone_writable",
@@ -202,12 +262,12 @@ def _findings(
         )
 
 
-def _behind(due: Iterable[TableRow], point: Lsn) -> Iterator[Finding]:
+def _waiting(due: Iterable[TableRow], point: Lsn, *, goes_on: bool) -> Iterator[Finding]:
     for row in due:
         if row.state != TableState.WAITING or not row.oid:
             continue
-        other = other_table(row.table)
-        if found := behind(row.table, row.snapshot_lsn or row.log_from, point):
+        begin, said = row.snapshot_lsn or row.log_from, row.reason or ""
+        told = (other_table(row.table), unstopped(row.table))
+        if found := behind(row.table, begin, point, goes_on=goes_on):
             yield found
-        elif (row.reason or "").startswith(f"{other.code}:"):
-            yield other
+        yield from (finding for finding in told if said.startswith(f"{finding.code}:"))
