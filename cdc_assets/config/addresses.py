@@ -43,7 +43,9 @@ def replication_dsn(config: SourceConfig) -> str:
 def copy_dsn(config: SourceConfig) -> str:
     """Where first copies are read: ``snapshot.from``, or the source."""
     other = config.snapshot.from_
-    return other.dsn.get_secret_value() if other is not None else source_dsn(config)
+    if other is None or other.dsn is None:  # a dump that isn't there yet
+        return source_dsn(config)
+    return other.dsn.get_secret_value()
 
 
 def copy_replication_dsn(config: SourceConfig) -> str:
@@ -51,7 +53,8 @@ def copy_replication_dsn(config: SourceConfig) -> str:
     other = config.snapshot.from_
     if other is None:
         return replication_dsn(config)
-    return (other.replication_dsn or other.dsn).get_secret_value()
+    given = other.replication_dsn
+    return given.get_secret_value() if given is not None else copy_dsn(config)
 
 
 def coordination_dsn(config: SourceConfig) -> str:

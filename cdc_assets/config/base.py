@@ -18,8 +18,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     SecretStr,
     WithJsonSchema,
+    model_validator,
 )
 
 from cdc_assets.postgres.names import TableId
@@ -210,11 +212,22 @@ TableText = Annotated[str, AfterValidator(lambda text: str(TableId.parse(text)))
 class CopyFromConfig(Section):
     """Another server that first copies are read from, so that they are no load for the source."""
 
-    kind: Literal["clone", "replica"]
+    kind: Literal["clone", "replica", "dump"]
     """clone: a physical copy (a base backup, a snapshot of the volume) that was promoted, or whose
     replay is paused. It must end after the tables' logs began, and nobody may write to it.
-    replica: a hot standby that goes on."""
-    dsn: Dsn
+    replica: a hot standby that goes on. dump: a database that a dump was restored into, which was
+    taken under a snapshot of cdc-assets pin --hold; without dsn and lsn, tables wait for it."""
+    dsn: Dsn | None = None
     """Its address, of a role that reads the tables."""
+    lsn: Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")] | None = None
+    """Of a dump: the LSN that was named together with its snapshot. Others know their own."""
     replication_dsn: Dsn | None = None
     """The same of a role that may replicate, where that one may not: it is asked for timelines."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind != "dump" and (self.dsn is None or self.lsn is not None):
+            raise ValueError("give dsn, and no lsn: only a dump doesn't know its own")
+        if self.kind == "dump" and (self.dsn is None) != (self.lsn is None):
+            raise ValueError("give dsn and lsn of a dump; or neither, until there is one")
+        return self

@@ -95,9 +95,9 @@ def pin_elsewhere(pipeline: Pipeline, source: Connection, tables: list[TableRow]
                 go_on(there, pipeline.store)
             server = CopyServer.look(there, pipeline.config)
         except (psycopg.Error, CdcError) as error:
-            return _refused(pipeline, dict.fromkeys(names, unreachable(error)))
+            return refused_for(pipeline, dict.fromkeys(names, unreachable(error)))
         if (found := problem(server, source, goes_on=replica)) is not None:
-            return _refused(pipeline, dict.fromkeys(names, found))
+            return refused_for(pipeline, dict.fromkeys(names, found))
         shown = _shown(pipeline, source, there, tables)
         if shown is None:
             return Elsewhere({})  # the next tick looks again
@@ -156,20 +156,20 @@ def _pin(pipeline: Pipeline, there: Connection, shown: _Shown, tables: list[Tabl
             refused[row.table] = found
         elif not shown.is_exact and not _is_evened(row):
             refused[row.table] = unstopped(row.table)
-    fit = [row for row in tables if row.table not in refused and _resumes(pipeline, row, point)]
+    fit = [row for row in tables if row.table not in refused and resumes(pipeline, row, point)]
     with under(there, name):
-        refused |= _otherwise(pipeline, there, fit)
+        refused |= otherwise(pipeline, there, fit)
     fit = [row for row in fit if row.table not in refused]
     if not fit:
-        return _refused(pipeline, refused)
+        return refused_for(pipeline, refused)
     pin, pinned = take(there, config, store, point, name, fit, elsewhere=True, read=shown.read)
     holder = hold(store, pipeline.copy_dsn, pin, name)
     missing = {row.table for row in fit} - {row.table for row in pinned}
     refused |= {table: other_table(table) for table in missing}
-    return replace(_refused(pipeline, refused), holder=holder, point=point, pinned=pinned)
+    return replace(refused_for(pipeline, refused), holder=holder, point=point, pinned=pinned)
 
 
-def _resumes(pipeline: Pipeline, row: TableRow, point: Lsn) -> bool:
+def resumes(pipeline: Pipeline, row: TableRow, point: Lsn) -> bool:
     """Whether a copy that lost its pin may go on at ``point``; if not, it begins anew.
 
     What is read of one moment can be continued at a later one only where the log evens it out.
@@ -180,7 +180,7 @@ def _resumes(pipeline: Pipeline, row: TableRow, point: Lsn) -> bool:
     return False
 
 
-def _otherwise(
+def otherwise(
     pipeline: Pipeline, there: Connection, rows: Sequence[TableRow]
 ) -> dict[TableId, Finding]:
     """The tables that were published otherwise between the begin of their logs and the copy."""
@@ -195,7 +195,7 @@ def _otherwise(
     return found
 
 
-def _refused(pipeline: Pipeline, refused: Mapping[TableId, Finding]) -> Elsewhere:
+def refused_for(pipeline: Pipeline, refused: Mapping[TableId, Finding]) -> Elsewhere:
     """Have the tables say why they wait."""
     for table, found in refused.items():
         said = found.message.removeprefix(f"{table}: ")

@@ -34,6 +34,7 @@ from cdc_assets.pins.elsewhere import begin_logs, pin_elsewhere
 from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
+from cdc_assets.pins.restored import pin_restored
 from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
 from cdc_assets.pins.taking import take
 from cdc_assets.pipeline import Pipeline
@@ -49,6 +50,7 @@ from cdc_assets.readiness.admission import (
     refuse_other_cluster,
     settle,
 )
+from cdc_assets.readiness.copy_server import is_dump
 from cdc_assets.readiness.source.now import followed, remember
 from cdc_assets.readiness.strategy import incremental
 
@@ -224,7 +226,11 @@ class Pins:
         if proven is not None:
             begin_logs(self._pipeline, source, proven)
         if begun:
-            found = pin_elsewhere(self._pipeline, source, begun)
+            found = (
+                pin_restored(self._pipeline, begun)
+                if is_dump(self._config)
+                else pin_elsewhere(self._pipeline, source, begun)
+            )
             self.refused = found.refused
             if found.holder is not None and found.point is not None:
                 self._held[found.holder.pin] = found.holder

@@ -63,26 +63,15 @@ def take(
     to have ended. ``read``: what the snapshot shows had committed below that; None: below the
     point, at the source.
     """
-    pin = str(uuid.uuid4())
+    held = snapshot_name is not None
     with store.connection.transaction():
-        store.connection.execute(
-            "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"
-            " values (%s, %s, %s, %s, %s, %s)",
-            (
-                pin,
-                config.name,
-                str(point),
-                snapshot_name is not None,
-                started(source),
-                str(read) if read is not None else None,
-            ),
-        )
+        pin = new_pin(store, config, source, point, held=held, read=read)
         if first:
             store.advance(point)
         with under(source, snapshot_name):
             busy = locked(source, [row.table for row in tables])
             free = [row for row in tables if row.table not in busy]
-            kinds = _as_registered(source, config, free)
+            kinds = as_registered(source, config, free)
             known = [row for row in free if row.table in kinds]
             if seen is not None:
                 now = look_at(source, config, known)
@@ -109,6 +98,25 @@ def take(
                     state_without=TableState.STREAMING if config.streams else TableState.COPIED,
                 )
     return pin, pinned
+
+
+def new_pin(
+    store: LogStore,
+    config: SourceConfig,
+    where: Connection,
+    point: Lsn,
+    *,
+    held: bool = True,
+    read: Lsn | None = None,
+) -> str:
+    """Record a pin of the server ``where``, whose snapshot is ``held``; returns its id."""
+    pin = str(uuid.uuid4())
+    store.connection.execute(
+        "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"
+        " values (%s, %s, %s, %s, %s, %s)",
+        (pin, config.name, str(point), held, started(where), str(read) if read else None),
+    )
+    return pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +219,13 @@ def _planned(
     there = [(row, found.get(row.oid, [])) for row in rows]
     # One with a foreign partition is described anew before the next pin.
     return [
-        (row, _chunks(source, config, row.table, parts))
+        (row, chunks_of(source, config, row.table, parts))
         for row, parts in there
         if not isinstance(parts, TableProblem)
     ]
 
 
-def _as_registered(
+def as_registered(
     source: Connection, config: SourceConfig, rows: Sequence[TableRow]
 ) -> dict[TableId, str]:
     """The kinds of the tables that the snapshot shows as they were registered; "" with a plan.
@@ -238,7 +246,7 @@ def _as_registered(
     return same
 
 
-def _chunks(
+def chunks_of(
     source: Connection, config: SourceConfig, table: TableId, found: Sequence[Heap]
 ) -> Chunks:
     """The chunks of every heap of the table; none without a heap."""

@@ -30,6 +30,7 @@ from cdc_assets.postgres.session.connect import Connection, connect
 from cdc_assets.postgres.slots import system_identifier
 from cdc_assets.postgres.timelines import History, parted
 from cdc_assets.readiness.flushing import known_log
+from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
 
 # Since this version a standby says whether its replay has stopped, and not only is to stop.
 PAUSE_STATE = 140000
@@ -97,6 +98,11 @@ class CopyServer:
 def is_replica(config: SourceConfig) -> bool:
     """Whether first copies are read from a standby that goes on meanwhile."""
     return config.snapshot.from_ is not None and config.snapshot.from_.kind == "replica"
+
+
+def is_dump(config: SourceConfig) -> bool:
+    """Whether first copies are read from a restored dump: it has oids and pages of its own."""
+    return config.snapshot.from_ is not None and config.snapshot.from_.kind == "dump"
 
 
 def problem(server: CopyServer, source: Connection, *, goes_on: bool = False) -> Finding | None:
@@ -218,11 +224,30 @@ def copy_findings(config: SourceConfig) -> Iterator[Finding]:
         with known_log(config) as (store, _):
             rows = store.tables() if store is not None else []
         due = [row for row in rows if row.state in (TableState.WAITING, TableState.COPYING)]
-        if not rows or due:
+        if is_dump(config):
+            yield from _of_dump(config, due)
+        elif not rows or due:
             with connect(source_dsn(config), application_name="cdc_assets check") as source:
                 yield from _findings(config, source, due)
     except (psycopg.Error, CdcError):
         return  # of the source or the log, which is told by others
+
+
+def _of_dump(config: SourceConfig, due: Iterable[TableRow]) -> Iterator[Finding]:
+    """Why tables wait, as was found when they were to be pinned."""
+    origin = config.snapshot.from_
+    assert origin is not None
+    point = Lsn.parse(origin.lsn) if origin.lsn is not None else Lsn.ZERO
+    for row in due:
+        begin, said = row.snapshot_lsn or row.log_from, row.reason or ""
+        told = [awaited(row.table), unknown_lsn(row.table, point), other_restored(row.table)]
+        told += [found] if (found := behind(row.table, begin, point)) is not None else []
+        yield from (finding for finding in told if said.startswith(f"{finding.code}:"))
+    if due and origin.dsn is not None:
+        try:
+            connect(copy_dsn(config), application_name="cdc_assets check").close()
+        except (psycopg.Error, CdcError) as error:
+            yield unreachable(error)
 
 
 def _findings(

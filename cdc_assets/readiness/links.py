@@ -59,7 +59,7 @@ def _postgres(config: SourceConfig) -> Iterator[Finding]:
         dsns["postgres.dsn"] = source_dsn(config)
         dsns["postgres.replication_dsn"] = replication_dsn(config)
         dsns["state.postgres_url"] = coordination_dsn(config)
-        if config.snapshot.from_ is not None:
+        if config.snapshot.from_ is not None and config.snapshot.from_.dsn is not None:
             dsns["snapshot.from.dsn"] = copy_dsn(config)
             dsns["snapshot.from.replication_dsn"] = copy_replication_dsn(config)
         if config.lake.catalog.type == "sql":

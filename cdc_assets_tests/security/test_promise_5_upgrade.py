@@ -18,6 +18,7 @@ def _as_before(connection: Session) -> None:
     """The schema as the version before locks were rows left it."""
     connection.execute(
         f"drop table {SCHEMA}.locks, {SCHEMA}.lost_care, {SCHEMA}.signals,"
+        f" {SCHEMA}.held_tables,"
         f" {SCHEMA}.backfill_chunks, {SCHEMA}.backfills;"
         f" alter table {SCHEMA}.log_index drop column sha256;"
         f" alter table {SCHEMA}.claims drop column problem, drop column problem_since;"

@@ -44,7 +44,8 @@ def test_tables_that_were_copied_before_keys_had_other_texts_are_parked_and_no_o
                 " alter table _pg2iceberg.pins drop column held,"
                 " drop column server_started, drop column read_lsn;"
                 " alter table _pg2iceberg.snapshot_progress drop column read_lsn;"
-                " drop table _pg2iceberg.signals, _pg2iceberg.backfill_chunks,"
+                " drop table _pg2iceberg.held_tables, _pg2iceberg.signals,"
+                " _pg2iceberg.backfill_chunks,"
                 " _pg2iceberg.backfills"
             )
             LogStore.open(made.dsn, made.name, "_pg2iceberg").close()

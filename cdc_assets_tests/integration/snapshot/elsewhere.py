@@ -84,11 +84,11 @@ def appended(source: Lake) -> list[int]:
     return sorted(row["n"] for row in rows)
 
 
-def lead_to(source: Lake, dsn: str) -> None:
+def lead_to(source: Lake, dsn: str, lsn: str | None = None) -> None:
     """From now on tables are copied from there."""
     origin = source.config.snapshot.from_
     assert origin is not None
-    changed = origin.model_copy(update={"dsn": SecretStr(dsn)})
+    changed = origin.model_copy(update={"dsn": SecretStr(dsn), "lsn": lsn})
     snapshot = source.config.snapshot.model_copy(update={"from_": changed})
     source.pins.close()
     source.config = source.config.model_copy(update={"snapshot": snapshot})
