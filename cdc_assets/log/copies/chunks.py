@@ -153,6 +153,13 @@ def await_another_pin(store: LogStore, row: TableRow) -> None:
                 " where source = %s and table_name = %s and epoch = %s and state = 'claimed'",
                 (store.source, str(row.table), row.epoch),
             )
+            # A replica's snapshot may have shown what the next pin's point is below.
+            store.connection.execute(
+                "update snapshot_progress c set read_lsn = greatest(c.read_lsn, p.read_lsn)"
+                " from pins p where p.pin = %s and p.read_lsn is not null and c.source = %s"
+                " and c.table_name = %s and c.epoch = %s and c.state in ('written', 'landed')",
+                (row.pin, store.source, str(row.table), row.epoch),
+            )
 
 
 def void_copy(store: LogStore, row: TableRow, at: Lsn) -> str | None:

@@ -166,7 +166,9 @@ def test_a_server_that_is_no_copy_of_the_source_is_refused(
         source.execute("create database other")
         other = make_conninfo(both.primary.start(), dbname="other")
         assert leads_to(other) == "clone_other_cluster"
-        assert leads_to(make_conninfo(both.standby_dsn, password="wrong")) == "clone_unreachable"
+        assert leads_to(make_conninfo(both.standby_dsn, password="hunter2")) == "clone_unreachable"
+        told = [str(source.row(T).reason), *(found.message for found in review(source.config))]
+        assert not any("hunter2" in text for text in told)
 
 
 def test_a_transaction_of_before_the_table_was_published_is_waited_for(

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_assets.errors import SnapshotLost
 from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.copies.claims import Written
 from cdc_assets.log.states import TableState
+from cdc_assets.pins.holders import join_pin
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.slots import NewSlot, export_snapshot
 from cdc_assets.readiness.surroundings import review
+from cdc_assets.snapshot import worker
 from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.snapshot.table_copy import TableCopy
 from cdc_assets_tests.integration.snapshot.elsewhere import (
     HELD,
     READ,
@@ -102,7 +110,11 @@ def test_a_conflict_with_recovery_costs_the_pin_and_the_rest_is_read_under_anoth
             source.copy()
         before = source.row(T).pin
         wait_for(lambda: reached(source, TableState.COPYING) and source.row(T).pin != before)
+        (shown,) = source.execute("select max(read_lsn)::text from _pg2iceberg.snapshot_progress")
         source.copy()
+        complete = source.row(T).complete_lsn
+        assert complete is not None
+        assert complete >= Lsn.parse(shown[0]), "what the lost snapshot showed counts, too"
         source.catch_up()
         assert source.equal(T)
         assert source.row(T).epoch == 1
@@ -165,3 +177,34 @@ def test_a_replica_that_was_promoted_is_refused(tmp_home: Path, spark_server: Sp
         wait_for(lambda: begun(source))
         both.promote()
         assert waits_for(source) == "replica_promoted"
+
+
+def test_a_worker_that_a_conflict_with_recovery_ends_has_lost_its_snapshot(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = {"max_standby_streaming_delay": "0"}
+    with opened(tmp_home, spark_server, kind="replica", tables=MIRROR, standby=hasty) as (
+        source,
+        both,
+    ):
+        source.pins.prepare()
+        wait_for(lambda: reached(source, TableState.COPYING))
+        row, copied = source.row(T), worker._copy
+
+        def then_a_conflict(*given: Any) -> Written:
+            done = copied(*given)
+            source.execute("update t set v = v || '!' where id % 3 = 0")
+            source.execute("vacuum t")
+            end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
+            reads = f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"
+            wait_for(lambda: both.ask_standby(reads))
+            return done
+
+        monkeypatch.setattr(worker, "_copy", then_a_conflict)
+        copy = TableCopy(source.pipeline, source.session, row, None, lambda _: None)
+        copy.open()
+        assert row.pin is not None
+        with closing(join_pin(source.pipeline.store, both.standby_dsn, row.pin)) as holder:
+            task = copy.task(holder.snapshot_name, "test")
+            (found,) = worker.copy_worker([task])([pa.record_batch({"id": [0]})])
+        assert found.to_pylist()[0]["outcome"] == "lost", found.to_pylist()
