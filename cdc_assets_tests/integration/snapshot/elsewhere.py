@@ -24,10 +24,18 @@ from cdc_assets_tests.support.incremental import TOAST
 from cdc_assets_tests.support.lake import Lake, lake
 from cdc_assets_tests.support.threads import beside
 
-A = TableId("public", "a")
-SETUP = TOAST + "create table a (n bigint generated always as identity, v text);"
+A, S = TableId("public", "a"), TableId("public", "s")
+SETUP = f"""{TOAST}
+create table a (n bigint generated always as identity, v text);
+create table s (id int primary key, v text);
+insert into s select i, 'old ' || i from generate_series(1, 3000) i;
+"""
 STANDBY = {"hot_standby_feedback": "off", "sync_replication_slots": "off"}
-TABLES = ({"name": "t", "chunk_pages": 64}, {"name": "a", "mode": "append"})
+TABLES = (
+    {"name": "t", "chunk_pages": 64},
+    {"name": "a", "mode": "append"},
+    {"name": "s", "mode": "soft_delete"},
+)
 
 
 @contextmanager
@@ -60,6 +68,9 @@ def writing(source: Lake) -> Iterator[list[int]]:
             while not stop.wait(0.002):
                 writer.change(1)
                 session.execute("insert into a (v) values ('x')")
+                some = 1 + done[0] % 3000
+                session.execute("delete from s where id = %s", (some,))
+                session.execute("insert into s values (%s, 'new')", (5000 + done[0],))
                 done[0] += 1
         writer.close()
 
@@ -78,10 +89,20 @@ def begun(source: Lake) -> bool:
     return all(source.row(table).log_from is not None for table in source.tables)
 
 
-def appended(source: Lake) -> list[int]:
+def check_exact(source: Lake) -> None:
+    """Whether each change is in the lake once: of a mirror, a history, and one that keeps rows."""
+    assert source.equal(T)
     rows = source.session.table(source.lake_table(A).sql_name).select("n", "_op").collect()
     assert {row["_op"] for row in rows} == {"I"}
-    return sorted(row["n"] for row in rows)
+    inserted = source.execute("select n from a order by n")
+    assert sorted(row["n"] for row in rows) == [n for (n,) in inserted]
+    kept = source.session.table(source.lake_table(S).sql_name).collect()
+    there = sorted(row["id"] for row in kept if row["_deleted_at"] is None)
+    assert there == [n for (n,) in source.execute("select id from s order by id")]
+    # They are deleted one after the other; the copy has none that was deleted before it.
+    gone = sorted(row["id"] for row in kept if row["_deleted_at"] is not None)
+    assert gone
+    assert gone == [*range(gone[0], len(inserted) + 1)]
 
 
 def lead_to(source: Lake, dsn: str, lsn: str | None = None) -> None:
