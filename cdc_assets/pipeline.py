@@ -9,7 +9,12 @@ from typing import Any, Self
 
 import psycopg
 
-from cdc_assets.config.addresses import coordination_dsn, replication_dsn, source_dsn
+from cdc_assets.config.addresses import (
+    coordination_dsn,
+    copy_dsn,
+    replication_dsn,
+    source_dsn,
+)
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.log.staged.places import staged_places
 from cdc_assets.log.store import LogStore
@@ -57,6 +62,16 @@ class Pipeline:
     def replication_dsn(self) -> str:
         """The DSN of the role that may make, stream and drop slots."""
         return replication_dsn(self.config)
+
+    @property
+    def copy_dsn(self) -> str:
+        """The DSN of where first copies are read, which is where their pins are."""
+        return copy_dsn(self.config)
+
+    def connect_copy(self, purpose: str) -> psycopg.Connection[Any]:
+        """An ordinary connection to where first copies are read; the caller closes it."""
+        name = f"cdc_assets {self.config.name} {purpose}"
+        return connect(self.copy_dsn, application_name=name, lock_seconds=LOCK_SECONDS)
 
     def connect_slots(self, purpose: str) -> psycopg.Connection[Any]:
         """An ordinary connection of the role that may drop slots; the caller closes it."""

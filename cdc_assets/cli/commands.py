@@ -52,6 +52,8 @@ def snapshot(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None
     done = Outcomes(wanted, as_json=as_json)
     with opened(config) as pipeline, running.Spark(config) as spark, done:
         copying.snapshot(pipeline, spark, wanted, done.copied)
+    if config.snapshot.from_ is not None:
+        note("They were read from a copy of the source. Compare them with it: cdc-assets verify")
 
 
 @cli.command(

@@ -14,8 +14,8 @@ from typing import Any, Self
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
-from cdc_assets.config.expansion import resolved
 from cdc_assets.config.reading.documents import refuse_doubles
+from cdc_assets.config.reading.expansion import resolved
 from cdc_assets.config.schema import attributes_schema
 from cdc_assets.config.source import SourceConfig, parse_config
 from cdc_assets.dagster.build import loaded, process_defs

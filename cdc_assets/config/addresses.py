@@ -40,6 +40,23 @@ def replication_dsn(config: SourceConfig) -> str:
     return given.get_secret_value() if given is not None else source_dsn(config)
 
 
+def copy_dsn(config: SourceConfig) -> str:
+    """Where first copies are read: ``snapshot.from``, or the source."""
+    other = config.snapshot.from_
+    if other is None or other.dsn is None:  # a dump that isn't there yet
+        return source_dsn(config)
+    return other.dsn.get_secret_value()
+
+
+def copy_replication_dsn(config: SourceConfig) -> str:
+    """The same, of the role that may replicate."""
+    other = config.snapshot.from_
+    if other is None:
+        return replication_dsn(config)
+    given = other.replication_dsn
+    return given.get_secret_value() if given is not None else copy_dsn(config)
+
+
 def coordination_dsn(config: SourceConfig) -> str:
     """Where the coordination schema is: the source, unless ``state.postgres_url`` moves it."""
     url = config.state.postgres_url

@@ -50,37 +50,6 @@ class PostgresConfig(Section):
         return self
 
 
-Strategy = Literal["pinned", "incremental", "auto"]
-PinBy = Literal["slot", "lock"]
-
-
-class SnapshotConfig(Section):
-    """How the first copy is made."""
-
-    mode: Literal["initial", "snapshot_only", "never"] = "initial"
-    """initial: copy, then follow. snapshot_only: copy, once. never: follow what is there."""
-    strategy: Strategy = "pinned"
-    """pinned: all under one snapshot, which a session holds until everything is read: VACUUM keeps
-    what was deleted meanwhile. incremental: in many short transactions, whose differences the log
-    evens out; for mirrors of tables with a key, from Postgres 14 on, other tables are pinned.
-    auto: incremental above 100 GB."""
-    hold_at_most: Annotated[Duration, Field(ge=timedelta(seconds=0.1))] = timedelta(seconds=2)
-    """About how long a transaction of an incremental copy lasts."""
-    pin: PinBy = "slot"
-    """What a pin beside the stream is made with. slot: a temporary one, which waits for every
-    transaction of the cluster that has written. lock: a moment's SHARE lock of the table, which
-    waits for those that write to it alone; who writes to it then waits, too."""
-    lock_at_most: Annotated[
-        Duration, Field(ge=timedelta(seconds=0.01), le=timedelta(seconds=2))
-    ] = timedelta(seconds=0.1)
-    """How long a pin by lock may have those wait who write to the table, at most: less than the
-    lock_timeout of your applications."""
-    max_parallel_tables: Annotated[int, Field(ge=1, le=64)] = 2
-    """Runs that copy at once."""
-    max_parallel_chunks: Annotated[int, Field(ge=1, le=256)] = 4
-    """Chunks that one run copies at once."""
-
-
 class StagingConfig(Section):
     """Where changes wait as Parquet, and how often the flusher writes them."""
 

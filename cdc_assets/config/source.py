@@ -29,25 +29,23 @@ from pydantic import (
 from cdc_assets.config.alerts import AlertsConfig
 from cdc_assets.config.base import Section
 from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
-from cdc_assets.config.expansion import Client, expanded, resolved
 from cdc_assets.config.patterns import TablePattern
 from cdc_assets.config.reading.documents import value_of
+from cdc_assets.config.reading.expansion import Client, expanded, resolved
 from cdc_assets.config.reading.explained import explained
 from cdc_assets.config.sections import (
     BackfillsConfig,
     LakeConfig,
     MaintenanceConfig,
     MetricsConfig,
-    PinBy,
     PostgresConfig,
     S3Config,
-    SnapshotConfig,
     SparkConfig,
     StagingConfig,
     StateConfig,
-    Strategy,
     VerifyConfig,
 )
+from cdc_assets.config.snapshot import PinBy, SnapshotConfig, Strategy
 from cdc_assets.config.tables import AssetsConfig, Owner, TableConfig
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.masks import Mask

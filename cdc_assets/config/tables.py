@@ -21,7 +21,7 @@ from cdc_assets.config.base import (
 )
 from cdc_assets.config.layout import parse_order, parse_part
 from cdc_assets.config.patterns import TablePattern
-from cdc_assets.config.sections import PinBy, Strategy
+from cdc_assets.config.snapshot import PinBy, Strategy
 from cdc_assets.masks import MaskKind
 from cdc_assets.postgres.names import TableId, is_free_in_lake, lake_column
 from cdc_assets.postgres.publication.row_filters import refuse_text

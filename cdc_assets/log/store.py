@@ -78,7 +78,7 @@ class LogStore(CursorStore):
                 """update tables set state = case state when 'parked' then state else 'waiting' end,
                    epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null,
                    complete_lsn = null, pin = null, published_as = null, followed = false,
-                   updated_at = now() where source = %s""",
+                   log_from = null, updated_at = now() where source = %s""",
             ):
                 parameters = (self.source, list(SOURCE_FACTS))[: statement.count("%s")]
                 self.connection.execute(statement.encode(), parameters)

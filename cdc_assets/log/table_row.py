@@ -52,6 +52,8 @@ class TableRow:
     """The same as Postgres writes it (``postgres.publication.row_filters``), since its pin."""
     filter_wish: str | None = None
     """The filter of whoever asked for the next copy, if ``mask_wish`` is there."""
+    log_from: Lsn | None = None
+    """While it waits: the LSN from which on commits are in its log, whole; None: not known yet."""
 
     @property
     def as_wished(self) -> bool:
@@ -76,7 +78,7 @@ def table_row(row: dict[str, Any]) -> TableRow:
         "table": TableId.parse(row["table"]),
         "state": TableState(row["state"]),
         "columns": _columns(row["table"], row["columns"]),
-        **{name: _lsn(row[name]) for name in ("snapshot_lsn", "complete_lsn")},
+        **{name: _lsn(row[name]) for name in ("snapshot_lsn", "complete_lsn", "log_from")},
         **{name: tuple(row[name]) for name in ("key_columns", "left_out")},
         **{name: frozenset(row[name]) for name in ("excluded", "excluded_numbers", "text_numbers")},
         "mask_numbers": {int(number): rule for number, rule in row["mask_numbers"].items()},

@@ -25,7 +25,7 @@ GROUP = "lake"
 
 
 _LET_GO: LiteralString = (
-    "update tables set oid = 0, followed = false, pin = null, published_as = null,"
+    "update tables set oid = 0, followed = false, log_from = null, pin = null, published_as = null,"
     " mask_wish = null, filter_wish = null,"
     " epoch = epoch + (snapshot_lsn is not null)::int, snapshot_lsn = null, complete_lsn = null,"
     " state = 'parked', updated_at = now()"
@@ -61,7 +61,8 @@ class TableRegistry(LogSession):
                 'select table_name as "table", oid, epoch, state, key_columns, columns::text,'
                 " snapshot_lsn, complete_lsn, pin::text, reason, excluded, followed, published_as,"
                 " mode, excluded_numbers, inserts_only, left_out, text_numbers, masks,"
-                " mask_numbers, mask_wish, filter_wanted, row_filter, filter_wish from tables"
+                " mask_numbers, mask_wish, filter_wanted, row_filter, filter_wish, log_from"
+                " from tables"
                 " where source = %(source)s and table_name = coalesce(%(only)s, table_name)"
                 " and (state = any(%(states)s) or %(states)s = '{}') order by table_name",
                 {"source": self.source, "only": only and str(only), "states": [*states]},
@@ -121,10 +122,11 @@ class TableRegistry(LogSession):
             " or excluded.filter_wanted = t.filter_wanted then t.row_filter end,"
             " updated_at = now(),"
             " reason = case when t.oid <> 0 then t.reason end,"
-            " followed = t.followed"
-            "  and (t.oid, t.key_columns, t.excluded, t.inserts_only, t.masks)"
-            "  = (excluded.oid, excluded.key_columns, excluded.excluded, excluded.inserts_only,"
-            "     excluded.masks)"
+            " (followed, log_from) = ("
+            "  select t.followed and same, case when same then t.log_from end"
+            "  from (select (t.oid, t.key_columns, t.excluded, t.inserts_only, t.masks)"
+            "   = (excluded.oid, excluded.key_columns, excluded.excluded, excluded.inserts_only,"
+            "      excluded.masks) as same) as asked)"
             " where t.oid = 0 or (t.state = 'waiting' and t.snapshot_lsn is null)",
             (
                 self.source,
@@ -208,7 +210,8 @@ class TableRegistry(LogSession):
         """Have the next copy of a table made with these masks and filter, whoever makes it."""
         self.connection.execute(
             "update tables set mask_wish = %(masks)s::jsonb, filter_wish = %(where)s,"
-            " followed = followed and masks = %(masks)s::jsonb"
+            " followed = followed and masks = %(masks)s::jsonb,"
+            " log_from = case when masks = %(masks)s::jsonb then log_from end"
             " where source = %(source)s and table_name = %(table)s",
             {
                 "masks": json.dumps(masks),
@@ -277,7 +280,7 @@ class TableRegistry(LogSession):
         for a pin gets a new epoch, and so a pin made from now on, which has the transaction.
         """
         waits = self.connection.execute(
-            "update tables set epoch = epoch + 1, updated_at = now()"
+            "update tables set epoch = epoch + 1, log_from = null, updated_at = now()"
             " where source = %s and table_name = %s and state = 'waiting' and snapshot_lsn is null",
             (self.source, str(table)),
         )

@@ -28,6 +28,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import resume as resume_pauses
 from cdc_assets.log.wishes import take_up_again
 from cdc_assets.masks import rules_of
+from cdc_assets.messages.findings import Finding
 from cdc_assets.operations.running import Spark, flushing
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
@@ -71,7 +72,7 @@ def snapshot(
             to_copy = []
             for table, row in _pinned(pipeline.store, pins, again).items():
                 if row.state == TableState.WAITING:
-                    problems.append(_not_pinned(table, row.reason))
+                    problems.append(_not_pinned(table, row.reason, pins.refused.get(table)))
                 elif row.state == TableState.PARKED:
                     problems.append(TableProblem(table, row.reason or "it is parked"))
                 elif row.state == TableState.COPYING:
@@ -147,13 +148,19 @@ def _pinned(store: LogStore, pins: Pins, tables: Sequence[TableId]) -> dict[Tabl
             busy = True
         rows = {row.table: row for row in store.tables()}
         found = {table: rows[table] for table in tables}  # prepare() registered all of them
-        waits = any(row.state == TableState.WAITING for row in found.values())
+        waits = any(
+            row.state == TableState.WAITING and not pins.has_refused(row.table)
+            for row in found.values()
+        )
         if not waits or busy or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
 
 
-def _not_pinned(table: TableId, reason: str | None) -> TableProblem:
+def _not_pinned(table: TableId, reason: str | None, refused: Finding | None) -> TableProblem:
+    if refused is not None:
+        said = refused.message.removeprefix(f"{table}: ")
+        return TableProblem(table, f"{refused.code}: {said}", refused.remedy)
     return TableProblem(
         table,
         f"it still waits for its pin{f' ({reason})' if reason else ''}.",

@@ -60,13 +60,28 @@ def under(source: psycopg.Connection[Any], snapshot_name: str | None) -> Iterato
         yield
 
 
-def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Holder:
+def started(connection: psycopg.Connection[Any]) -> object:
+    """When the server was started: another one has other snapshots, perhaps of the same name."""
+    row = connection.execute("select pg_catalog.pg_postmaster_start_time()").fetchone()
+    return row[0] if row else None
+
+
+def hold(store: LogStore, dsn: str, pin: str, snapshot_name: str) -> Holder:
     """Import ``snapshot_name`` in a new session, export it, and record that in ``pin_holders``.
 
-    Raises SnapshotLost when the snapshot is gone.
+    ``dsn``: of the server that has the snapshot. Raises SnapshotLost when the snapshot is gone, or
+    was another server's.
     """
-    connection = connect(source_dsn, application_name=f"cdc_assets {store.source} pin")
+    connection = connect(dsn, application_name=f"cdc_assets {store.source} pin")
     try:
+        of = store.connection.execute(
+            "select server_started from pins where pin = %s", (pin,)
+        ).fetchone()
+        if of is not None and of[0] is not None and of[0] != started(connection):
+            raise SnapshotLost(
+                f"the exported snapshot {snapshot_name} was of a server that was started another"
+                " time: it was restarted, or the address leads to another one now."
+            )
         connection.execute("begin isolation level repeatable read read only")
         connection.execute(
             sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot_name))
@@ -88,14 +103,14 @@ def hold(store: LogStore, source_dsn: str, pin: str, snapshot_name: str) -> Hold
         raise
 
 
-def join_pin(store: LogStore, source_dsn: str, pin: str) -> Holder:
+def join_pin(store: LogStore, dsn: str, pin: str) -> Holder:
     """Become one more holder of ``pin``; raises SnapshotLost when none of its holders lives."""
     names = store.connection.execute(
         "select snapshot_name from pin_holders where pin = %s order by since desc", (pin,)
     ).fetchall()
     for (name,) in names:
         try:
-            return hold(store, source_dsn, pin, name)
+            return hold(store, dsn, pin, name)
         except SnapshotLost:
             store.connection.execute(
                 "delete from pin_holders where pin = %s and snapshot_name = %s", (pin, name)

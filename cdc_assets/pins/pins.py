@@ -19,44 +19,40 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 import psycopg
 
-from cdc_assets.errors import SlotBusy, SnapshotLost, TableProblem
+from cdc_assets.errors import SnapshotLost, TableProblem
 from cdc_assets.log.copies.chunks import await_another_pin, planned_files, restart_copy, unread
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import refuse_if_dropped
+from cdc_assets.messages.findings import Finding
+from cdc_assets.pins.at_horizon import AtHorizon
 from cdc_assets.pins.by_lock import ByLock
+from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere
+from cdc_assets.pins.elsewhere.restored import pin_restored
 from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
 from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
-from cdc_assets.pins.taking import Seen, look_at, take
+from cdc_assets.pins.taking import take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
-from cdc_assets.postgres.horizon import Horizon
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.contents import publication_oid
 from cdc_assets.postgres.session.connect import Connection
-from cdc_assets.postgres.session.waits import writers
-from cdc_assets.postgres.slots import (
-    SLOT_PATIENCE_SECONDS,
-    NewSlot,
-    create_slot,
-    export_snapshot,
-    slot_status,
-)
+from cdc_assets.postgres.slots import NewSlot, create_slot, export_snapshot, slot_status
 from cdc_assets.readiness.admission import (
     make_slot_follow_failovers,
     refuse_or_park,
     refuse_other_cluster,
     settle,
 )
+from cdc_assets.readiness.copy_server import is_dump
 from cdc_assets.readiness.source.now import followed, remember
 from cdc_assets.readiness.strategy import incremental
 
@@ -66,18 +62,6 @@ logger = logging.getLogger(__name__)
 _PREPARE_SECONDS = 3.0
 # How often a table that couldn't be registered is looked at again: a right may have been granted.
 _REFUSED_SECONDS = 30.0
-# A copy in short transactions that can't begin for longer than this says why.
-_NOTED_SECONDS = 4.0
-
-
-class _Candidate(NamedTuple):
-    """A horizon, with the tables that may begin at it, and what they were like before it."""
-
-    horizon: Horizon
-    tables: Mapping[TableId, tuple[object, ...]]
-    seen: Seen
-    since: float
-    told: frozenset[TableId] = frozenset()  # those whose rows say who holds them up
 
 
 def _told(pinned: list[TableRow], point: Lsn) -> None:
@@ -93,14 +77,21 @@ class Pins:
         self._config = pipeline.config
         self._store = self._pipeline.store
         self._held: dict[str, Holder] = {}
-        self._candidate: _Candidate | None = None
+        self._horizon = AtHorizon()
         self._by_lock = ByLock(self._pipeline)
         self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
+        self.refused: Mapping[TableId, Finding] = {}
+        """Why tables can't be copied from ``snapshot.from``, as of the last tick."""
 
     @property
     def store(self) -> LogStore:
         """The session that holds the lock while pins are made."""
         return self._store
+
+    def has_refused(self, table: TableId) -> bool:
+        """Whether the table can't be copied from ``snapshot.from``, which only a person changes."""
+        found = self.refused.get(table)
+        return found is not None and found.severity == "error"
 
     def prepare(self, *, patient: bool = True) -> None:
         """Register the tables, complete the publication, create the slot with the first pin.
@@ -109,7 +100,7 @@ class Pins:
         has its beginning isn't held up by another process that waits for its pin. Raises
         PreflightError, SlotBusy or SourceMismatch; nothing is streamed or published then.
         """
-        self._candidate = None
+        self._horizon.forget()
         if patient or self._store.flushed_lsn() is None:
             self._store.lock(PINS_LOCK)
         elif not self._store.lock_within(PINS_LOCK, _PREPARE_SECONDS):
@@ -134,7 +125,8 @@ class Pins:
                     )
                     set_inserts_from(source, self._config, self._store, made.consistent_point)
                     later = incremental(source, self._config, waiting)
-                    pinned = [row for row in waiting if row.table not in later]
+                    elsewhere = self._config.snapshot.from_ is not None
+                    pinned = [r for r in waiting if r.table not in later and not elsewhere]
                     self._pin(source, made, pinned, first=True)
                 elif self._store.flushed_lsn() is None:
                     # Made by hand, or by a process that died before it recorded the pin: the log
@@ -200,7 +192,7 @@ class Pins:
         streaming = self._store.has_flusher()
         # A streaming flusher drops changes of tables that it doesn't know: it has to know a table
         # before the pin. A flusher that starts later reads the registered tables first.
-        told = self._by_lock.told | (self._candidate.told if self._candidate else frozenset())
+        told = {*self._horizon.told, *self._by_lock.told, *self.refused}
         waiting = publish_tables(source, self._config, self._store, told)
         self._begin_inserts(source, waiting)
         asked = streamed_publications(self._pipeline, self._store.flushed_lsn() or Lsn.ZERO)
@@ -209,57 +201,50 @@ class Pins:
             for row in waiting
             if row.followed or not (streaming or (row.inserts_only and len(asked) == 1))
         ]
-        at_horizon = incremental(source, self._config, pinned)
-        held_up = self._pin_at_horizon(source, [row for row in pinned if row.table in at_horizon])
-        rest = [row for row in pinned if row.table not in at_horizon]
-        locking = [row for row in rest if self._config.pin_by(row.table) == "lock"]
-        for some, made in self._by_lock.pins(source, locking, self._held):
-            self._pin(source, made, some, first=False)
-        if rest := [row for row in rest if row not in locking]:
-            self._pin(source, self._temporary_slot(), rest, first=False)
-        if held_up is not None:
-            raise held_up
+        if self._config.snapshot.from_ is not None:
+            self._pin_elsewhere(source, pinned)
+        else:
+            later = incremental(source, self._config, pinned)
+            self._pin_at_horizon(source, [row for row in pinned if row.table in later])
+            rest = [row for row in pinned if row.table not in later]
+            locking = [row for row in rest if self._config.pin_by(row.table) == "lock"]
+            for some, made in self._by_lock.pins(source, locking, self._held):
+                self._pin(source, made, some, first=False)
+            if rest := [row for row in rest if row not in locking]:
+                self._pin(source, self._temporary_slot(), rest, first=False)
+        if self._horizon.held_up is not None:
+            raise self._horizon.held_up
 
-    def _pin_at_horizon(self, source: Connection, tables: list[TableRow]) -> SlotBusy | None:
+    def _pin_at_horizon(self, source: Connection, tables: list[TableRow]) -> None:
         """Pin tables whose changes the log has from a proven horizon on; a later tick the others.
 
         A transaction of before the tables were published, whose changes aren't streamed, is over by
-        then, too. A table that came, was altered, or was published anew meanwhile begins with a
-        new candidate: the log would have its changes as of before, or not at all.
-        Returns what is to be raised of one that waits for longer than slot creation would.
+        then, too.
         """
-        if not tables:
-            self._candidate = None
-            return None
-        described = {
-            row.table: (row.epoch, row.oid, row.columns, row.key_columns, row.masks, row.excluded)
-            for row in tables
-        }
-        if self._candidate is None:
-            seen = look_at(source, self._config, tables)
-            self._candidate = _Candidate(Horizon.observe(source), described, seen, time.monotonic())
-        horizon, before, seen, since, told = self._candidate
-        among = {table: then for table, then in before.items() if described.get(table) == then}
-        self._candidate = _Candidate(horizon, among, seen, since, told) if among else None
-        if among and horizon.is_proven(source):
-            self._candidate = None
-            same = [row for row in tables if row.table in among]
-            _, pinned = take(source, self._config, self._store, horizon.lsn, None, same, seen=seen)
-            _told(pinned, horizon.lsn)
-        elif among and (waited := time.monotonic() - since) > _NOTED_SECONDS:
-            oldest = f"The oldest: {'; '.join(writers(source))}."
-            for table in among.keys() - told:
-                why = f"it waits for transactions that had written before it. {oldest}"
-                self._store.note_waiting(table, why)
-            self._candidate = _Candidate(horizon, among, seen, since, frozenset(among))
-            if waited > SLOT_PATIENCE_SECONDS:
-                names = ", ".join(sorted(map(str, among)))
-                return SlotBusy(
-                    f"for {waited:.0f} s transactions that had written by then keep from copying"
-                    f" {names}. {oldest}",
-                    "End them, or wait: their copies begin by themselves.",
-                )
-        return None
+        proven = self._horizon.proven(source, self._config, self._store, tables)
+        if proven is not None:
+            point, same, seen = proven
+            _, pinned = take(source, self._config, self._store, point, None, same, seen=seen)
+            _told(pinned, point)
+
+    def _pin_elsewhere(self, source: Connection, tables: list[TableRow]) -> None:
+        """Pin the tables whose logs have begun at another server; begin the logs of the others."""
+        begun = [row for row in tables if row.log_from or row.snapshot_lsn]
+        others = [row for row in tables if row not in begun]
+        proven = self._horizon.proven(source, self._config, self._store, others)
+        self.refused = {}
+        if proven is not None:
+            begin_logs(self._pipeline, source, proven)
+        if begun:
+            found = (
+                pin_restored(self._pipeline, begun)
+                if is_dump(self._config)
+                else pin_elsewhere(self._pipeline, source, begun)
+            )
+            self.refused = found.refused
+            if found.holder is not None and found.point is not None:
+                self._held[found.holder.pin] = found.holder
+                _told([*found.pinned], found.point)
 
     def _temporary_slot(self) -> NewSlot:
         name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
@@ -301,7 +286,9 @@ class Pins:
                 tables,
                 first=first,
             )
-            self._held[pin] = hold(self._store, self._pipeline.source_dsn, pin, slot.snapshot_name)
+            if pinned:
+                dsn = self._pipeline.source_dsn
+                self._held[pin] = hold(self._store, dsn, pin, slot.snapshot_name)
         finally:
             slot.connection.close()  # drops a temporary slot, so that it keeps no WAL any longer
         _told(pinned, slot.consistent_point)
@@ -325,12 +312,13 @@ class Pins:
                 return
             self._held.pop(row.pin).close()
         try:
-            self._held[row.pin] = join_pin(self._store, self._pipeline.source_dsn, row.pin)
+            self._held[row.pin] = join_pin(self._store, self._pipeline.copy_dsn, row.pin)
         except SnapshotLost:
             if not unread(self._store, [row]):
                 return  # all was read meanwhile
-            resumes = row.mode == "mirror" and self._config.snapshot.mode == "initial"
-            if resumes and row.key_columns and self._unmoved(row):
+            evened = row.mode == "mirror" and self._config.snapshot.mode == "initial"
+            resumes = (evened and row.key_columns) or self._config.snapshot.from_ is not None
+            if resumes and self._unmoved(row):
                 logger.warning("%s: its pin was lost; the rest is read under another", row.table)
                 await_another_pin(self._store, row)
             else:
@@ -339,7 +327,7 @@ class Pins:
 
     def _unmoved(self, row: TableRow) -> bool:
         """Whether the heaps of the plan are those that the table has, with the same files."""
-        with self._pipeline.connect_source("pins") as source:
+        with self._pipeline.connect_copy("pins") as source:
             try:
                 found = heaps(source, row.table, describe(source, row.table).oid)
             except TableProblem:

@@ -18,14 +18,14 @@ import psycopg
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.copies.chunks import plan_copy
-from cdc_assets.log.heaps.files import remember_heaps
+from cdc_assets.log.heaps.files import known_heaps, remember_heaps
 from cdc_assets.log.heaps.record import HeapFile, Moment
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
-from cdc_assets.pins.holders import under
+from cdc_assets.pins.holders import started, under
 from cdc_assets.postgres.catalog import Heap, heaps_of
 from cdc_assets.postgres.ctid import MAX_CHUNKS, TID_RANGE_SCANS, CtidRange, plan_chunks
 from cdc_assets.postgres.lsn import Lsn
@@ -51,25 +51,27 @@ def take(
     *,
     first: bool = False,
     seen: Seen | None = None,
+    elsewhere: bool = False,
+    read: Lsn | None = None,
 ) -> tuple[str, list[TableRow]]:
     """Record a pin with the frozen plans; returns its id, and the tables that it pins.
 
     ``point``: what committed below it is what the snapshot shows. None: no snapshot shows just
     that, but each one from now on shows all of it. ``first``: the log begins at it. ``seen``: what
     the tables were like before the point; one that is otherwise by now can't be pinned.
+    ``elsewhere``: ``source`` is another server, where transactions that ran at the point may seem
+    to have ended. ``read``: what the snapshot shows had committed below that; None: below the
+    point, at the source.
     """
-    pin = str(uuid.uuid4())
+    held = snapshot_name is not None
     with store.connection.transaction():
-        store.connection.execute(
-            "insert into pins (pin, source, consistent_point, held) values (%s, %s, %s, %s)",
-            (pin, config.name, str(point), snapshot_name is not None),
-        )
+        pin = new_pin(store, config, source, point, held=held, read=read)
         if first:
             store.advance(point)
         with under(source, snapshot_name):
             busy = locked(source, [row.table for row in tables])
             free = [row for row in tables if row.table not in busy]
-            kinds = _as_registered(source, config, free)
+            kinds = as_registered(source, config, free)
             known = [row for row in free if row.table in kinds]
             if seen is not None:
                 now = look_at(source, config, known)
@@ -83,7 +85,7 @@ def take(
                     store.set_row_filter(row.table, row.filter_wanted, row.epoch)
             if config.streams:
                 _remember_entries(source, config, store, pinned)
-                _remember_heaps(source, store, pinned, point)
+                _remember_heaps(source, store, pinned, point, elsewhere=elsewhere)
             for row, chunks in plans:
                 plan_copy(
                     store,
@@ -91,10 +93,30 @@ def take(
                     pin,
                     point,
                     chunks,
+                    read=read,
                     resumes=row.snapshot_lsn is not None,
                     state_without=TableState.STREAMING if config.streams else TableState.COPIED,
                 )
     return pin, pinned
+
+
+def new_pin(
+    store: LogStore,
+    config: SourceConfig,
+    where: Connection,
+    point: Lsn,
+    *,
+    held: bool = True,
+    read: Lsn | None = None,
+) -> str:
+    """Record a pin of the server ``where``, whose snapshot is ``held``; returns its id."""
+    pin = str(uuid.uuid4())
+    store.connection.execute(
+        "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"
+        " values (%s, %s, %s, %s, %s, %s)",
+        (pin, config.name, str(point), held, started(where), str(read) if read else None),
+    )
+    return pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +162,16 @@ def _remember_entries(
 
 
 def _remember_heaps(
-    source: Connection, store: LogStore, pinned: list[TableRow], point: Lsn
+    source: Connection, store: LogStore, pinned: list[TableRow], point: Lsn, *, elsewhere: bool
 ) -> None:
     fresh = [row for row in pinned if row.snapshot_lsn is None]
-    seen = Moment(moment(source).horizon, point)  # under the snapshot, whose horizon it is
+    # Under the snapshot, whose horizon it is; or that of when their logs began.
+    known = known_heaps(store) if elsewhere else {}
+    horizon = moment(source).horizon if not elsewhere else 0
     files = heap_files(source, [row.oid for row in fresh])
     for row in fresh:
-        remember_heaps(store, row, files.get(row.oid, {}), own=seen)
+        before = known[row.table][1].seen.horizon if elsewhere else horizon
+        remember_heaps(store, row, files.get(row.oid, {}), own=Moment(before, point))
 
 
 def _plans(
@@ -194,13 +219,13 @@ def _planned(
     there = [(row, found.get(row.oid, [])) for row in rows]
     # One with a foreign partition is described anew before the next pin.
     return [
-        (row, _chunks(source, config, row.table, parts))
+        (row, chunks_of(source, config, row.table, parts))
         for row, parts in there
         if not isinstance(parts, TableProblem)
     ]
 
 
-def _as_registered(
+def as_registered(
     source: Connection, config: SourceConfig, rows: Sequence[TableRow]
 ) -> dict[TableId, str]:
     """The kinds of the tables that the snapshot shows as they were registered; "" with a plan.
@@ -221,7 +246,7 @@ def _as_registered(
     return same
 
 
-def _chunks(
+def chunks_of(
     source: Connection, config: SourceConfig, table: TableId, found: Sequence[Heap]
 ) -> Chunks:
     """The chunks of every heap of the table; none without a heap."""

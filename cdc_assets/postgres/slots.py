@@ -127,13 +127,13 @@ def create_slot(
     connection = replication_connect(dsn, f"cdc_assets pin {slot}")
     patience = SLOT_PATIENCE_SECONDS if patience_seconds is None else patience_seconds
     try:
-        _command(connection, f"set lock_timeout = '{patience}s'")
+        command(connection, f"set lock_timeout = '{patience}s'")
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         # The old spelling of SNAPSHOT 'export': every version from 13 to 18 reads it.
         options = "EXPORT_SNAPSHOT"
         if not temporary and connection.info.server_version >= FAILOVER_SLOTS:
             options = "(SNAPSHOT 'export', FAILOVER true)"
-        made = _command(connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput {options}')
+        made = command(connection, f'CREATE_REPLICATION_SLOT "{slot}" {kind} pgoutput {options}')
         point, name = made.get_value(0, 1), made.get_value(0, 2)
         assert point is not None and name is not None
         return NewSlot(Lsn.parse(point.decode()), name.decode(), connection)
@@ -150,23 +150,9 @@ def make_failover(dsn: str, slot: str) -> None:
     """Turn an idle slot into a failover one (Postgres 17+); raises PreflightError if refused."""
     connection = replication_connect(dsn, f"cdc_assets pin {slot}")
     try:
-        _command(connection, f'ALTER_REPLICATION_SLOT "{slot}" (FAILOVER true)')
+        command(connection, f'ALTER_REPLICATION_SLOT "{slot}" (FAILOVER true)')
     finally:
         connection.close()
-
-
-def switch_point(dsn: str, timeline: int, ancestor: int) -> Lsn | None:
-    """Where the server's ``timeline`` left ``ancestor``; None if it doesn't descend from it."""
-    connection = replication_connect(dsn, "cdc_assets timeline")
-    try:
-        history = _command(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
-    finally:
-        connection.close()
-    for line in history.decode(errors="replace").splitlines():
-        parts = line.split("\t")  # parent timeline, where it was left, why
-        if len(parts) >= 2 and parts[0].strip() == str(ancestor):
-            return Lsn.parse(parts[1])
-    return None
 
 
 def _holdups(dsn: str) -> str:
@@ -186,8 +172,8 @@ def export_snapshot(dsn: str) -> NewSlot:
     """
     connection = connect(dsn, application_name="cdc_assets pin")
     try:
-        _command(connection, "begin isolation level repeatable read read only")
-        made = _command(
+        command(connection, "begin isolation level repeatable read read only")
+        made = command(
             connection,
             "select pg_export_snapshot(), case when pg_is_in_recovery()"
             " then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end::text",
@@ -200,8 +186,12 @@ def export_snapshot(dsn: str) -> NewSlot:
         raise
 
 
-def _command(connection: Connection, command: str) -> abc.PGresult:
-    result = connection.pgconn.exec_(command.encode())
+def command(connection: Connection, said: str) -> abc.PGresult:
+    """What the server answers to a command, of replication perhaps.
+
+    Raises ReplicationLost, SlotBusy or PreflightError.
+    """
+    result = connection.pgconn.exec_(said.encode())
     if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
         return result
     message = result.get_error_message().strip()
@@ -214,7 +204,7 @@ def _command(connection: Connection, command: str) -> abc.PGresult:
             "End them (select pg_terminate_backend(pid)) or wait for them; see pg_stat_activity.",
         )
     raise PreflightError(
-        f"Postgres refused {command.split(maxsplit=1)[0].lower()}: {message}.",
+        f"Postgres refused {said.split(maxsplit=1)[0].lower()}: {message}.",
         "Run cdc-assets check: it names what is missing.",
     )
 

@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 from pyspark.errors import PySparkValueError
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-from cdc_assets.config.addresses import coordination_dsn, replication_dsn, source_dsn
+from cdc_assets.config.addresses import (
+    coordination_dsn,
+    copy_dsn,
+    copy_replication_dsn,
+    replication_dsn,
+    source_dsn,
+)
 from cdc_assets.config.alerts import MailSink, SnsSink, WebhookSink, sink_keys
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import CdcError, ConfigurationError
@@ -53,6 +59,9 @@ def _postgres(config: SourceConfig) -> Iterator[Finding]:
         dsns["postgres.dsn"] = source_dsn(config)
         dsns["postgres.replication_dsn"] = replication_dsn(config)
         dsns["state.postgres_url"] = coordination_dsn(config)
+        if config.snapshot.from_ is not None and config.snapshot.from_.dsn is not None:
+            dsns["snapshot.from.dsn"] = copy_dsn(config)
+            dsns["snapshot.from.replication_dsn"] = copy_replication_dsn(config)
         if config.lake.catalog.type == "sql":
             dsns["lake.catalog.uri"] = catalog_dsn(config)
     found: dict[str, list[str]] = {}

@@ -41,6 +41,8 @@ def why_pinned(
     """What keeps a table from an incremental copy; None if nothing does."""
     if not config.streams:
         return "it is only copied, so no log evens out what moves meanwhile"
+    if config.snapshot.from_ is not None:
+        return "snapshot.from has one moment of it"
     if mode != "mirror":
         return f"its lake table, in mode {mode}, would show what moves meanwhile twice"
     if not key:

@@ -42,6 +42,7 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.postgres.session.parameters import resolved
 from cdc_assets.process.machine import check_java
+from cdc_assets.readiness.copy_server import copy_findings
 from cdc_assets.readiness.flushing import coordination_findings, refuse, source_findings, staging
 from cdc_assets.readiness.lake_tables import lake_table_findings
 from cdc_assets.readiness.links import jdbc_findings, transport_findings
@@ -62,6 +63,7 @@ def review(config: SourceConfig) -> list[Finding]:
         *found,
         *coordination_findings(config),
         *transport_findings(config),
+        *copy_findings(config),
         *_clocks(config),
         *staging(config, leave_nothing=True),
         *_catalog(config),

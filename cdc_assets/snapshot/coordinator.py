@@ -183,7 +183,7 @@ class _Coordinator:
         """None for a pin whose tables are read without a snapshot that has to be held."""
         store = self._pipeline.store
         held = held_pins(store, [pin])
-        return join_pin(store, self._pipeline.source_dsn, pin) if held else None
+        return join_pin(store, self._pipeline.copy_dsn, pin) if held else None
 
     def _let_go(self) -> None:
         for holder in self._holders.values():

@@ -45,13 +45,13 @@ from cdc_assets.pins.row_filter import row_filter
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.names import TableId
-from cdc_assets.postgres.publication.contents import publication_of
 from cdc_assets.postgres.session.connect import conninfo, uri
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.postgres.types import select_expression
 from cdc_assets.readiness.source.enrolment import refuse_made_otherwise
 from cdc_assets.readiness.source.planning import refuse_unplannable
 from cdc_assets.snapshot.landing import Landing
+from cdc_assets.snapshot.numbers import numbers_there, publication_there
 from cdc_assets.snapshot.planned import CopyTask
 
 logger = logging.getLogger(__name__)
@@ -203,21 +203,18 @@ class TableCopy:
         )
         listed = sql.SQL(", ").join([*columns, *self._landing.extra_values()])
         location, io = self._landing.place()
+        oid, numbers = numbers_there(self._pipeline, row, self._landing.lake.columns)
         return CopyTask(
             table=self.table,
-            oid=row.oid,
+            oid=oid,
             names=tuple(c.source.name for c in self._landing.lake.columns),
-            numbers=tuple(c.source.number for c in self._landing.lake.columns),
-            source_uri=uri(self._pipeline.source_dsn, f"cdc_assets {config.name} copy"),
+            numbers=numbers,
+            source_uri=uri(self._pipeline.copy_dsn, f"cdc_assets {config.name} copy"),
             snapshot_name=snapshot_name,
             hold_at_most=config.snapshot.hold_at_most.total_seconds(),
             columns=listed.as_string(self._store.connection),
             row_filter=self._row_filter(),
-            publication=(
-                publication_of(config.publication, inserts_only=row.inserts_only)
-                if config.streams
-                else None
-            ),
+            publication=publication_there(config, row),
             fields=self._landing.fields(),
             scope=ClaimScope(
                 conninfo(coordination_dsn(config), f"cdc_assets {config.name} claims"),

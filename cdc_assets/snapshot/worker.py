@@ -37,6 +37,8 @@ from cdc_assets.snapshot.planned import CopyTask, Rewritten, as_planned, rows_of
 # SQL states that a coordinator can do something about.
 # invalid_parameter_value, undefined_object, object_not_in_prerequisite_state
 _SNAPSHOT_GONE = ("22023", "42704", "55000")
+# A standby ends whoever needs rows that VACUUM has removed at the primary; others only read here.
+_CONFLICT = "40001"
 TABLE_CHANGED = ("42P01", "42703", "42804", "3F000")  # undefined table, column, datatype, schema
 
 # How many pages a heap has, and where the WAL ends: as of now, and not of the snapshot.
@@ -112,6 +114,8 @@ def _outcome(task: CopyTask, claims: Claims, open_transaction: OpenTransaction) 
             return "unfit", column
         text = first_line(error)
         if error.sqlstate in _SNAPSHOT_GONE and "snapshot" in text:
+            return "lost", text
+        if error.sqlstate == _CONFLICT:
             return "lost", text
         if error.sqlstate in TABLE_CHANGED:
             return "changed", text

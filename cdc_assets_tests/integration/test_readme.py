@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 from cdc_assets.cli.main import cli
-from cdc_assets.config.sections import SnapshotConfig
+from cdc_assets.config.snapshot import SnapshotConfig
 from cdc_assets.config.source import SourceConfig, load_config
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.demo.schema import connection_environment

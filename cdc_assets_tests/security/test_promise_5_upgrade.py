@@ -18,13 +18,15 @@ def _as_before(connection: Session) -> None:
     """The schema as the version before locks were rows left it."""
     connection.execute(
         f"drop table {SCHEMA}.locks, {SCHEMA}.lost_care, {SCHEMA}.signals,"
+        f" {SCHEMA}.held_tables,"
         f" {SCHEMA}.backfill_chunks, {SCHEMA}.backfills;"
         f" alter table {SCHEMA}.log_index drop column sha256;"
         f" alter table {SCHEMA}.claims drop column problem, drop column problem_since;"
         f" alter table {SCHEMA}.tables drop column masks, drop column mask_numbers,"
         " drop column mask_wish, drop column filter_wanted, drop column row_filter,"
-        " drop column filter_wish;"
-        f" alter table {SCHEMA}.pins drop column held;"
+        " drop column filter_wish, drop column log_from;"
+        f" alter table {SCHEMA}.pins drop column held, drop column server_started,"
+        " drop column read_lsn;"
         f" alter table {SCHEMA}.snapshot_progress drop column read_lsn;"
         f" insert into {SCHEMA}.pipeline_meta values ('src', 'x', 'x') on conflict do nothing;"
         f" delete from {SCHEMA}.schema_version where version >= {log_schema._LOCKS}".encode()

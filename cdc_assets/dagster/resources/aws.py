@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from cdc_assets.config.expansion import Client
+from cdc_assets.config.reading.expansion import Client
 from cdc_assets.errors import ConfigurationError
 
 if TYPE_CHECKING:

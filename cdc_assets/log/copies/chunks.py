@@ -67,6 +67,7 @@ def plan_copy(
     point: Lsn,
     chunks: Sequence[tuple[Heap, CtidRange]],
     *,
+    read: Lsn | None = None,
     resumes: bool = False,
     state_without: TableState = TableState.STREAMING,
 ) -> None:
@@ -76,7 +77,8 @@ def plan_copy(
     got another epoch (by a re-sync, or a change that isn't in the log), which waits for a pin of
     its own.
 
-    ``resumes``: chunks of an earlier pin stay landed or written, and the log counts from that pin.
+    ``read``: what the snapshot shows had committed below that (None: below ``point``). ``resumes``:
+    chunks of an earlier pin stay landed or written, and the log counts from that pin.
     """
     if resumes:
         store.connection.execute(
@@ -95,7 +97,7 @@ def plan_copy(
                 "state": TableState.COPYING if chunks else state_without,
                 "pin": pin if chunks else None,
                 "point": str(point),
-                "complete": None if chunks else str(point),
+                "complete": None if chunks else str(read or point),
                 "chunks": [c.key(row.epoch) for _, c in chunks],
                 "first": [c.first_block for _, c in chunks],
                 "end": [c.end_block for _, c in chunks],
@@ -116,7 +118,8 @@ def restart_copy(store: LogStore, row: TableRow, *, of_pin: str | None = None) -
     with store.connection.transaction():
         moved = store.connection.execute(
             "update tables set state = 'waiting', epoch = epoch + 1, pin = null, followed = false,"
-            " snapshot_lsn = null, complete_lsn = null, reason = null, updated_at = now()"
+            " log_from = null, snapshot_lsn = null, complete_lsn = null, reason = null,"
+            " updated_at = now()"
             " where source = %(source)s and table_name = %(table)s and epoch = %(epoch)s"
             " and (%(pin)s::uuid is null or (pin = %(pin)s::uuid and state = 'copying'))",
             {
@@ -149,6 +152,13 @@ def await_another_pin(store: LogStore, row: TableRow) -> None:
                 "update snapshot_progress set state = 'planned', claim = null, claimed_by = null"
                 " where source = %s and table_name = %s and epoch = %s and state = 'claimed'",
                 (store.source, str(row.table), row.epoch),
+            )
+            # A replica's snapshot may have shown what the next pin's point is below.
+            store.connection.execute(
+                "update snapshot_progress c set read_lsn = greatest(c.read_lsn, p.read_lsn)"
+                " from pins p where p.pin = %s and p.read_lsn is not null and c.source = %s"
+                " and c.table_name = %s and c.epoch = %s and c.state in ('written', 'landed')",
+                (row.pin, store.source, str(row.table), row.epoch),
             )
 
 
@@ -204,7 +214,8 @@ def chunks(store: LogStore, table: TableId, epoch: int) -> list[ChunkProgress]:
 def read_until(store: LogStore, row: TableRow, pin: str) -> Lsn:
     """An LSN that whatever the copy has read had committed below; ``pin``: its last one."""
     found = store.connection.execute(
-        "select greatest(p.consistent_point, (select max(c.read_lsn) from snapshot_progress c"
+        "select greatest(p.consistent_point, p.read_lsn, (select max(c.read_lsn)"
+        " from snapshot_progress c"
         " where c.source = %s and c.table_name = %s and c.epoch = %s))::text"
         " from pins p where p.pin = %s",
         (store.source, str(row.table), row.epoch, pin),
@@ -214,9 +225,12 @@ def read_until(store: LogStore, row: TableRow, pin: str) -> Lsn:
 
 
 def last_read(store: LogStore) -> Lsn | None:
-    """An LSN that whatever incremental copies have read had committed below."""
+    """An LSN that whatever copies in short transactions, or from elsewhere, have read is below."""
     found = store.connection.execute(
-        "select max(read_lsn)::text from snapshot_progress where source = %s", (store.source,)
+        "select greatest((select max(read_lsn) from snapshot_progress where source = %s),"
+        " (select max(p.read_lsn) from pins p join tables t on t.pin = p.pin"
+        "   where t.source = %s))::text",
+        (store.source, store.source),
     ).fetchone()
     return Lsn.parse(found[0]) if found and found[0] else None
 

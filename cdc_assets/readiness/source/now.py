@@ -27,7 +27,8 @@ from cdc_assets.postgres.publication.contents import (
 )
 from cdc_assets.postgres.publication.shape import PublishedShape
 from cdc_assets.postgres.session.connect import Connection
-from cdc_assets.postgres.slots import SlotStatus, slot_status, switch_point, system_identifier
+from cdc_assets.postgres.slots import SlotStatus, slot_status, system_identifier
+from cdc_assets.postgres.timelines import switch_point
 from cdc_assets.readiness.source.enrolment import made_otherwise, shown_by_generated
 from cdc_assets.readiness.source.partitions import UNLOGGED
 from cdc_assets.readiness.source.record import (

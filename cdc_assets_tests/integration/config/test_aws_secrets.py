@@ -11,7 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.config import expansion
+from cdc_assets.config.reading import expansion
 from cdc_assets.config.source import config_from_parent, parse_config
 from cdc_assets.errors import ConfigurationError
 

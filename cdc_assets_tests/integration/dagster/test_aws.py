@@ -16,7 +16,7 @@ from dagster_aws.s3 import S3Resource
 from moto.server import ThreadedMotoServer
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_assets.config import expansion
+from cdc_assets.config.reading import expansion
 from cdc_assets.config.source import SourceConfig, config_from_parent
 from cdc_assets.dagster.resources import aws
 from cdc_assets.dagster.resources.sources import configuration

@@ -39,10 +39,13 @@ def test_tables_that_were_copied_before_keys_had_other_texts_are_parked_and_no_o
                 "alter table _pg2iceberg.claims drop column problem, drop column problem_since;"
                 " alter table _pg2iceberg.tables"
                 " drop column masks, drop column mask_numbers, drop column mask_wish,"
-                " drop column filter_wanted, drop column row_filter, drop column filter_wish;"
-                " alter table _pg2iceberg.pins drop column held;"
+                " drop column filter_wanted, drop column row_filter, drop column filter_wish,"
+                " drop column log_from;"
+                " alter table _pg2iceberg.pins drop column held,"
+                " drop column server_started, drop column read_lsn;"
                 " alter table _pg2iceberg.snapshot_progress drop column read_lsn;"
-                " drop table _pg2iceberg.signals, _pg2iceberg.backfill_chunks,"
+                " drop table _pg2iceberg.held_tables, _pg2iceberg.signals,"
+                " _pg2iceberg.backfill_chunks,"
                 " _pg2iceberg.backfills"
             )
             LogStore.open(made.dsn, made.name, "_pg2iceberg").close()

@@ -168,14 +168,14 @@ def test_who_holds_a_copy_up_is_told_where_it_takes_long(
     source: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.pins.prepare()
-    monkeypatch.setattr("cdc_assets.pins.pins._NOTED_SECONDS", 0)
+    monkeypatch.setattr("cdc_assets.pins.at_horizon._NOTED_SECONDS", 0)
     with psycopg.connect(source.pipeline.source_dsn, application_name="nightly") as writer:
         writer.execute("delete from t where id = 5000")
         for _ in range(2):  # the second one finds it said
             source.pins.tick()
             assert "before it. The oldest: " in str(source.row(T).reason)
             assert "nightly" in str(source.row(T).reason)
-        monkeypatch.setattr("cdc_assets.pins.pins.SLOT_PATIENCE_SECONDS", 0)
+        monkeypatch.setattr("cdc_assets.pins.at_horizon.SLOT_PATIENCE_SECONDS", 0)
         with pytest.raises(SlotBusy, match=r"public\.t\. The oldest: .*nightly"):
             source.pins.tick()
     source.pins.tick()

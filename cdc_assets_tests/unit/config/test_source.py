@@ -202,6 +202,28 @@ def test_a_child_gets_the_same_configuration() -> None:
         config_from_parent("")
 
 
+@pytest.mark.parametrize(
+    ("snapshot", "words"),
+    [
+        ({"from": {"kind": "clone"}}, "give dsn"),
+        ({"from": {"kind": "replica", "dsn": "postgresql://h/d", "lsn": "0/1"}}, "no lsn"),
+        ({"from": {"kind": "dump", "dsn": "postgresql://h/d"}}, "give dsn and lsn"),
+        ({"from": {"kind": "dump", "dsn": "postgresql://h/d", "lsn": "later"}}, "lsn"),
+        ({"mode": "snapshot_only", "from": {"kind": "dump"}}, "mode: initial"),
+    ],
+)
+def test_a_copy_from_elsewhere_is_described_whole(snapshot: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        parse_config(minimal(snapshot=snapshot), "f")
+
+
+def test_a_child_copies_from_the_same_place() -> None:
+    origin = {"kind": "dump", "dsn": "postgresql://u:secret@h/d", "lsn": "0/12AB"}
+    config = parse_config(minimal(snapshot={"from": origin}), "f")
+    assert config_from_parent(config.dump()) == config
+    assert "secret" not in repr(config)
+
+
 def test_two_tables_of_one_name_get_their_schema_as_a_prefix() -> None:
     config = parse_config(minimal(tables=[{"name": "a.t"}, {"name": "b.t"}, {"name": "b.u"}]), "f")
     assert [config.lake_name(t.id) for t in config.tables] == ["a_t", "b_t", "u"]

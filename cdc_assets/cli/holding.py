@@ -1,0 +1,36 @@
+"""The command that holds a snapshot for a dump."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from cdc_assets.cli.anew import until_told
+from cdc_assets.cli.group import cli, json_option, opened, streamed
+from cdc_assets.cli.outcomes import echo
+from cdc_assets.cli.terminal import note, say
+
+
+@cli.command(
+    examples=("cdc-assets pin --hold",),
+    json_form="an object: snapshot, lsn, and tables, whose dump may be copied from",
+)
+@click.option("--hold", is_flag=True, required=True, help="Until it is interrupted (Ctrl-C).")
+@json_option
+@click.pass_context
+def pin(ctx: click.Context, hold: bool, as_json: bool) -> None:  # noqa: ARG001 - a must
+    """Hold a snapshot of the source for a dump, and name it and its LSN (snapshot.from)."""
+    from cdc_assets.operations.holding import held_point
+
+    stop = until_told()
+    with opened(streamed(ctx)) as pipeline, held_point(pipeline) as held:
+        names = [str(table) for table in held.tables]
+        if as_json:
+            echo({"snapshot": held.snapshot_name, "lsn": str(held.lsn), "tables": names})
+        else:
+            only = " ".join(f"--table={shlex.quote(name)}" for name in names)
+            say(f"pg_dump --snapshot={held.snapshot_name} {only} …")
+            say(f"snapshot: {{from: {{kind: dump, lsn: {held.lsn}, dsn: …}}}}")
+        note("It is held until you interrupt this (Ctrl-C), once the dump has ended.")
+        stop.wait()

@@ -1,0 +1,163 @@
+"""Pins of a restored dump, which another database has: its oids, files and pages are its own.
+
+A dump has no LSN of its own. Only one that was taken under a snapshot of ours has
+(:func:`hold_point`): the consistent point of a slot, which splits the table's history as that of a
+pin does. What the tables were like then is remembered, as the dump doesn't tell. That the rows are
+those of the dump can't be seen: the table is compared with the source in the end (``verify``).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+
+import psycopg
+from psycopg import sql
+
+from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.log.copies.chunks import plan_copy
+from cdc_assets.log.copies.held import HeldTable, held_table, remember_held
+from cdc_assets.log.heaps.files import remember_heaps
+from cdc_assets.log.heaps.record import Moment
+from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.findings import Finding
+from cdc_assets.pins.elsewhere.copies import Elsewhere, otherwise, refused_for, resumes
+from cdc_assets.pins.heap_facts import heap_files, moment
+from cdc_assets.pins.holders import hold, under
+from cdc_assets.pins.taking import as_registered, chunks_of, new_pin
+from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.catalog import SourceTable, describe_all, heaps_of
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.session.connect import Connection, connect
+from cdc_assets.postgres.slots import create_slot, export_snapshot
+from cdc_assets.readiness.copy_server import behind, unreachable
+from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
+from cdc_assets.readiness.source.now import look_at_tables
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPoint:
+    """A snapshot for a dump, of what committed below ``lsn``; it lives as long as ``session``."""
+
+    lsn: Lsn
+    snapshot_name: str
+    session: Connection
+    tables: Sequence[TableId]
+
+
+def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow]) -> HeldPoint:
+    """Take a snapshot by a slot, and remember what the tables are like under it.
+
+    Raises SlotBusy or PreflightError.
+    """
+    config, store = pipeline.config, pipeline.store
+    name = f"{config.slot[:50]}_{uuid.uuid4().hex[:8]}"
+    slot = create_slot(pipeline.replication_dsn, name, temporary=True)
+    with ExitStack() as undo:
+        with closing(slot.connection):  # drops the slot, so that it keeps no WAL any longer
+            called = f"cdc_assets {config.name} pin"
+            session = connect(pipeline.source_dsn, application_name=called)
+            undo.callback(session.close)
+            session.execute("begin isolation level repeatable read read only")
+            imported = sql.SQL("set transaction snapshot {}").format(
+                sql.Literal(slot.snapshot_name)
+            )
+            session.execute(imported)
+            exported = session.execute("select pg_catalog.pg_export_snapshot()").fetchone()
+            assert exported is not None
+        held = list[TableRow]()
+        with under(source, exported[0]):
+            kinds = as_registered(source, config, rows)
+            known = [row for row in rows if row.table in kinds]
+            wrong = otherwise(pipeline, source, known)
+            known = [row for row in known if row.table not in wrong]
+            now = look_at_tables(source, config.publication, known)
+            horizon = moment(source).horizon
+            files = heap_files(source, [row.oid for row in known])
+            for row in known:
+                entry, row_filter = now[row.table].published_as, now[row.table].row_filter
+                facts = HeldTable(
+                    str(entry) if entry else None, row_filter, files.get(row.oid, {}), horizon
+                )
+                remember_held(store, slot.consistent_point, row, facts)
+                held.append(row)
+        undo.pop_all()
+        return HeldPoint(slot.consistent_point, exported[0], session, [row.table for row in held])
+
+
+def pin_restored(pipeline: Pipeline, tables: list[TableRow]) -> Elsewhere:
+    """Pin the tables in the database that a dump was restored into, as far as they are known.
+
+    Raises psycopg.Error of the coordination database.
+    """
+    origin, names = pipeline.config.snapshot.from_, [row.table for row in tables]
+    assert origin is not None
+    if origin.dsn is None or origin.lsn is None:
+        return refused_for(pipeline, {table: awaited(table) for table in names})
+    point = Lsn.parse(origin.lsn)
+    refused, fit = dict[TableId, Finding](), list[tuple[TableRow, HeldTable]]()
+    for row in tables:
+        held = held_table(pipeline.store, point, row)
+        if held is None or held.row_filter != row.row_filter:
+            refused[row.table] = unknown_lsn(row.table, point)
+        elif found := behind(row.table, row.snapshot_lsn or row.log_from, point):
+            refused[row.table] = found
+        elif resumes(pipeline, row, point):
+            fit.append((row, held))
+    if not fit:
+        return refused_for(pipeline, refused)
+    with ExitStack() as sessions:
+        try:
+            there = sessions.enter_context(closing(pipeline.connect_copy("pins")))
+            slot = export_snapshot(pipeline.copy_dsn)
+            sessions.enter_context(closing(slot.connection))
+        except (psycopg.Error, CdcError) as error:
+            unknown = dict.fromkeys([row.table for row, _ in fit], unreachable(error))
+            return refused_for(pipeline, refused | unknown)
+        pin, pinned = _take(pipeline, there, point, slot.snapshot_name, fit)
+        holder = hold(pipeline.store, pipeline.copy_dsn, pin, slot.snapshot_name)
+    done = {row.table for row in pinned}
+    refused |= {row.table: other_restored(row.table) for row, _ in fit if row.table not in done}
+    return replace(refused_for(pipeline, refused), holder=holder, point=point, pinned=pinned)
+
+
+def _take(
+    pipeline: Pipeline,
+    there: Connection,
+    point: Lsn,
+    snapshot_name: str,
+    tables: Sequence[tuple[TableRow, HeldTable]],
+) -> tuple[str, list[TableRow]]:
+    """Record the pin, with plans of the pages that the restored tables have."""
+    store, config, pinned = pipeline.store, pipeline.config, list[TableRow]()
+    with store.connection.transaction(), under(there, snapshot_name):
+        pin = new_pin(store, config, there, point, read=point)
+        found = describe_all(there, [row.table for row, _ in tables])
+        same = {row.table: now for row, _ in tables if (now := _same(row, found[row.table]))}
+        heaps = heaps_of(there, {now.oid: table for table, now in same.items()})
+        for row, held in tables:
+            now = same.get(row.table)
+            if now is None or isinstance(parts := heaps[now.oid], TableProblem):
+                continue
+            if row.snapshot_lsn is None:
+                store.set_published_as(row.table, held.published_as, row.epoch)
+                store.set_row_filter(row.table, held.row_filter, row.epoch)
+                remember_heaps(store, row, held.files, own=Moment(held.horizon, point))
+            chunks = chunks_of(there, config, row.table, parts)
+            plan_copy(
+                store, row, pin, point, chunks, read=point, resumes=row.snapshot_lsn is not None
+            )
+            pinned.append(row)
+    return pin, pinned
+
+
+def _same(row: TableRow, found: SourceTable | TableProblem) -> SourceTable | None:
+    """The restored table, if it has the columns of the source's; their numbers are its own."""
+    if isinstance(found, TableProblem):
+        return None
+    types = {column.name: column.type for column in found.columns}
+    wanted = {column.name: column.type for column in row.columns}
+    return found if wanted.items() <= types.items() else None

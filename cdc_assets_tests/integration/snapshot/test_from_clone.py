@@ -1,0 +1,238 @@
+"""First copies that are read from a physical copy of the source: exact, and no load for it."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc_assets.errors import TablesFailed
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.states import TableState
+from cdc_assets.operations.copying import snapshot
+from cdc_assets.operations.running import Spark
+from cdc_assets.pins.pins import Pins
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.readiness.surroundings import review
+from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.integration.snapshot.elsewhere import (
+    HELD,
+    READ,
+    A,
+    begun,
+    check_exact,
+    lead_to,
+    opened,
+    reached,
+    waits_for,
+    writing,
+)
+from cdc_assets_tests.integration.snapshot.sources import T, chunk_keys
+from cdc_assets_tests.support.flusher import flushing
+from cdc_assets_tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_invariant_4_a_promoted_copy_and_the_log_are_the_table(
+    tmp_home: Path, spark_server: SparkServer, seed: int
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        with writing(source) as done, flushing(source.config):
+            wait_for(lambda: begun(source))
+            time.sleep(random.Random(seed).random())
+            both.promote()
+            before = done[0]
+            wait_for(lambda: done[0] > before + 300)  # the copy is far behind by then
+            wait_for(lambda: reached(source, TableState.COPYING))
+            source.copy()
+        point = source.row(T).snapshot_lsn
+        ((end,),) = source.execute("select pg_current_wal_lsn()::text")
+        assert point is not None
+        assert Lsn.parse(end) - point > 100_000
+        assert not source.equal(T), "the test needs changes since the copy"
+        source.catch_up()
+        check_exact(source)
+        assert [found.equal for found in source.verify()] == [True] * 3
+
+
+def test_invariant_4_a_standby_whose_replay_is_paused_is_a_copy(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        with writing(source) as done:
+            wait_for(lambda: begun(source))
+            wait_for(lambda: waits_for(source) == "clone_not_paused")
+            both.ask_standby("select pg_wal_replay_pause()")
+            before = done[0]
+            wait_for(lambda: done[0] > before + 100)
+            wait_for(lambda: reached(source, TableState.COPYING))
+            first, *_ = chunk_keys(source)
+            copy_table(source.pipeline, source.session, T, only=[first])
+            # All sessions that had the snapshot are gone; the copy shows the same to another one.
+            source.pins.close()
+            source.pins = Pins(source.pipeline)
+            wait_for(lambda: reached(source, TableState.COPYING))
+            source.copy()
+        source.catch_up()
+        check_exact(source)
+        assert [source.row(table).epoch for table in source.tables] == [1] * 3
+
+
+def test_copying_from_a_clone_is_no_load_for_the_source(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        both.promote()
+        source.execute("select pg_stat_force_next_flush()")
+        before = source.execute(READ)
+        wait_for(lambda: reached(source, TableState.COPYING))
+        assert source.execute(HELD) == [(0, 0)], "no snapshot is held at the source"
+        source.copy()
+        assert source.execute(HELD) == [(0, 0)]
+        time.sleep(1.5)  # sessions report at most every second
+        assert source.execute(READ) == before, "no row was read at the source"
+        assert both.ask_standby(READ) != before
+        assert source.equal(T)
+
+
+def test_a_copy_that_ended_before_the_logs_began_is_refused(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        both.promote()
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_behind_log"
+        codes = {finding.code for finding in review(source.config)}
+        assert "clone_writable" in codes
+        assert "postgresql" not in str(source.row(T).reason), "no address is told"
+
+
+def test_a_table_that_is_published_anew_needs_a_later_copy(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    """Between the begin of its log and the copy there was a gap in the log."""
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        source.execute("alter publication cdc_src drop table t")
+        source.execute("update t set v = 'unseen' where id = 5000")
+        source.execute("alter publication cdc_src add table t")
+        end = source.execute("select pg_current_wal_lsn()::text")[0][0]
+        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        both.promote()
+        source.pins.tick()
+        assert str(source.row(T).reason).startswith("clone_other_table")
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_behind_log"
+        assert source.row(A).state == TableState.COPYING
+
+
+def test_a_table_that_was_altered_since_the_copy_is_refused(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        both.promote()
+        source.execute("alter table t add w int default 7")
+        assert waits_for(source) == "clone_other_table"
+
+
+def test_a_server_that_is_no_copy_of_the_source_is_refused(
+    tmp_home: Path, spark_server: SparkServer, postgres_dsn: NewDatabase
+) -> None:
+    with opened(tmp_home, spark_server, dsn=postgres_dsn()) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_other_cluster"
+
+        def leads_to(dsn: str) -> str:
+            lead_to(source, dsn)
+            return waits_for(source)
+
+        assert leads_to(both.primary.start()) == "clone_other_timeline"
+        assert leads_to(both.standby_dsn) == "clone_not_paused"
+        source.execute("create database other")
+        other = make_conninfo(both.primary.start(), dbname="other")
+        assert leads_to(other) == "clone_other_cluster"
+        assert leads_to(make_conninfo(both.standby_dsn, password="hunter2")) == "clone_unreachable"
+        told = [str(source.row(T).reason), *(found.message for found in review(source.config))]
+        assert not any("hunter2" in text for text in told)
+
+
+def test_a_transaction_of_before_the_table_was_published_is_waited_for(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    """Its changes aren't streamed, though it commits later: only a copy of after that has them."""
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        source.execute("alter publication cdc_src drop table t")
+        with psycopg.connect(source.pipeline.source_dsn) as early:
+            early.execute("update t set v = 'early' where id = 5000")
+            source.pins.tick()
+            source.pins.tick()
+            assert source.row(T).log_from is None
+            both.promote()
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "clone_behind_log"
+
+
+PARTS = """
+create table p (id int primary key, v text) partition by range (id);
+create table p1 partition of p for values from (0) to (1000);
+create table p2 partition of p for values from (1000) to (3000);
+insert into p select i, 'old ' || i from generate_series(0, 2999) i;
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["rewritten", "truncated"])
+def test_a_partition_that_was_truncated_since_the_copy_is_noticed(
+    tmp_home: Path, spark_server: SparkServer, kept: bool
+) -> None:
+    """The TRUNCATE of a partition isn't streamed: the files are held against those of the copy."""
+    with opened(tmp_home, spark_server, setup=PARTS, tables=["p"]) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        source.execute("update p set v = 'new' where id = 1500")
+        end = source.execute("select pg_current_wal_lsn()::text")[0][0]
+        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        both.promote()
+        source.execute("vacuum full p1" if kept else "truncate p1")
+        source.execute("update p set v = 'newer' where id = 1600")
+        wait_for(lambda: reached(source, TableState.COPYING))
+        source.copy()
+        for _ in range(2):
+            source.flush()
+            source.pins.prepare()  # looks at the heaps
+        p = source.tables[0]
+        if kept:
+            source.catch_up()
+            assert source.equal(p)
+        else:
+            assert source.row(p).state == TableState.PARKED
+            assert "rows_replaced" in str(source.row(p).reason)
+
+
+def test_the_command_says_at_once_why_it_can_not_copy(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both), Spark(source.config) as spark:
+        both.promote()
+        source.pins.close()
+        began = time.monotonic()
+        with pytest.raises(TablesFailed, match=r"public\.t.*clone_behind_log.*has what committed"):
+            snapshot(source.pipeline, spark, [T], lambda _: None)
+        assert time.monotonic() - began < 60, "no pin is waited for that never comes"
+        source.pins = Pins(source.pipeline)

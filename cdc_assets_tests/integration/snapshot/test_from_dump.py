@@ -1,0 +1,149 @@
+"""First copies that are read from a restored dump, which was taken under a held snapshot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc_assets.embedded.postgres import EmbeddedPostgres
+from cdc_assets.log.states import TableState
+from cdc_assets.operations.holding import held_point
+from cdc_assets.pins.elsewhere.restored import HeldPoint
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets_tests.conftest import NewDatabase
+from cdc_assets_tests.integration.snapshot.elsewhere import (
+    SETUP,
+    TABLES,
+    A,
+    S,
+    begun,
+    check_exact,
+    lead_to,
+    reached,
+    waits_for,
+    writing,
+)
+from cdc_assets_tests.integration.snapshot.sources import T
+from cdc_assets_tests.support.lake import Lake, NewLake
+from cdc_assets_tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.spark
+
+# Columns that were dropped aren't in the dump: those behind them have other numbers there.
+DROPPED = "alter table t add gone int; alter table t drop gone; alter table t add w int default 3;"
+
+
+@pytest.fixture
+def source(new_lake: NewLake) -> Iterator[Lake]:
+    with new_lake(SETUP + DROPPED, *TABLES, snapshot={"from": {"kind": "dump"}}) as opened:
+        yield opened
+
+
+def dumped(source: Lake, held: HeldPoint, database: str) -> None:
+    """What pg_dump has under the snapshot, restored into another database."""
+    bindir = EmbeddedPostgres(Path()).bindir
+    dump = subprocess.run(
+        [
+            bindir / "pg_dump",
+            *("--dbname", source.pipeline.source_dsn, "--snapshot", held.snapshot_name),
+            *(
+                "--table=public.t",
+                "--table=public.a",
+                "--table=public.s",
+                "--no-owner",
+                "--no-publications",
+            ),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    subprocess.run(
+        [bindir / "psql", "--dbname", database, "--quiet", "--set", "ON_ERROR_STOP=1"],
+        input=dump.stdout,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+def test_invariant_4_a_restored_dump_and_the_log_are_the_table(
+    source: Lake, postgres_dsn: NewDatabase
+) -> None:
+    database = postgres_dsn()
+    source.pins.prepare()
+    wait_for(lambda: begun(source))
+    assert waits_for(source) == "dump_awaited"
+    with writing(source) as done:
+        wait_for(lambda: done[0] > 50)
+        source.pins.close()  # as the command is another process
+        with held_point(source.pipeline) as held:
+            assert set(held.tables) == {T, A, S}
+            wait_for(lambda: done[0] > 100)
+            dumped(source, held, database)
+        before = done[0]
+        wait_for(lambda: done[0] > before + 100)
+        lead_to(source, database, str(held.lsn))
+        wait_for(lambda: reached(source, TableState.COPYING))
+        source.copy()
+    assert source.row(T).snapshot_lsn == held.lsn
+    assert not source.equal(T), "the test needs changes since the dump"
+    source.catch_up()
+    check_exact(source)
+    assert [found.equal for found in source.verify()] == [True] * 3
+
+
+def test_an_lsn_that_was_not_named_is_refused(source: Lake, postgres_dsn: NewDatabase) -> None:
+    database = postgres_dsn()
+    source.pins.prepare()
+    wait_for(lambda: begun(source))
+    with held_point(source.pipeline) as held:
+        dumped(source, held, database)
+    lead_to(source, database, str(Lsn(held.lsn.value + 8)))
+    assert waits_for(source) == "dump_unknown_lsn"
+    source.execute("alter table t add later int")
+    lead_to(source, database, str(held.lsn))
+    assert waits_for(source) == "dump_unknown_lsn", "the log goes on from another table"
+    assert source.row(A).state == TableState.COPYING
+
+
+def test_a_restored_table_without_all_columns_is_refused(
+    source: Lake, postgres_dsn: NewDatabase
+) -> None:
+    source.pins.prepare()
+    wait_for(lambda: begun(source))
+    with held_point(source.pipeline) as held:
+        pass
+    lead_to(source, postgres_dsn(), str(held.lsn))
+    assert waits_for(source) == "dump_other_table"
+
+
+def test_the_command_names_the_snapshot_and_holds_it(source: Lake, tmp_path: Path) -> None:
+    settings = {
+        "name": "src",
+        "postgres": {"dsn": source.pipeline.source_dsn},
+        "tables": list(TABLES),
+        "snapshot": {"from": {"kind": "dump"}},
+    }
+    path = tmp_path / "source.json"
+    path.write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "cdc_assets", "--config", str(path), "pin", "--hold", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        while not said.rstrip().endswith("}"):
+            said += process.stdout.readline()
+        named = json.loads(said)
+        assert sorted(named["tables"]) == ["public.a", "public.s", "public.t"]
+        source.execute("begin isolation level repeatable read")
+        source.execute(f"set transaction snapshot '{named['snapshot']}'")
+        source.execute("rollback")
+        process.terminate()
+        assert process.wait(30) == 0
+    held = source.execute("select distinct lsn::text from _pg2iceberg.held_tables")
+    assert held == [(named["lsn"],)]

@@ -1,0 +1,209 @@
+"""First copies that are read from a hot standby: it goes on, or stands still for a moment."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc_assets.errors import SnapshotLost
+from cdc_assets.lake.spark.server import SparkServer
+from cdc_assets.log.copies.claims import Written
+from cdc_assets.log.states import TableState
+from cdc_assets.pins.holders import join_pin
+from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.slots import NewSlot, export_snapshot
+from cdc_assets.readiness.surroundings import review
+from cdc_assets.snapshot import worker
+from cdc_assets.snapshot.coordinator import copy_table
+from cdc_assets.snapshot.table_copy import TableCopy
+from cdc_assets_tests.integration.snapshot.elsewhere import (
+    HELD,
+    READ,
+    TABLES,
+    A,
+    begun,
+    check_exact,
+    lead_to,
+    opened,
+    reached,
+    waits_for,
+    writing,
+)
+from cdc_assets_tests.integration.snapshot.sources import T, chunk_keys, role
+from cdc_assets_tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.spark
+
+MIRROR = TABLES[:1]
+STATE = "select pg_get_wal_replay_pause_state()"
+
+
+def test_invariant_4_a_replica_that_goes_on_and_the_log_are_the_table(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snapshot shows commits from after its replay was looked at; the log has them, too."""
+
+    def late(dsn: str) -> NewSlot:
+        time.sleep(0.5)
+        return export_snapshot(dsn)
+
+    monkeypatch.setattr("cdc_assets.pins.elsewhere.copies.export_snapshot", late)
+    with opened(tmp_home, spark_server, kind="replica", tables=MIRROR) as (source, both):
+        source.pins.prepare()
+        with writing(source) as done:
+            wait_for(lambda: done[0] > 50)
+            wait_for(lambda: reached(source, TableState.COPYING))
+            assert both.ask_standby(STATE) == [("not paused",)]
+            source.copy()
+            before = done[0]
+            wait_for(lambda: done[0] > before + 50)
+        point, complete = source.row(T).snapshot_lsn, source.row(T).complete_lsn
+        assert point is not None
+        assert complete is not None
+        assert point < complete, "it isn't the source's table before all that was read is applied"
+        source.catch_up()
+        assert source.equal(T)
+        assert source.row(T).epoch == 1
+
+
+def test_invariant_4_a_table_that_the_log_can_not_even_out_is_read_as_of_a_stop(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server, kind="replica") as (source, both):
+        source.pins.prepare()
+        with writing(source) as done:
+            wait_for(lambda: reached(source, TableState.COPYING))
+            assert both.ask_standby(STATE) == [("not paused",)], "it goes on"
+            source.copy()
+            before = done[0]
+            wait_for(lambda: done[0] > before + 50)
+        assert source.row(A).complete_lsn == source.row(A).snapshot_lsn
+        source.catch_up()
+        check_exact(source)
+
+
+def test_a_conflict_with_recovery_costs_the_pin_and_the_rest_is_read_under_another(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    hasty = {"max_standby_streaming_delay": "0"}
+    with opened(tmp_home, spark_server, kind="replica", tables=MIRROR, standby=hasty) as (
+        source,
+        both,
+    ):
+        assert "replica_conflicts" in {finding.code for finding in review(source.config)}
+        source.pins.prepare()
+        wait_for(lambda: reached(source, TableState.COPYING))
+        first, *_ = chunk_keys(source)
+        copy_table(source.pipeline, source.session, T, only=[first])
+        source.execute("update t set v = v || '!' where id % 3 = 0")
+        source.execute("vacuum t")
+        end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
+        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        with pytest.raises(SnapshotLost):
+            source.copy()
+        before = source.row(T).pin
+        wait_for(lambda: reached(source, TableState.COPYING) and source.row(T).pin != before)
+        (shown,) = source.execute("select max(read_lsn)::text from _pg2iceberg.snapshot_progress")
+        source.copy()
+        complete = source.row(T).complete_lsn
+        assert complete is not None
+        assert complete >= Lsn.parse(shown[0]), "what the lost snapshot showed counts, too"
+        source.catch_up()
+        assert source.equal(T)
+        assert source.row(T).epoch == 1
+
+
+def test_copying_from_a_replica_without_feedback_is_no_load_for_the_source(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server, kind="replica") as (source, both):
+        source.pins.prepare()
+        source.execute("select pg_stat_force_next_flush()")
+        before = source.execute(READ)
+        wait_for(lambda: reached(source, TableState.COPYING))
+        assert source.execute(HELD) == [(0, 0)]
+        source.copy()
+        assert source.execute(HELD) == [(0, 0)]
+        time.sleep(1.5)  # sessions report at most every second
+        assert source.execute(READ) == before
+        assert both.ask_standby(READ) != before
+
+
+def test_who_may_not_stop_the_replay_copies_only_what_the_log_evens_out(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with (
+        opened(tmp_home, spark_server, kind="replica") as (source, both),
+        role(both.primary.start()) as (name, dsn),
+    ):
+        source.execute(f"grant select on t, a to {name}")
+        wait_for(lambda: both.ask_standby(f"select 1 from pg_roles where rolname = '{name}'"))
+        password = conninfo_to_dict(dsn)["password"]
+        lead_to(source, make_conninfo(both.standby_dsn, user=name, password=password))
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        wait_for(lambda: waits_for(source, A) == "replica_not_paused")
+        assert source.row(T).state == TableState.COPYING
+        source.pins.close()
+
+
+def test_a_replica_that_somebody_left_stopped_goes_on(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    """Who stopped it died; a stop of somebody else's stays."""
+    with opened(tmp_home, spark_server, kind="replica") as (source, both):
+        both.ask_standby("select pg_wal_replay_pause()")
+        wait_for(lambda: both.ask_standby(STATE) == [("paused",)])
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "replica_behind"
+        assert not source.pins.has_refused(T), "it will get there"
+        assert both.ask_standby(STATE) == [("paused",)]
+        source.pipeline.store.set_meta("replay_stopped", "by us")
+        wait_for(lambda: reached(source, TableState.COPYING))
+        assert both.ask_standby(STATE) == [("not paused",)]
+
+
+def test_a_replica_that_was_promoted_is_refused(tmp_home: Path, spark_server: SparkServer) -> None:
+    with opened(tmp_home, spark_server, kind="replica") as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        both.promote()
+        assert waits_for(source) == "replica_promoted"
+
+
+def test_a_worker_that_a_conflict_with_recovery_ends_has_lost_its_snapshot(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = {"max_standby_streaming_delay": "0"}
+    with opened(tmp_home, spark_server, kind="replica", tables=MIRROR, standby=hasty) as (
+        source,
+        both,
+    ):
+        source.pins.prepare()
+        wait_for(lambda: reached(source, TableState.COPYING))
+        row, copied = source.row(T), worker._copy
+
+        def then_a_conflict(*given: Any) -> Written:
+            done = copied(*given)
+            source.execute("update t set v = v || '!' where id % 3 = 0")
+            source.execute("vacuum t")
+            end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
+            reads = f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"
+            wait_for(lambda: both.ask_standby(reads))
+            return done
+
+        monkeypatch.setattr(worker, "_copy", then_a_conflict)
+        copy = TableCopy(source.pipeline, source.session, row, None, lambda _: None)
+        copy.open()
+        assert row.pin is not None
+        with closing(join_pin(source.pipeline.store, both.standby_dsn, row.pin)) as holder:
+            task = copy.task(holder.snapshot_name, "test")
+            (found,) = worker.copy_worker([task])([pa.record_batch({"id": [0]})])
+        assert found.to_pylist()[0]["outcome"] == "lost", found.to_pylist()
