@@ -250,7 +250,7 @@ def flush(ctx: click.Context, until: str | None) -> None:
 @json_option
 @click.pass_context
 def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool, as_json: bool) -> None:
-    """Apply the log to the lake tables."""
+    """Apply the log to the lake tables; with --follow, copy tables that nobody else copies, too."""
     from cdc_assets.operations import merging, running
 
     file = ConfigurationFile(path_of(ctx))
@@ -260,11 +260,13 @@ def materialize(ctx: click.Context, tables: tuple[str, ...], follow: bool, as_js
         if as_json:
             raise click.UsageError("--json: with --follow it goes on, and has no result.", ctx)
         from cdc_assets.materializer.workers.follower import Listener
+        from cdc_assets.operations.copying_beside import copying_beside
 
         with (
             file.until_changed(config, reading(ctx, tables)) as stop,
             services(config),
             running.Spark(config) as spark,
+            copying_beside(config, wanted, spark.session, lambda done: note(done.sentence)),
         ):
             merging.follow(config, wanted, stop, Listener(note), spark.session)
         return

@@ -276,6 +276,17 @@ def unread(store: LogStore, rows: Sequence[TableRow]) -> list[TableRow]:
     return [rows[place - 1] for (place,) in sorted(found)]
 
 
+def being_read(store: LogStore) -> set[TableId]:
+    """Tables of which somebody has a chunk to read now."""
+    found = store.connection.execute(
+        "select distinct c.table_name from snapshot_progress c join tables t using"
+        " (source, table_name, epoch) where c.source = %s and c.state = 'claimed'"
+        " and c.heartbeat_at >= clock_timestamp() - make_interval(secs => %s)",
+        (store.source, STALE_SECONDS),
+    ).fetchall()
+    return {TableId.parse(name) for (name,) in found}
+
+
 def claimable(store: LogStore, row: TableRow, only: Iterable[str] | None) -> int:
     """How many chunks a worker could claim now (see ``log.copies.claims``)."""
     found = store.connection.execute(
