@@ -144,7 +144,8 @@ def resume(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
 @cli.command(
     name="drop-source",
     examples=("cdc-assets drop-source --yes app",),
-    json_form="an object: source, slot and publication, null where there was none",
+    json_form="an object: source; slot and publication, null where none was removed; refused (what"
+    " the publication's owner has to do)",
 )
 @click.option("--yes", metavar="NAME", help="The source's name, so that it is the right one.")
 @json_option
@@ -165,8 +166,12 @@ def drop_source(ctx: click.Context, yes: str | None, as_json: bool) -> None:
         echo({"source": config.name, **asdict(done)})
         return
     say(f"slot {config.slot}: {'removed' if done.slot else 'there was none'}")
-    gone = "removed" if done.publication else "there was none"
-    say(f"publication {config.publication}: {gone}")
+    if done.refused:
+        for todo in done.refused:
+            note(todo)
+    else:
+        gone = "removed" if done.publication else "there was none"
+        say(f"publication {config.publication}: {gone}")
 
 
 @cli.command(

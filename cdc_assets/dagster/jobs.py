@@ -276,7 +276,8 @@ def _drop(source: SourceConfig) -> dg.OpDefinition:
         context.add_output_metadata(
             {
                 "slot": done.slot or "there was none",
-                "publication": done.publication or "there was none",
+                "publication": done.publication or "none was removed",
+                "left to its owner": _listed(done.refused),
             }
         )
 

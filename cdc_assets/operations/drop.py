@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import PreflightError, SlotBusy, first_line
+from cdc_assets.errors import SlotBusy, first_line
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.wishes import DROPPED
@@ -29,17 +29,20 @@ _PATIENCE_SECONDS, _LONGEST_SECONDS, _LOOK_SECONDS = 30.0, 60.0, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What was removed at the source, by name; None where there was nothing of that name."""
+    """What was removed at the source, by name; None where there was nothing of that name.
+
+    ``refused``: what the owner of a publication that is somebody else's has to do, with the SQL.
+    """
 
     slot: str | None
     publication: str | None
+    refused: tuple[str, ...] = ()
 
 
 def drop_source(pipeline: Pipeline) -> Dropped:
     """Remove slot and publication. If it was done half, another call does the rest.
 
-    Raises SlotBusy if the slot stays in use, and PreflightError, once all else is done, with the
-    SQL for a publication that somebody else owns.
+    Raises SlotBusy if the slot stays in use.
     """
     store, config = pipeline.store, pipeline.config
     store.connection.execute(
@@ -65,13 +68,13 @@ def drop_source(pipeline: Pipeline) -> Dropped:
                 source.execute(statement)
             except psycopg.errors.InsufficientPrivilege:
                 kept.append(statement.as_string(source))
-        if kept:
-            raise PreflightError(
-                f"the slot {config.slot} is removed, so no WAL is kept any more; the publication"
-                f" {config.publication} is somebody else's.",
-                f"{'; '.join(kept)}; -- as its owner",
-            )
-    return Dropped(slot, publication)
+    if not kept:
+        return Dropped(slot, publication)
+    said = (
+        f"The publication {config.publication} is somebody else's:"
+        f" {'; '.join(kept)}; -- as its owner"
+    )
+    return Dropped(slot, None, (said,))
 
 
 def _drop_slot(slots: psycopg.Connection[Any], slot: str) -> None:

@@ -35,6 +35,7 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.readiness.foreign_errors import explained
+from cdc_assets.readiness.source.enrolment import facts_of
 from cdc_assets.verify.difference import Compared, Comparison, Mend, balance
 from cdc_assets.verify.key_names import key_names
 from cdc_assets.verify.others import other_columns
@@ -142,7 +143,7 @@ class _Comparing:
                 self.pipeline, self.session, tables, self.flush_to, self.on_progress
             )
         except Exception as problem:  # noqa: BLE001 - some table's: it is told when that is alone
-            self.on_progress(f"they are compared one by one: {first_line(problem)}")
+            self.on_progress("one of them fails, so each is compared alone")
             self._note(problem)
             return {}, []
         done = {table: _compared(table, seen) for table, seen in found.items()}
@@ -178,9 +179,18 @@ class _Comparing:
                     return Comparison(table, None, problem=str(again))
             except Exception as problem:  # noqa: BLE001 - one table's, told; the others go on
                 self._note(problem)
-                said = first_line(explained(problem, self.pipeline.config))
+                said = self._denied(table) or first_line(explained(problem, self.pipeline.config))
                 return Comparison(table, None, problem=said, repaired=mended)
         raise AssertionError("ROUNDS is 0")
+
+    def _denied(self, table: TableId) -> str | None:
+        """Which right is missing, as Spark doesn't tell why a reader of the source failed."""
+        with suppress(Exception), self.pipeline.connect_source("verify") as source:
+            facts = facts_of(source, self.pipeline.config, [table])
+            for findings in facts.missing.values():
+                for found in findings:
+                    return f"{found.message} {found.remedy}"
+        return None
 
     def _note(self, problem: Exception) -> None:
         if isinstance(problem, LogBehind):

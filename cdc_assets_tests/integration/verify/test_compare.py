@@ -11,6 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
@@ -20,6 +22,7 @@ from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.locks import write_lock
 from cdc_assets.operations.merging import materialize
 from cdc_assets.operations.running import Spark
+from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres import catalog
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.slots import create_slot
@@ -304,3 +307,28 @@ def test_errors_of_what_it_checks_are_not_its_own(
         n, p = opened.verify()
         assert (n.differing, unhashed(n.keys)) == (1, ['{"id":"2"} (source 1, lake 1: v)'])
         assert (p.source_rows, p.lake_rows, p.differing) == (10, 5, 5)
+
+
+def test_a_missing_right_is_named_with_what_grants_it(source: Lake) -> None:
+    """Spark tells of a reader's error only that there was one."""
+    source.execute(
+        "create role poor login replication password 'p'; grant select on h to poor;"
+        " grant usage on schema _pg2iceberg to poor; grant select, insert, update, delete"
+        " on all tables in schema _pg2iceberg to poor"
+    )
+    poor = source.config.postgres.model_copy(
+        update={
+            "dsn": SecretStr(make_conninfo(source.pipeline.source_dsn, user="poor", password="p"))
+        }
+    )
+    config = source.config.model_copy(update={"postgres": poor})
+    try:
+        with Pipeline.open(config) as pipeline:
+            found = compare.verify(
+                pipeline, source.session, source.tables, lambda *_, **__: source.flush()
+            )
+    finally:
+        source.execute("drop owned by poor; drop role poor")
+    said = {str(one.table): one.problem or "" for one in found}
+    assert said["public.h"] == ""
+    assert 'grant select on public.t to "poor";' in said["public.t"]
