@@ -48,7 +48,12 @@ _ANY = TableId("public", "any")
 @click.option("--address", metavar="DSN", help="The source's, if not in NAME_DSN.")
 @click.option("--table", "wanted", multiple=True, metavar="S.T", help="A table, or as in public.*")
 @click.option("--exclude", multiple=True, metavar="S.T", help="Not these.")
-@click.option("--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The YAML file; the SQL is written beside it.",
+)
 @click.option(
     "--own-roles/--same-role",
     default=None,

@@ -16,6 +16,7 @@ from typing import Any
 
 from cdc_assets.errors import first_line
 from cdc_assets.flusher.stage.staging import WrittenRows
+from cdc_assets.messages.texts import counted
 from cdc_assets.postgres.lsn import PAGE_HEADER_BYTES, Lsn
 
 OPERATIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
@@ -206,13 +207,14 @@ class Report:
         if self.state not in ("streaming", "stopped"):
             doing += f" since {self.since} ({self.last_error})"
         rows = sum(sum(counts.values()) for counts in self.changes.values())
-        megabytes = sum(self.bytes.values()) / 1e6
+        megabytes, tables = sum(self.bytes.values()) / 1e6, counted(len(self.changes), "table")
         return (
             f"{doing}: everything below {self.staged_lsn} is in the log,"
             f" {self.lag_bytes / 1e6:,.1f} MB and {self.lag_seconds:.1f} s behind the source;"
-            f" {rows:,} changes of {len(self.changes)} tables, {megabytes:,.1f} MB, in"
+            f" {rows:,} changes of {tables}, {megabytes:,.1f} MB, in"
             f" {self.flushes:,} flushes of {self.flush_seconds_mean:.3f} s;"
-            f" {self.reconnects} reconnects; the slot keeps {self.retained_bytes / 1e6:,.1f} MB of"
+            f" {counted(self.reconnects, 'reconnect')};"
+            f" the slot keeps {self.retained_bytes / 1e6:,.1f} MB of"
             f" WAL ({self.wal_status or 'no slot'})"
             + "".join(f"; {thread}: {trouble}" for thread, trouble in self.troubles.items())
         )

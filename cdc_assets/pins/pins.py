@@ -30,6 +30,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.wishes import refuse_if_dropped
 from cdc_assets.messages.findings import Finding
+from cdc_assets.messages.texts import counted
 from cdc_assets.pins.at_horizon import AtHorizon
 from cdc_assets.pins.by_lock import ByLock
 from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere
@@ -66,7 +67,7 @@ _REFUSED_SECONDS = 30.0
 
 def _told(pinned: list[TableRow], point: Lsn) -> None:
     names = ", ".join(str(row.table) for row in pinned)
-    logger.info("pinned %d tables at %s: %s", len(pinned), point, names)
+    logger.info("pinned %s at %s: %s", counted(len(pinned), "table"), point, names)
 
 
 class Pins:

@@ -10,6 +10,7 @@ from cdc_assets.log.locks import flusher_lock
 from cdc_assets.log.session import STALE_SECONDS
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.wishes import dropped_since
+from cdc_assets.messages.texts import counted
 from cdc_assets.postgres.lsn import Lsn
 
 # States in which a flusher waits for its next session to begin, without the lock of its turn.
@@ -81,7 +82,7 @@ class FlusherStatus:
             said += f", {self.lag_bytes / 1e6:,.1f} MB behind"
         if "flush_seconds_mean" in told:
             said += f", flushes take {told['flush_seconds_mean']:.3f} s"
-            said += f", {told['reconnects']} reconnects"
+            said += f", {counted(told['reconnects'], 'reconnect')}"
         return said
 
     @property
