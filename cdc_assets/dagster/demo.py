@@ -119,12 +119,12 @@ def _story(
     phases.done("start and pin", f"({total} tables)")
     run, pid = watch("a snapshot run under way", _killed_snapshot_run)
     console.print(f"killed snapshot run {run[:8]} (pid {pid}) with SIGKILL", markup=False)
-    found = watch.status("the copy", lambda s: _count(s, "streaming") == total)
-    chunks = sum(t.chunks_total for t in found.tables)
-    rows = sum(t.rows_copied for t in found.tables)
-    phases.done("copy", f"({rows:,} rows in {chunks} chunks)")
     with ThreadPoolExecutor(1) as pool:
-        burst = pool.submit(_hurry, config, changes)
+        burst = pool.submit(_hurry, config, changes)  # while the tables are copied
+        found = watch.status("the copy", lambda s: _count(s, "streaming") == total)
+        chunks = sum(t.chunks_total for t in found.tables)
+        rows = sum(t.rows_copied for t in found.tables)
+        phases.done("copy", f"({rows:,} rows in {chunks} chunks)")
         seen = watch("live changes", lambda p: _at_least(_registered(p), changes // 4))
         flusher = _flusher(server)
         flusher.kill()

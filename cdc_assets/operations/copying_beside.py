@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.errors import TableProblem, TablesFailed
 from cdc_assets.log.copies.chunks import being_read
 from cdc_assets.log.states import TableState
 from cdc_assets.pipeline import Pipeline
@@ -37,7 +38,7 @@ def copying_beside(
 ) -> Iterator[None]:
     """Copy those of ``tables`` that nobody else does, in a thread, for the length of the block.
 
-    Errors are logged, and tried again; chunks that were read stay.
+    Errors are logged, and tried again, ever later; chunks that were read stay.
     """
     idle, stop = frozenset[tuple[TableId, int]](), threading.Event()
 
@@ -60,8 +61,8 @@ def copying_beside(
             logger.info("copying %s, which nobody else does", ", ".join(map(str, todo)))
             with sessions() as session:
                 failed = copy_tables(pipeline, session, todo, on_progress=on_progress, stop=stop)
-            for problem in failed.values():
-                logger.warning("%s", problem)
+            if failed:
+                raise TablesFailed([TableProblem.of(t, error) for t, error in failed.items()])
 
     thread = HelperThread("copies", step, _LOOK_SECONDS, longest_seconds=_LONGEST_SECONDS)
     thread.start()
