@@ -89,7 +89,7 @@ def test_what_was_copied_and_merged(
         assert dropped["table"] == "public.b"
         assert (dropped["publications"], dropped["purged"]) == (["cdc_s"], ["lake.`s`.`b`"])
         assert dropped["files"] > 0 and dropped["bytes"] > 0
-        given_up = {"source": "s", "slot": "cdc_s", "publication": "cdc_s"}
+        given_up = {"source": "s", "slot": "cdc_s", "publication": "cdc_s", "refused": []}
         assert printed(file, "drop-source", "--yes", "s") == given_up
 
 
