@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 _PREPARE_SECONDS = 3.0
 # How often a table that couldn't be registered is looked at again: a right may have been granted.
 _REFUSED_SECONDS = 30.0
+# A look at a server that tables can't be copied from yet takes sessions there, and at the source.
+_ELSEWHERE_SECONDS = 5.0
 
 
 def _told(pinned: list[TableRow], point: Lsn) -> None:
@@ -81,6 +83,7 @@ class Pins:
         self._horizon = AtHorizon()
         self._by_lock = ByLock(self._pipeline)
         self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
+        self._elsewhere_again_at = 0.0
         self.refused: Mapping[TableId, Finding] = {}
         """Why tables can't be copied from ``snapshot.from``, as of the last tick."""
 
@@ -233,16 +236,18 @@ class Pins:
         begun = [row for row in tables if row.log_from or row.snapshot_lsn]
         others = [row for row in tables if row not in begun]
         proven = self._horizon.proven(source, self._config, self._store, others)
-        self.refused = {}
         if proven is not None:
             begin_logs(self._pipeline, source, proven)
-        if begun:
+        if not begun:
+            self.refused = {}
+        elif time.monotonic() >= self._elsewhere_again_at:
             found = (
                 pin_restored(self._pipeline, begun)
                 if is_dump(self._config)
                 else pin_elsewhere(self._pipeline, source, begun)
             )
             self.refused = found.refused
+            self._elsewhere_again_at = time.monotonic() + _ELSEWHERE_SECONDS * bool(found.refused)
             if found.holder is not None and found.point is not None:
                 self._held[found.holder.pin] = found.holder
                 _told([*found.pinned], found.point)
