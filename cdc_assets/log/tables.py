@@ -20,6 +20,8 @@ from cdc_assets.postgres.catalog import SourceTable
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
+# Why a table is let go that a person has given up.
+GIVEN_UP = "it was dropped."
 # The one group of consumers that merges into the lake; the schema has room for others.
 GROUP = "lake"
 

@@ -22,6 +22,7 @@ from cdc_assets.lake.copies import drop_copy
 from cdc_assets.lake.tables import COPYING, SOURCE, TABLE, LakeTable
 from cdc_assets.log.locks import PINS_LOCK, write_lock
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.log.tables import GIVEN_UP
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets.postgres.publication.changing import withdraw
@@ -84,7 +85,7 @@ def drop_table(pipeline: Pipeline, table: TableId, *, purge: bool = False) -> Dr
             "Try again; status says what it waits for.",
         )
     try:
-        pipeline.store.let_go(table, "it was dropped.")
+        pipeline.store.let_go(table, GIVEN_UP)
     finally:
         pipeline.store.unlock(PINS_LOCK)
     purged, files, size = _purge(pipeline, row, whole=purge)

@@ -28,9 +28,9 @@ from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.log.tables import GIVEN_UP
 from cdc_assets.log.wishes import refuse_if_dropped
 from cdc_assets.messages.findings import Finding
-from cdc_assets.messages.texts import counted
 from cdc_assets.pins.at_horizon import AtHorizon
 from cdc_assets.pins.by_lock import ByLock
 from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere
@@ -39,7 +39,7 @@ from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
 from cdc_assets.pins.holders import Holder, held_pins, hold, join_pin
 from cdc_assets.pins.streamed import inserts_from, set_inserts_from, streamed_publications
-from cdc_assets.pins.taking import take
+from cdc_assets.pins.taking import log_pinned, take
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import describe, heaps
 from cdc_assets.postgres.lsn import Lsn
@@ -65,11 +65,6 @@ _PREPARE_SECONDS = 3.0
 _REFUSED_SECONDS = 30.0
 # A look at a server that tables can't be copied from yet takes sessions there, and at the source.
 _ELSEWHERE_SECONDS = 5.0
-
-
-def _told(pinned: list[TableRow], point: Lsn) -> None:
-    names = ", ".join(str(row.table) for row in pinned)
-    logger.info("pinned %s at %s: %s", counted(len(pinned), "table"), point, names)
 
 
 class Pins:
@@ -229,7 +224,7 @@ class Pins:
         if proven is not None:
             point, same, seen = proven
             _, pinned = take(source, self._config, self._store, point, None, same, seen=seen)
-            _told(pinned, point)
+            log_pinned(pinned, point)
 
     def _pin_elsewhere(self, source: Connection, tables: list[TableRow]) -> None:
         """Pin the tables whose logs have begun at another server; begin the logs of the others."""
@@ -250,7 +245,7 @@ class Pins:
             self._elsewhere_again_at = time.monotonic() + _ELSEWHERE_SECONDS * bool(found.refused)
             if found.holder is not None and found.point is not None:
                 self._held[found.holder.pin] = found.holder
-                _told([*found.pinned], found.point)
+                log_pinned([*found.pinned], found.point)
 
     def _temporary_slot(self) -> NewSlot:
         name = f"{self._config.slot[:50]}_{uuid.uuid4().hex[:8]}"
@@ -276,7 +271,8 @@ class Pins:
         if time.monotonic() < self._refused_again_at:
             return False
         self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
-        return any(not row.oid for row in self._waiting(TableState.PARKED))
+        rows = self._waiting(TableState.PARKED)
+        return any(not row.oid and row.reason != GIVEN_UP for row in rows)
 
     def _pin(
         self, source: Connection, slot: NewSlot, tables: list[TableRow], *, first: bool
@@ -297,7 +293,7 @@ class Pins:
                 self._held[pin] = hold(self._store, dsn, pin, slot.snapshot_name)
         finally:
             slot.connection.close()  # drops a temporary slot, so that it keeps no WAL any longer
-        _told(pinned, slot.consistent_point)
+        log_pinned(pinned, slot.consistent_point)
 
     def _keep(self, row: TableRow, alive: set[str]) -> None:
         """Hold the pin that ``row`` is copied under, or have the rest copied under another one.

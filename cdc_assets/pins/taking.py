@@ -23,6 +23,7 @@ from cdc_assets.log.heaps.record import HeapFile, Moment
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
+from cdc_assets.messages.texts import counted
 from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import started, under
@@ -98,6 +99,11 @@ def take(
                     state_without=TableState.STREAMING if config.streams else TableState.COPIED,
                 )
     return pin, pinned
+
+
+def log_pinned(pinned: list[TableRow], point: Lsn) -> None:
+    names = ", ".join(str(row.table) for row in pinned)
+    logger.info("pinned %s at %s: %s", counted(len(pinned), "table"), point, names)
 
 
 def new_pin(

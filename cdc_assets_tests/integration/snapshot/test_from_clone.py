@@ -39,6 +39,11 @@ from cdc_assets_tests.support.waiting import wait_for
 pytestmark = pytest.mark.spark
 
 
+@pytest.fixture(autouse=True)
+def looked_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc_assets.pins.pins._ELSEWHERE_SECONDS", 0.0)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_invariant_4_a_promoted_copy_and_the_log_are_the_table(
     tmp_home: Path, spark_server: SparkServer, seed: int
