@@ -24,9 +24,12 @@ transaction's snapshot S in one statement, unlock, export S. Why S and c are exa
 What it costs others. A lock that waits has all writers that come later wait behind it; one whose
 own ``lock_timeout`` is shorter fails. So:
 
-- It never waits while it holds another lock: no deadlock, which would end somebody's statement, has
-  one of ours in it. Several tables at once, and the partitions of one, are locked if they are free
-  (NOWAIT). Only a table of its own, or the root of a partitioned one, is waited for.
+- It never waits while it holds another lock. Several tables at once, and the partitions of one, are
+  locked if they are free (NOWAIT). Only a table of its own, or the root of a partitioned one, is
+  waited for. An index that is built concurrently waits, at its end, even for a session that does no
+  more than that, as it has a snapshot. So a wait is shorter than ``deadlock_timeout``: a deadlock,
+  which would end somebody's statement, is over before the server looks for it, and no autovacuum is
+  ended for a lock of ours.
 - It waits for ``lock_at_most`` at most, and only if all who were in the way that long ago are gone
   by now. A long transaction, or VACUUM, is not waited for: the next try comes later.
 - Between two waits are five to fifteen times as long, at random.
@@ -60,8 +63,9 @@ _TRIES, _PAUSES = 3, (5.0, 15.0)
 # Each pin is held by a session. With so many, other tables wait until some are copied.
 MOST_PINS = 16
 # Locks that are taken at once: the server has room for some thousands, of all sessions together. A
-# table of more partitions is locked by itself.
-AT_ONCE = 500
+# table of more partitions is locked by itself; not at all if it would take half of that room, which
+# others would lack.
+AT_ONCE, _ROOM_SHARE = 500, 0.5
 # For what a snapshot shows to be flushed, by synchronous standbys as well.
 _SECURED_SECONDS = 10.0
 
@@ -86,13 +90,33 @@ with recursive part (root, oid) as (
 select p.root::bigint, c.relkind = 'p', pg_catalog.count(*)
   from part p join pg_catalog.pg_class c on c.oid = p.root group by 1, 2
 """
-_IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
-# Another table has the name by now, or none, or a right is gone.
-_CHANGED = (
+# After how many seconds of a wait the server looks for a deadlock, and ends one of those in it; and
+# how many locks it has room for, at least.
+_LIMITS: LiteralString = """
+select pg_catalog.max(setting::float8) filter (where name = 'deadlock_timeout') / 1000,
+       pg_catalog.max(setting::int) filter (where name = 'max_locks_per_transaction')
+       * pg_catalog.sum(setting::int) filter (
+           where name in ('max_connections', 'max_prepared_transactions'))
+  from pg_catalog.pg_settings
+"""
+# How much of the first a wait of ours may take.
+_WAIT_SHARE = 0.9
+_IN_THE_WAY = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.QueryCanceled,
+    psycopg.errors.DeadlockDetected,
+)
+# Another table has the name by now, or none, or a right is gone; or there is no room for the locks.
+_CANT = (
+    psycopg.errors.OutOfMemory,
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.WrongObjectType,
     psycopg.errors.InsufficientPrivilege,
+)
+_TOO_MANY = (
+    "its pin would take {:,} locks at once, and the server has room for {:,} of all sessions"
+    " together: raise max_locks_per_transaction, or set pin: slot"
 )
 
 
@@ -101,7 +125,7 @@ class ByLock:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline, self._store = pipeline, pipeline.store
-        self._wait = pipeline.config.snapshot.lock_at_most.total_seconds()
+        self._at_most = self._wait = pipeline.config.snapshot.lock_at_most.total_seconds()
         self._session: Connection | None = None
         self.told: frozenset[TableId] = frozenset()
         """The tables whose rows say what they wait for."""
@@ -142,10 +166,16 @@ class ByLock:
         self, source: Connection, rows: Sequence[TableRow]
     ) -> Iterator[tuple[list[TableRow], NewSlot | str]]:
         """Tables with their snapshot, or with what kept them from one at the last try."""
+        ((seconds, room),) = source.execute(_LIMITS).fetchall()
+        self._wait = min(self._at_most, _WAIT_SHARE * seconds)
+        locks, parted = _locks(source, rows)
+        large = [row for row in rows if row.oid in parted and locks[row.oid] > _ROOM_SHARE * room]
+        for row in large:
+            yield [row], _TOO_MANY.format(locks[row.oid], room)
+        rows = [row for row in rows if row not in large]
         there = writers_of(source, [row.oid for row in rows])
         busy = [row for row in rows if there[row.oid]]
         free = [row for row in rows if not there[row.oid]]
-        locks, parted = _locks(source, rows)
         groups, room = list[list[TableRow]](), 0
         for row in free:
             room -= locks[row.oid]
@@ -209,9 +239,9 @@ class ByLock:
         )
         try:
             point, snapshot = _answers(session.execute(message))
-        except (*_IN_THE_WAY, *_CHANGED) as error:
+        except (*_IN_THE_WAY, *_CANT) as error:
             session.execute("rollback")
-            return first_line(error) if isinstance(error, _CHANGED) else None
+            return first_line(error) if isinstance(error, _CANT) else None
         if not secured(source, _SECURED_SECONDS):
             raise SlotBusy(
                 f"synchronous standbys didn't confirm within {_SECURED_SECONDS:.0f} s what a"

@@ -143,11 +143,18 @@ class _Coordinator:
                         wait([job], timeout=_LOOK_SECONDS)
                     elif self._copies:  # others copy the rest
                         time.sleep(_LOOK_SECONDS)
+                if self._stop.is_set():
+                    self._end(job)
             except BaseException:
-                if job is not None and not job.done():
-                    self._session.interruptTag(self._worker)
+                self._end(job)
                 raise
         return self._failed
+
+    def _end(self, job: Future[list[tuple[str, str, str]]] | None) -> None:
+        """The pool waits for its job, and so would the end of this process: for hours, perhaps."""
+        while job is not None and not job.done():
+            self._session.interruptTag(self._worker)  # again: it may not have been there yet
+            wait([job], timeout=_LOOK_SECONDS)
 
     def _each(self, do: Callable[[TableCopy], bool]) -> None:
         """Call ``do`` for every table; drop a table if it returns True, or fails."""

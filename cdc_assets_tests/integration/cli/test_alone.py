@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from cdc_assets.log.copies.chunks import being_read
 from cdc_assets.log.states import TableState
 from cdc_assets.process.home import home
 from cdc_assets_tests.support.lake import Lake, NewLake
@@ -46,7 +48,7 @@ def commands(source: Lake, folder: Path, *each: tuple[str, ...]) -> Iterator[lis
         for child in children:
             child.terminate()
         for child in children:
-            assert child.wait(60) == 0, [log.read_text() for log in logs]
+            assert child.wait(30) == 0, [log.read_text() for log in logs]
     finally:
         for child in children:
             child.kill()
@@ -70,3 +72,15 @@ def test_a_table_that_nobody_else_copies_is_copied_by_the_follower(
         assert "100 %" in logs[1].read_text()
         source.execute("update t set v = 'later' where id <= 10")
         wait_for(lambda: source.equal(table), 60)
+
+
+def test_a_follower_ends_at_once_while_it_copies(new_lake: NewLake, tmp_path: Path) -> None:
+    """Its Spark, which goes on, has a job that somebody's lock holds up for as long as it takes."""
+    with (
+        new_lake(SETUP, "t") as source,
+        psycopg.connect(source.pipeline.source_dsn) as other,
+        commands(source, tmp_path, ("flush",), ("materialize", "--follow")),
+    ):
+        wait_for(lambda: source.pipeline.store.tables(None, TableState.COPYING), 120)
+        other.execute("lock table t in access exclusive mode")
+        wait_for(lambda: being_read(source.pipeline.store), 120)

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from cdc_assets_tests.integration.snapshot.sources import role
 from cdc_assets_tests.support.flusher import Bench, bench
 from cdc_assets_tests.support.synchronous import hanging_commits
 from cdc_assets_tests.support.threads import beside
+from cdc_assets_tests.support.waiting import wait_for
 
 
 @pytest.mark.parametrize("where", ["another database", "another table"])
@@ -343,3 +345,76 @@ def test_the_right_that_is_missing_is_found_and_its_remedy_is_the_way_out(
             admin.execute(found.remedy.encode())
             assert "lock_privilege" not in {f.code for f in readiness.review(here.config)}
             assert here.pinned()
+
+
+def test_a_lock_that_waits_is_no_part_of_a_deadlock(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that is built concurrently waits at its end for whoever reads, as ours does."""
+    looks = itertools.count()
+    monkeypatch.setattr(
+        by_lock, "writers_of", lambda _, oids: {oid: {str(next(looks)): "somebody"} for oid in oids}
+    )
+    monkeypatch.setattr(by_lock, "_PAUSES", (0.1, 0.2))
+
+    def build() -> None:
+        with psycopg.connect(source.dsn, autocommit=True) as session:
+            session.execute("create index concurrently t_again on t (id)")
+
+    def waits(mode: str) -> bool:
+        asked = "select 1 from pg_locks where relation = 't'::regclass and mode = %s"
+        return bool(source.execute(asked, mode))
+
+    source.execute("alter system set deadlock_timeout = '300ms'")
+    source.execute("select pg_reload_conf()")
+    try:
+        with pinning(source, PLAIN, lock_at_most="2s") as here, ThreadPoolExecutor(2) as pool:
+            here.ask_anew()
+            with stranger(source.dsn, "insert into t values (5)") as writer:
+                built = pool.submit(build)
+                wait_for(lambda: waits("ShareUpdateExclusiveLock"), 10)
+                ticks = pool.submit(here.pinned)
+                wait_for(lambda: waits("ShareLock"), 10)
+                time.sleep(0.6)
+                writer.commit()
+            built.result(60)
+            ticks.result(60)
+            assert here.pinned() or here.pinned()
+    finally:
+        source.execute("alter system reset deadlock_timeout")
+        source.execute("select pg_reload_conf()")
+    valid = "select indisvalid from pg_index where indexrelid = 't_again'::regclass"
+    assert source.execute(valid) == [(True,)]
+
+
+def test_a_table_that_would_fill_the_servers_locks_holds_up_nobody(
+    public_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "20"}
+    setup = f"{PLAIN}; create table v (id int primary key) partition by range (id)"
+    many = 400
+    with (
+        EmbeddedPostgres(public_directory / "few_locks", settings=settings) as server,
+        bench(server.start(), "few_locks", tmp_path) as source,
+        psycopg.connect(source.dsn, autocommit=True) as other,
+    ):
+        source.execute(setup)
+        for number in range(many):
+            part = f"create table v{number} partition of v for values from ({number}) to"
+            source.execute(f"{part} ({number + 1})")
+        with pinning(source, "select 1", "t", "v") as here:
+            here.ask_anew(T, V)
+            assert here.pinned(T)
+            why = "its pin would take 401 locks at once, and the server has room for 200"
+            assert here.state(V)[0] == TableState.WAITING and why in here.state(V)[1]
+            # Nor does one for whose locks others have left no room.
+            monkeypatch.setattr(by_lock, "_ROOM_SHARE", 10)
+            here.ask_anew(T)
+            with pytest.raises(psycopg.errors.OutOfMemory):
+                other.execute("select pg_advisory_lock(i) from generate_series(0, 1000000) i")
+            for number in range(many // 2):
+                other.execute("select pg_advisory_unlock(%s)", (number,))
+            assert here.pinned(T)
+            assert here.state(V) == (TableState.WAITING, "out of shared memory")
+            other.execute("select pg_advisory_unlock_all()")
+            assert here.pinned(V)
