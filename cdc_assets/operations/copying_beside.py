@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import TableProblem, TablesFailed
+from cdc_assets.errors import CdcError, TableProblem
 from cdc_assets.log.copies.chunks import being_read
 from cdc_assets.log.states import TableState
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.process.backoff import Backoff
 from cdc_assets.process.helper_thread import HelperThread
 from cdc_assets.snapshot.coordinator import copy_tables
 from cdc_assets.snapshot.table_copy import CopyProgress
@@ -27,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # A table that nobody copies at two looks is copied here: a run that begins comes first.
 _LOOK_SECONDS, _LONGEST_SECONDS = 10.0, 300.0
+_BACKOFF = Backoff(first_seconds=2 * _LOOK_SECONDS, cap_seconds=_LONGEST_SECONDS)
 
 
 @contextmanager
@@ -38,36 +42,72 @@ def copying_beside(
 ) -> Iterator[None]:
     """Copy those of ``tables`` that nobody else does, in a thread, for the length of the block.
 
-    Errors are logged, and tried again, ever later; chunks that were read stay.
+    Errors are logged, and tried again, ever later; chunks that were read stay. A table that fails
+    makes no other one wait.
     """
-    idle, stop = frozenset[tuple[TableId, int]](), threading.Event()
-
-    def step() -> None:
-        nonlocal idle
-        with Pipeline.open(config) as pipeline:
-            rows = pipeline.store.tables(None, TableState.COPYING)
-            busy = being_read(pipeline.store)
-            seen, idle = (
-                idle,
-                frozenset(
-                    (row.table, row.epoch)
-                    for row in rows
-                    if row.table in tables and row.table not in busy
-                ),
-            )
-            todo = sorted(table for table, _ in idle & seen)
-            if not todo:
-                return
-            logger.info("copying %s, which nobody else does", ", ".join(map(str, todo)))
-            with sessions() as session:
-                failed = copy_tables(pipeline, session, todo, on_progress=on_progress, stop=stop)
-            if failed:
-                raise TablesFailed([TableProblem.of(t, error) for t, error in failed.items()])
-
-    thread = HelperThread("copies", step, _LOOK_SECONDS, longest_seconds=_LONGEST_SECONDS)
+    stop = threading.Event()
+    copying = _Copying(config, tables, sessions, on_progress, stop)
+    thread = HelperThread("copies", copying.step, _LOOK_SECONDS, longest_seconds=_LONGEST_SECONDS)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Of a table, which failed so many times in a row."""
+
+    times: int
+    again_at: float
+    told: str
+
+
+@dataclass(slots=True)
+class _Copying:
+    """What the thread does, and what it remembers."""
+
+    config: SourceConfig
+    tables: Collection[TableId]
+    sessions: Callable[[], AbstractContextManager[SparkSession]]
+    on_progress: Callable[[CopyProgress], None]
+    stop: threading.Event
+    idle: frozenset[tuple[TableId, int]] = frozenset()
+    failures: dict[TableId, _Failure] = field(default_factory=dict)
+
+    def step(self) -> None:
+        """Look, and copy what nobody copied at the look before, either."""
+        with Pipeline.open(self.config) as pipeline:
+            rows = pipeline.store.tables(None, TableState.COPYING)
+            busy, seen = being_read(pipeline.store), self.idle
+            self.idle = frozenset(
+                (row.table, row.epoch)
+                for row in rows
+                if row.table in self.tables and row.table not in busy
+            )
+            todo = sorted(table for table, _ in self.idle & seen if self._is_due(table))
+            if not todo:
+                return
+            logger.info("copying %s, which nobody else does", ", ".join(map(str, todo)))
+            with self.sessions() as session:
+                failed = copy_tables(
+                    pipeline, session, todo, on_progress=self.on_progress, stop=self.stop
+                )
+        for table in todo:
+            self._judge(table, failed.get(table))
+
+    def _is_due(self, table: TableId) -> bool:
+        failure = self.failures.get(table)
+        return failure is None or failure.again_at <= time.monotonic()
+
+    def _judge(self, table: TableId, error: CdcError | None) -> None:
+        before = self.failures.pop(table, None)
+        if error is None:
+            return
+        times, told = before.times + 1 if before else 1, str(TableProblem.of(table, error))
+        if before is None or told != before.told:
+            logger.warning("copies: %s", told)
+        again_at = time.monotonic() + _BACKOFF.delay_seconds(times)
+        self.failures[table] = _Failure(times, again_at, told)
