@@ -23,8 +23,8 @@ def pin(ctx: click.Context, hold: bool, as_json: bool) -> None:  # noqa: ARG001 
     """Hold a snapshot of the source for a dump, and name it and its LSN (snapshot.from)."""
     from cdc_assets.operations.holding import held_point
 
-    stop = until_told()
     with opened(streamed(ctx)) as pipeline, held_point(pipeline) as held:
+        stop = until_told()  # until then an interrupt ends it at once, as it may wait for minutes
         names = [str(table) for table in held.tables]
         if as_json:
             echo({"snapshot": held.snapshot_name, "lsn": str(held.lsn), "tables": names})
