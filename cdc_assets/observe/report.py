@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cdc_assets.config.alerts import Severity
@@ -137,13 +138,19 @@ def part_rows(health: Health) -> list[tuple[str, str]]:
     return parts
 
 
+def _plain_name(table: str) -> str:
+    with suppress(ValueError):
+        return TableId.parse(table).name
+    return table
+
+
 def _lake_names(tables: Sequence[TableStatus]) -> str:
     """Where the tables are in the lake; by name those that have another one there."""
     spaces = sorted({table.lake_table.partition(".")[0] for table in tables})
     others = [
         f"{table.name} is {table.lake_table}"
         for table in tables
-        if table.lake_table.partition(".")[2] != TableId.parse(table.name).name
+        if table.lake_table.partition(".")[2] != _plain_name(table.name)
     ]
     more = [f"and {len(others) - _NAMED:,} more have other names"] if len(others) > _NAMED else []
     return "; ".join([f"the tables of {', '.join(spaces)}", *others[:_NAMED], *more])
