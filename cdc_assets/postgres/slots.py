@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import generators, pq, sql
 from psycopg.pq import abc
 from psycopg.rows import kwargs_row
 
-from cdc_assets.errors import PreflightError, ReplicationLost, SlotBusy
+from cdc_assets.errors import PreflightError, ReplicationLost, SlotBusy, first_line
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.connect import (
     Connection,
@@ -191,7 +191,13 @@ def command(connection: Connection, said: str) -> abc.PGresult:
 
     Raises ReplicationLost, SlotBusy or PreflightError.
     """
-    result = connection.pgconn.exec_(said.encode())
+    # Not exec_: a person who interrupts it would wait as long as the server does.
+    try:
+        connection.pgconn.send_query(said.encode())
+        result: abc.PGresult = connection.wait(generators.execute(connection.pgconn))[-1]
+    except psycopg.OperationalError as error:
+        said = first_line(error)
+        raise ReplicationLost(f"the replication connection was lost: {said}.") from error
     if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
         return result
     message = result.get_error_message().strip()

@@ -39,3 +39,22 @@ def test_it_ends_at_once_while_it_waits_for_transactions(source: Bench, tmp_path
         finally:
             held.kill()
             held.wait()
+
+
+def test_it_ends_at_once_while_the_slot_is_made(source: Bench, tmp_path: Path) -> None:
+    source.execute(f"{PLAIN}; create table o (id int)")
+    file = tmp_path / "source.json"
+    file.write_text(json.dumps({**source.settings("t"), "snapshot": {"from": {"kind": "dump"}}}))
+    waits = "select 1 from pg_stat_activity where query ~ '^CREATE_REPLICATION_SLOT'"
+    slots = "select 1 from pg_replication_slots where database = current_database()"
+    with stranger(source.dsn, "insert into o values (1)"):
+        command = [sys.executable, "-m", "cdc_assets", "--config", str(file), "pin", "--hold"]
+        held = subprocess.Popen(command, env={**os.environ, "CDC_ASSETS_HOME": str(home())})
+        try:
+            wait_for(lambda: source.execute(waits), 60)
+            held.send_signal(signal.SIGINT)
+            assert held.wait(20) == 130
+            wait_for(lambda: not source.execute(slots), 10)
+        finally:
+            held.kill()
+            held.wait()
