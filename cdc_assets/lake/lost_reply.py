@@ -74,7 +74,9 @@ def set_back(store: LogStore, session: SparkSession, lake: LakeTable) -> None:
         return
     store.server_now()
     patiently(
-        session, f"call {CATALOG}.system.set_current_snapshot({lake.procedure_name}, {before})"
+        session,
+        lake,
+        f"call {CATALOG}.system.set_current_snapshot({lake.procedure_name}, {before})",
     )
     logger.warning(
         "%s: a rewrite of its manifests was lost; its lake table is as before it", lake.row.table

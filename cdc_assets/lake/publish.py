@@ -43,6 +43,8 @@ _OURS = re.compile(PREFIX + "[0-9a-f]{32}")
 _MARK_DAYS = 3_650
 # Iceberg's error if somebody else's commit came first.
 _BESIDE = "CommitFailedException"
+# Spark's, if the catalog couldn't be opened: Iceberg then takes its name for a namespace.
+_UNPLANNED = "[INTERNAL_ERROR]"
 _TRIES, _PAUSE_SECONDS = 5, 0.3
 
 
@@ -60,6 +62,7 @@ def published(
     branch = f"{PREFIX}{uuid.uuid4().hex}"
     patiently(
         session,
+        lake,
         f"alter table {lake.sql_name} create branch {branch} as of version {state.snapshot_id}"
         f" retain {_MARK_DAYS} days",
     )
@@ -71,6 +74,7 @@ def published(
     try:
         patiently(
             session,
+            lake,
             f"call {CATALOG}.system.fast_forward({lake.procedure_name}, 'main', '{branch}')",
         )
     except PySparkException as error:
@@ -81,7 +85,7 @@ def published(
         if now != made.snapshot_id:
             raise _fenced(lake) from error
     try:
-        patiently(session, f"alter table {lake.sql_name} drop branch {branch}")
+        patiently(session, lake, f"alter table {lake.sql_name} drop branch {branch}")
     except PySparkException as error:  # it is published: the next writer drops the branch
         logger.warning("%s: branch %s stays: %s", lake.row.table, branch, first_line(error))
 
@@ -117,18 +121,22 @@ def name_cursor(session: SparkSession, lake: LakeTable, state: LakeState, cursor
         append(session, lake, state, branch, cursor)
 
 
-def patiently(session: SparkSession, statement: str) -> None:
+def patiently(session: SparkSession, lake: LakeTable, statement: str) -> None:
     """Run a statement on a branch or a tag, which fails if another commit comes at that moment.
 
     Expiry and changes of properties commit whatever lock is held. Iceberg retries all other changes
-    of a table by itself; a failed statement on a branch or a tag changed nothing.
+    of a table by itself; a failed statement on a branch or a tag changed nothing. Raises what the
+    catalog said if it couldn't be opened, unless it can be now.
     """
     for left in reversed(range(_TRIES)):
         try:
             session.sql(statement)
         except PySparkException as error:
-            if not left or _BESIDE not in str(error):
+            unplanned = _UNPLANNED in str(error)
+            if not left or not (unplanned or _BESIDE in str(error)):
                 raise
+            if unplanned:
+                _ = session.table(lake.sql_name).schema
             time.sleep(_PAUSE_SECONDS)
         else:
             return
@@ -147,7 +155,7 @@ def drop_abandoned(session: SparkSession, lake: LakeTable, loaded: Table | None 
     if loaded is None:
         return
     for name in writers_branches(loaded):
-        patiently(session, f"alter table {lake.sql_name} drop branch if exists {name}")
+        patiently(session, lake, f"alter table {lake.sql_name} drop branch if exists {name}")
 
 
 def writers_branches(loaded: Table) -> list[str]:

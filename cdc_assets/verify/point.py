@@ -238,10 +238,11 @@ def kept(session: SparkSession, lake: LakeTable, snapshot_id: int | None) -> Ite
     tag = f"verify_{uuid.uuid4().hex[:8]}"
     patiently(
         session,
+        lake,
         f"alter table {lake.sql_name} create tag {tag} as of version {snapshot_id} retain 7 days",
     )
     try:
         yield
     finally:
         with suppress(PySparkException):  # expiry removes it then
-            patiently(session, f"alter table {lake.sql_name} drop tag if exists {tag}")
+            patiently(session, lake, f"alter table {lake.sql_name} drop tag if exists {tag}")

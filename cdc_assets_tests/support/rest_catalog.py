@@ -74,6 +74,8 @@ class RestCatalog:
     """Where clients wanted tables to be; the server chooses it, if they don't say."""
     branches: bool = True
     """Whether it keeps branches; Nessie takes them, and forgets them."""
+    config: Callable[[], dict[str, Any]] = lambda: {"defaults": {}, "overrides": {}}
+    """What a client is told that opens the catalog."""
     refused: int = 0
     headers: set[str] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
@@ -169,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         tables, verb = self.catalog.tables, self.command
         match parts:
             case ["config"]:
-                return 200, {"defaults": {}, "overrides": {}}
+                return 200, self.catalog.config()
             case ["namespaces"] if verb == "POST":
                 tables.create_namespace(tuple(body["namespace"]), body.get("properties") or {})
                 return 200, {"namespace": body["namespace"], "properties": {}}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from pyiceberg.exceptions import NoSuchNamespaceError
+from pyspark.errors import PySparkException
 
 from cdc_assets.lake.catalog.catalog import shown
 from cdc_assets.postgres.names import TableId
@@ -47,6 +50,26 @@ def test_a_protected_rest_catalog_from_copy_to_purge(copied_lake: NewLake, tmp_p
             assert len(server.agents) > 1, "Spark and pyiceberg both came"
             assert "s3cret" not in repr(source.config) + json.dumps(shown(source.config))
         assert server.tables.list_tables("src") == []
+
+
+def test_a_catalog_that_cannot_be_opened_when_a_merge_begins(
+    copied_lake: NewLake, tmp_path: Path
+) -> None:
+    """Spark takes that for a fault of its own; the catalog's word is told, and it is asked anew."""
+    warehouse = f"file://{tmp_path}/warehouse"
+    with rest_catalog(tmp_path, warehouse) as server:
+        access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
+        settings = _catalog(server.uri, warehouse, access)
+        settings["lake"]["format_version"] = 2
+        with copied_lake(SETUP, "t", **settings) as source:
+            source.execute("update t set v = 'y' where id > 50")
+            away = NoSuchNamespaceError("away for a moment")
+            server.config = Mock(side_effect=away)
+            with pytest.raises(PySparkException, match="away for a moment"):
+                source.catch_up()
+            server.config = Mock(side_effect=[away, {"defaults": {}, "overrides": {}}])
+            source.catch_up()
+            assert source.equal(T)
 
 
 def test_a_wrong_credential_is_told_before_anything_begins(
