@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
@@ -40,20 +40,30 @@ def copying_beside(
     sessions: Callable[[], AbstractContextManager[SparkSession]],
     on_progress: Callable[[CopyProgress], None],
 ) -> Iterator[None]:
-    """Copy those of ``tables`` that nobody else does, in a thread, for the length of the block.
+    """Copy those of ``tables`` that nobody else does, in threads, for the length of the block.
 
     Errors are logged, and tried again, ever later; chunks that were read stay. A table that fails
-    makes no other one wait.
+    makes no other one wait, and none that comes waits for those that are being copied, up to
+    ``snapshot.max_parallel_tables``.
     """
-    stop = threading.Event()
-    copying = _Copying(config, tables, sessions, on_progress, stop)
-    thread = HelperThread("copies", copying.step, _LOOK_SECONDS, longest_seconds=_LONGEST_SECONDS)
-    thread.start()
+    stop, failures, threads = threading.Event(), dict[TableId, _Failure](), list[HelperThread]()
+    hands = list[_Copying]()
+    for number in range(1, config.snapshot.max_parallel_tables + 1):
+        hand = _Copying(config, tables, sessions, on_progress, stop, hands, failures)
+        hands.append(hand)
+        threads.append(
+            HelperThread(
+                f"copies {number}", hand.step, _LOOK_SECONDS, longest_seconds=_LONGEST_SECONDS
+            )
+        )
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.close()
+        for thread in threads:
+            thread.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +75,35 @@ class _Failure:
     told: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Copying:
-    """What the thread does, and what it remembers."""
+    """What a thread does, and what it remembers.
+
+    Of ``hands``, which know each other's tables and ``failures``, it looks for some only while all
+    before it copy.
+    """
 
     config: SourceConfig
     tables: Collection[TableId]
     sessions: Callable[[], AbstractContextManager[SparkSession]]
     on_progress: Callable[[CopyProgress], None]
     stop: threading.Event
+    hands: Sequence[_Copying]
+    failures: dict[TableId, _Failure]
     idle: frozenset[tuple[TableId, int]] = frozenset()
-    failures: dict[TableId, _Failure] = field(default_factory=dict)
+    taken: frozenset[TableId] = frozenset()
 
     def step(self) -> None:
         """Look, and copy what nobody copied at the look before, either."""
+        if not all(hand.taken for hand in self.hands[: self.hands.index(self)]):
+            self.idle = frozenset()
+            return
+        try:
+            self._copy()
+        finally:
+            self.taken = frozenset()
+
+    def _copy(self) -> None:
         with Pipeline.open(self.config) as pipeline:
             rows = pipeline.store.tables(None, TableState.COPYING)
             busy, seen = being_read(pipeline.store), self.idle
@@ -86,10 +111,12 @@ class _Copying:
                 (row.table, row.epoch)
                 for row in rows
                 if row.table in self.tables and row.table not in busy
+                if not any(row.table in hand.taken for hand in self.hands)
             )
             todo = sorted(table for table, _ in self.idle & seen if self._is_due(table))
             if not todo:
                 return
+            self.taken = frozenset(todo)
             logger.info("copying %s, which nobody else does", ", ".join(map(str, todo)))
             with self.sessions() as session:
                 failed = copy_tables(

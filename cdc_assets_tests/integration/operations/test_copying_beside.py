@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any
+from threading import Event
+from typing import Any, cast
 
 import pytest
 
@@ -41,3 +42,30 @@ def test_a_table_that_fails_makes_no_other_wait(
     assert tried[U] > 12, "each look: it is never complete here"
     said = [record.message for record in caplog.records if "it can't be read" in record.message]
     assert len(said) == 1
+
+
+def test_a_table_that_comes_does_not_wait_for_a_large_one(
+    source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, come, over, tried = Event(), Event(), Event(), list[TableId]()
+
+    def copy_tables(
+        _: object, __: object, tables: Iterable[TableId], **___: Any
+    ) -> dict[TableId, CdcError]:
+        tried.extend(tables)
+        (large if T in tables else come).set()
+        assert over.wait(20)
+        return {}
+
+    monkeypatch.setattr(module, "copy_tables", copy_tables)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.1)
+    setup = f"{PLAIN}; create table u (id int primary key)"
+    with pinning(source, setup, "t", "u", mode="initial") as here:
+        session, wanted = nullcontext, [T]
+        with module.copying_beside(here.config, wanted, cast("Any", session), lambda _: None):
+            assert large.wait(20)
+            wanted.append(U)
+            assert come.wait(20)
+            time.sleep(1)  # neither is taken up by the other thread
+            over.set()
+    assert tried[:2] == [T, U]
