@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars java dev demo test test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
+.PHONY: help install jars java dev demo test test-long test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,8 +64,13 @@ dev: install ## Start everything on an embedded Postgres and serve the Dagster U
 demo: jars ## Replicate an embedded Postgres under live traffic, break it, and verify every row
 	@exec $(BIN)/cdc-assets demo
 
-test: java lint ## Lint, types and all tests, three files at a time (JOBS=3)
-	@$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test: java lint ## Lint, types and tests of some seconds each, three files at a time (JOBS=3)
+	@$(PYTEST) -m "not long and not soak"
+
+test-long: java ## The tests that take longer: half an hour of them
+	@$(PYTEST) -m long
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit

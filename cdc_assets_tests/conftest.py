@@ -24,6 +24,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.lake.spark.properties import SparkServerSettings
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.materializer import winners
+from cdc_assets_tests.support import long_tests
 from cdc_assets_tests.support.flusher import Bench, bench, named_after
 from cdc_assets_tests.support.jvm import QUICK_JVM
 from cdc_assets_tests.support.lake import NewLake, copied, lake
@@ -52,6 +53,13 @@ os.environ |= QUICK_JVM
 for _number in (signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = frozenset(long_tests.listed())
+    for item in items:
+        if long_tests.is_long(item.nodeid, long):
+            item.add_marker(pytest.mark.long)
 
 
 # A shared machine pauses in the middle of an example: how long one takes says nothing.
