@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -37,6 +38,16 @@ from cdc_assets.readiness.copy_server import behind, unreachable
 from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
 from cdc_assets.readiness.source.now import look_at_tables
 
+_PARTITIONS: LiteralString = """
+select n.nspname::text, c.relname::text
+  from pg_catalog.unnest(%s::oid[]) w (root)
+ cross join lateral pg_catalog.pg_partition_tree(w.root::regclass) t
+  join pg_catalog.pg_class c on c.oid = t.relid
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where t.relid <> w.root
+ order by 1, 2
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldPoint:
@@ -46,6 +57,8 @@ class HeldPoint:
     snapshot_name: str
     session: Connection
     tables: Sequence[TableId]
+    partitions: Sequence[TableId]
+    """Of these tables, on all levels: a dump of a table alone has none of them."""
 
 
 def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow]) -> HeldPoint:
@@ -84,8 +97,15 @@ def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow])
                 )
                 remember_held(store, slot.consistent_point, row, facts)
                 held.append(row)
+            parts = _partitions(source, held)
         undo.pop_all()
-        return HeldPoint(slot.consistent_point, exported[0], session, [row.table for row in held])
+        tables = [row.table for row in held]
+        return HeldPoint(slot.consistent_point, exported[0], session, tables, parts)
+
+
+def _partitions(source: Connection, rows: Sequence[TableRow]) -> list[TableId]:
+    found = source.execute(_PARTITIONS, ([row.oid for row in rows],)).fetchall()
+    return [TableId(schema, name) for schema, name in found]
 
 
 def pin_restored(pipeline: Pipeline, tables: list[TableRow]) -> Elsewhere:
@@ -142,6 +162,8 @@ def _take(
             now = same.get(row.table)
             if now is None or isinstance(parts := heaps[now.oid], TableProblem):
                 continue
+            if now.kind == "p" and len(parts) < len(held.files):
+                continue  # the rows of the others aren't there
             if row.snapshot_lsn is None:
                 store.set_published_as(row.table, held.published_as, row.epoch)
                 store.set_row_filter(row.table, held.row_filter, row.epoch)
