@@ -14,7 +14,7 @@ from cdc_assets.cli.terminal import note, say
 
 @cli.command(
     examples=("cdc-assets pin --hold",),
-    json_form="an object: snapshot, lsn, and tables, whose dump may be copied from",
+    json_form="an object: snapshot, lsn, tables whose dump may be copied, and their partitions",
 )
 @click.option("--hold", is_flag=True, required=True, help="Until it is interrupted (Ctrl-C).")
 @json_option
@@ -25,11 +25,12 @@ def pin(ctx: click.Context, hold: bool, as_json: bool) -> None:  # noqa: ARG001 
 
     with opened(streamed(ctx)) as pipeline, held_point(pipeline) as held:
         stop = until_told()  # until then an interrupt ends it at once, as it may wait for minutes
-        names = [str(table) for table in held.tables]
+        names, parts = [*map(str, held.tables)], [*map(str, held.partitions)]
         if as_json:
-            echo({"snapshot": held.snapshot_name, "lsn": str(held.lsn), "tables": names})
+            point = {"snapshot": held.snapshot_name, "lsn": str(held.lsn)}
+            echo(point | {"tables": names, "partitions": parts})
         else:
-            only = " ".join(f"--table={shlex.quote(name)}" for name in names)
+            only = " ".join(f"--table={shlex.quote(name)}" for name in [*names, *parts])
             say(f"pg_dump --snapshot={held.snapshot_name} {only} …")
             say(f"snapshot: {{from: {{kind: dump, lsn: {held.lsn}, dsn: …}}}}")
         note("It is held until you interrupt this (Ctrl-C), once the dump has ended.")

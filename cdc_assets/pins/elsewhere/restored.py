@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -25,7 +26,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.elsewhere.copies import Elsewhere, otherwise, refused_for, resumes
 from cdc_assets.pins.heap_facts import heap_files, moment
-from cdc_assets.pins.holders import hold, under
+from cdc_assets.pins.holders import hold, started, under
 from cdc_assets.pins.taking import as_registered, chunks_of, new_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable, describe_all, heaps_of
@@ -37,6 +38,16 @@ from cdc_assets.readiness.copy_server import behind, unreachable
 from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
 from cdc_assets.readiness.source.now import look_at_tables
 
+_PARTITIONS: LiteralString = """
+select n.nspname::text, c.relname::text
+  from pg_catalog.unnest(%s::oid[]) w (root)
+ cross join lateral pg_catalog.pg_partition_tree(w.root::regclass) t
+  join pg_catalog.pg_class c on c.oid = t.relid
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where t.relid <> w.root
+ order by 1, 2
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldPoint:
@@ -46,6 +57,8 @@ class HeldPoint:
     snapshot_name: str
     session: Connection
     tables: Sequence[TableId]
+    partitions: Sequence[TableId]
+    """Of these tables, on all levels: a dump of a table alone has none of them."""
 
 
 def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow]) -> HeldPoint:
@@ -84,8 +97,15 @@ def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow])
                 )
                 remember_held(store, slot.consistent_point, row, facts)
                 held.append(row)
+            parts = _partitions(source, held)
         undo.pop_all()
-        return HeldPoint(slot.consistent_point, exported[0], session, [row.table for row in held])
+        tables = [row.table for row in held]
+        return HeldPoint(slot.consistent_point, exported[0], session, tables, parts)
+
+
+def _partitions(source: Connection, rows: Sequence[TableRow]) -> list[TableId]:
+    found = source.execute(_PARTITIONS, ([row.oid for row in rows],)).fetchall()
+    return [TableId(schema, name) for schema, name in found]
 
 
 def pin_restored(pipeline: Pipeline, tables: list[TableRow]) -> Elsewhere:
@@ -133,15 +153,19 @@ def _take(
 ) -> tuple[str, list[TableRow]]:
     """Record the pin, with plans of the pages that the restored tables have."""
     store, config, pinned = pipeline.store, pipeline.config, list[TableRow]()
-    with store.connection.transaction(), under(there, snapshot_name):
-        pin = new_pin(store, config, there, point, read=point)
+    with under(there, snapshot_name):
         found = describe_all(there, [row.table for row, _ in tables])
         same = {row.table: now for row, _ in tables if (now := _same(row, found[row.table]))}
         heaps = heaps_of(there, {now.oid: table for table, now in same.items()})
+        since = started(there)
+    with store.connection.transaction():
+        pin = new_pin(store, config, since, point, read=point)
         for row, held in tables:
             now = same.get(row.table)
             if now is None or isinstance(parts := heaps[now.oid], TableProblem):
                 continue
+            if now.kind == "p" and len(parts) < len(held.files):
+                continue  # the rows of the others aren't there
             if row.snapshot_lsn is None:
                 store.set_published_as(row.table, held.published_as, row.epoch)
                 store.set_row_filter(row.table, held.row_filter, row.epoch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.operations.holding import held_point
 from cdc_assets.pins.elsewhere.restored import HeldPoint
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.snapshot.elsewhere import (
     SETUP,
@@ -44,20 +45,17 @@ def source(new_lake: NewLake) -> Iterator[Lake]:
         yield opened
 
 
-def dumped(source: Lake, held: HeldPoint, database: str) -> None:
+def dumped(
+    source: Lake, held: HeldPoint, database: str, tables: Sequence[TableId] = (T, A, S)
+) -> None:
     """What pg_dump has under the snapshot, restored into another database."""
     bindir = EmbeddedPostgres(Path()).bindir
     dump = subprocess.run(
         [
             bindir / "pg_dump",
             *("--dbname", source.pipeline.source_dsn, "--snapshot", held.snapshot_name),
-            *(
-                "--table=public.t",
-                "--table=public.a",
-                "--table=public.s",
-                "--no-owner",
-                "--no-publications",
-            ),
+            *(f"--table={table}" for table in tables),
+            *("--no-owner", "--no-publications"),
         ],
         check=True,
         capture_output=True,
@@ -123,6 +121,42 @@ def test_a_restored_table_without_all_columns_is_refused(
     assert waits_for(source) == "dump_other_table"
 
 
+# Partitions on two levels, one with a name that has to be quoted.
+PARTED = """
+create table p (id int primary key, v text) partition by range (id);
+create table "P 1" partition of p for values from (0) to (1000);
+create table p2 partition of p for values from (1000) to (3000) partition by range (id);
+create table p21 partition of p2 for values from (1000) to (3000);
+insert into p select i, 'old ' || i from generate_series(0, 2999) i;
+"""
+
+
+def test_a_dump_without_all_partitions_is_refused(
+    new_lake: NewLake, postgres_dsn: NewDatabase
+) -> None:
+    """That of a partitioned table alone has none, and would be taken for an empty table."""
+    whole = postgres_dsn()
+    with new_lake(PARTED, "p", snapshot={"from": {"kind": "dump"}}) as source:
+        (table,) = source.tables
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        with held_point(source.pipeline) as held:
+            parts = {str(part) for part in held.partitions}
+            assert parts == {'public."P 1"', "public.p2", "public.p21"}
+            for tables in ([table], [table, TableId("public", "P 1")]):
+                database = postgres_dsn()
+                dumped(source, held, database, tables)
+                lead_to(source, database, str(held.lsn))
+                assert waits_for(source, table) == "dump_other_table"
+            dumped(source, held, whole, [*held.tables, *held.partitions])
+        source.execute("update p set v = 'new' where id % 7 = 0")
+        lead_to(source, whole, str(held.lsn))
+        wait_for(lambda: reached(source, TableState.COPYING))
+        source.copy()
+        source.catch_up()
+        assert source.equal(table)
+
+
 def test_the_command_names_the_snapshot_and_holds_it(source: Lake, tmp_path: Path) -> None:
     settings = {
         "name": "src",
@@ -140,6 +174,7 @@ def test_the_command_names_the_snapshot_and_holds_it(source: Lake, tmp_path: Pat
             said += process.stdout.readline()
         named = json.loads(said)
         assert sorted(named["tables"]) == ["public.a", "public.s", "public.t"]
+        assert named["partitions"] == []
         source.execute("begin isolation level repeatable read")
         source.execute(f"set transaction snapshot '{named['snapshot']}'")
         source.execute("rollback")
