@@ -121,7 +121,7 @@ def new_pin(
     held: bool = True,
     read: Lsn | None = None,
 ) -> str:
-    """Record a pin of a server that was started then, whose snapshot is ``held``; returns its id."""
+    """Record a pin of a server started then, whose snapshot is ``held``; returns its id."""
     pin = str(uuid.uuid4())
     store.connection.execute(
         "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"
