@@ -79,7 +79,8 @@ def take(
         pinned = [row for row, _ in plans]
         fresh = [row for row in pinned if row.snapshot_lsn is None]
         entries = look_at_tables(source, config.publication, fresh) if config.streams else {}
-        files, horizon = heap_files(source, [row.oid for row in fresh]), moment(source).horizon
+        files = heap_files(source, [row.oid for row in fresh])
+        horizon = None if elsewhere else moment(source).horizon
         since = started(source)
     # Not before all is asked: where the log is, an open transaction holds up slots and VACUUM, and
     # another server may hang.
@@ -89,7 +90,7 @@ def take(
             store.advance(point)
         if config.streams:
             _remember_entries(store, fresh, entries)
-            _remember_heaps(store, fresh, files, point, None if elsewhere else horizon)
+            _remember_heaps(store, fresh, files, point, horizon)
         else:
             for row in fresh:
                 store.set_row_filter(row.table, row.filter_wanted, row.epoch)
@@ -121,7 +122,7 @@ def new_pin(
     held: bool = True,
     read: Lsn | None = None,
 ) -> str:
-    """Record a pin of a server started then, whose snapshot is ``held``; returns its id."""
+    """Record a pin of a server started ``since``, its snapshot ``held`` or not; returns its id."""
     pin = str(uuid.uuid4())
     store.connection.execute(
         "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"
