@@ -37,14 +37,15 @@ from cdc_assets.materializer.workers.cadence import Cadence
 from cdc_assets.materializer.workers.worker import Worker
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
+from cdc_assets.process.backoff import Backoff
 from cdc_assets.process.memory import keep_freed, release_freed
 
 logger = logging.getLogger(__name__)
 
 # How long a table with a long backlog is served before the others have their turn.
 TURN_SECONDS = 20.0
-# A table that another writer has (a comparison, compaction) is tried again after this time.
-BUSY_SECONDS = 5.0
+# When a table that another writer has (a comparison, a backfill, compaction) is tried again.
+_BUSY = Backoff(first_seconds=0.5, cap_seconds=5.0)
 # A table whose turn is as near as this isn't waited for.
 _AT_ONCE_SECONDS = 0.2
 # What the batches of a merge take of this process.
@@ -85,7 +86,7 @@ class Turns:
         self._worker = worker
         self._on_merge = on_merge
         self._told = SimpleQueue[str]()
-        self._busy_until: dict[TableId, float] = {}
+        self._busy: dict[TableId, tuple[int, float]] = {}  # tries in a row, and until when
         self._at_work: dict[TableId, tuple[_Hand, Future[Drained | None]]] = {}
         self._thinned = set[TableId]()  # of those at work: their files are put together
         self._turns = 0
@@ -159,7 +160,7 @@ class Turns:
             for backlog in backlogs
             if backlog.table in self.mine
             and backlog.table not in self._at_work
-            and self._busy_until.get(backlog.table, 0.0) <= now
+            and self._busy.get(backlog.table, (0, 0.0))[1] <= now
             and (backlog.rows or backlog.table in also or backlog.table in asked)
         ]
         at = self._pipeline.store.server_now() if waiting else _LONG_AGO
@@ -260,8 +261,11 @@ class Turns:
             logger.warning("%s", error)
         drained = future.result() if error is None else None
         if drained is None:
-            self._busy_until[table] = time.monotonic() + BUSY_SECONDS
-        elif drained.merges:
+            times = self._busy.get(table, (0, 0.0))[0] + 1
+            self._busy[table] = times, time.monotonic() + _BUSY.delay_seconds(times)
+            return Turn(table, None, None)
+        self._busy.pop(table, None)
+        if drained.merges:
             self._cadence.took(table, drained.seconds / drained.merges)
             self._thin_out(table, drained)
         return Turn(table, drained, None)

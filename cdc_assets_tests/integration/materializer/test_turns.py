@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from cdc_assets.config.tables import FreshnessConfig
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log.batch import take
-from cdc_assets.log.locks import flusher_lock
+from cdc_assets.log.locks import flusher_lock, write_lock
 from cdc_assets.log.staged.files import StagedRows
 from cdc_assets.log.store import LogEntry
 from cdc_assets.materializer.drain import drain
@@ -269,6 +269,32 @@ def test_many_tables_are_merged_at_once(source: Lake, monkeypatch: pytest.Monkey
     assert done == tables
     assert [c.equal for c in source.verify()] == [True] * 3
     assert source.execute("select * from _pg2iceberg.consumer") == []
+
+
+def test_a_table_that_another_writer_has_is_soon_tried_again(source: Lake) -> None:
+    """One that has it for long is asked for ever more rarely."""
+    configure(source, max_parallel_tables=1)
+    source.execute("insert into a values (1, 1)")
+    source.flush()
+    with (
+        Worker(source.pipeline, {A}) as worker,
+        Turns(source.pipeline, source.session, worker, print) as going,
+        Pipeline.open(source.config) as other,
+    ):
+
+        def refused() -> float:
+            """How long it takes until it is asked for once more."""
+            assert going.start(A)
+            assert [turn.drained for turn in going.wait(60)] == [None]
+            since = time.monotonic()
+            wait_for(lambda: going.pending({A}) == [A], 10)
+            return time.monotonic() - since
+
+        with other.store.locked(write_lock(A)):
+            first, *_, later = (refused() for _ in range(3))
+        assert first < later < turns._BUSY.cap_seconds
+        assert going.start(A)
+        assert [turn.drained is not None for turn in going.wait(60)] == [True]
 
 
 def test_a_wait_ends_when_the_next_table_is_due(source: Lake) -> None:
