@@ -271,17 +271,23 @@ def _applied(pipeline: Pipeline) -> int:
 
 
 def _killed_snapshot_run(pipeline: Pipeline) -> tuple[str, int] | None:
-    """Kill a snapshot run whose table isn't complete yet; returns its id and pid."""
+    """Kill a snapshot run whose table isn't complete yet; returns its id and pid.
+
+    Not before its output is captured: a run that is killed while that begins leaves a process of
+    Dagster's behind, for ever.
+    """
     instance = dg.DagsterInstance.get()
     copying = {str(row.table) for row in pipeline.store.tables() if row.state == TableState.COPYING}
     for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]), limit=10):
         is_snapshot = any("snapshot" in key.path[:-3] for key in run.asset_selection or ())
         if is_snapshot and run.tags.get(TABLE_TAG) in copying:
-            for entry in instance.all_logs(run.run_id):
-                if found := _PID.search(entry.message):
-                    with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker
-                        psutil.Process(int(found[1])).kill()
-                        return run.run_id, int(found[1])
+            log = instance.all_logs(run.run_id)
+            events = {entry.dagster_event_type for entry in log if entry.is_dagster_event}
+            pids = [int(found[1]) for entry in log if (found := _PID.search(entry.message))]
+            if pids and dg.DagsterEventType.LOGS_CAPTURED in events:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker
+                    psutil.Process(pids[0]).kill()
+                    return run.run_id, pids[0]
     return None
 
 
