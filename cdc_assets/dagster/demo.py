@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -46,7 +46,7 @@ _PACKAGE = Path(__file__).parents[1]
 _PATIENCE_SECONDS = 600
 _LOOK_SECONDS = 0.5
 # A run that merges ends in order within this; nothing else takes as long.
-_STOP_SECONDS = 15
+_STOP_SECONDS, _AGAIN_SECONDS = 15, 4
 _PID = re.compile(r"Started process for run \(pid: (\d+)\)")
 
 
@@ -177,18 +177,26 @@ def _dagster(home: Path) -> Iterator[subprocess.Popen[bytes]]:
                 _listens(started[0], address)
         yield started[0]
     finally:
-        # Ends the runs as Ctrl-C in a terminal does; else the code server waits for them.
-        for child in _below(started[0].pid) if started else []:
-            with contextlib.suppress(psutil.Error):
-                if "multiprocessing.spawn" in " ".join(child.cmdline()):
-                    child.send_signal(signal.SIGINT)
+        _interrupt_runs(started)
         for process in reversed(started):
             process.terminate()
         for process in reversed(started):
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
+            deadline = time.monotonic() + _STOP_SECONDS
+            while time.monotonic() < deadline:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_AGAIN_SECONDS)
+                    break
+                _interrupt_runs(started)  # one that was just beginning may have missed it
+            else:
                 process.kill()  # its children see that their stdin ends
+
+
+def _interrupt_runs(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the runs as Ctrl-C in a terminal does; else the code server waits for them."""
+    for child in _below(started[0].pid) if started else []:
+        with contextlib.suppress(psutil.Error):
+            if "multiprocessing.spawn" in " ".join(child.cmdline()):
+                child.send_signal(signal.SIGINT)
 
 
 def _below(pid: int) -> list[psutil.Process]:
