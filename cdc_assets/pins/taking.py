@@ -35,7 +35,7 @@ from cdc_assets.postgres.session.connect import Connection
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.planning import AT_ONCE, AT_ONCE_LIMITS
-from cdc_assets.readiness.source.record import PublishedAs
+from cdc_assets.readiness.source.record import PublishedAs, TableNow
 
 logger = logging.getLogger(__name__)
 
@@ -65,39 +65,46 @@ def take(
     point, at the source.
     """
     held = snapshot_name is not None
+    with under(source, snapshot_name):
+        busy = locked(source, [row.table for row in tables])
+        free = [row for row in tables if row.table not in busy]
+        kinds = as_registered(source, config, free)
+        known = [row for row in free if row.table in kinds]
+        if seen is not None:
+            now = look_at(source, config, known)
+            known = [row for row in known if now.of(row) == seen.of(row)]
+        if config.streams:
+            known = _filtered_as_wanted(source, config, known)
+        plans = [*_plans(source, config, known, kinds)]
+        pinned = [row for row, _ in plans]
+        fresh = [row for row in pinned if row.snapshot_lsn is None]
+        entries = look_at_tables(source, config.publication, fresh) if config.streams else {}
+        files = heap_files(source, [row.oid for row in fresh])
+        horizon = None if elsewhere else moment(source).horizon  # a standby has none to tell
+        since = started(source)
+    # Not before all is asked: where the log is, an open transaction holds up slots and VACUUM, and
+    # another server may hang.
     with store.connection.transaction():
-        pin = new_pin(store, config, source, point, held=held, read=read)
+        pin = new_pin(store, config, since, point, held=held, read=read)
         if first:
             store.advance(point)
-        with under(source, snapshot_name):
-            busy = locked(source, [row.table for row in tables])
-            free = [row for row in tables if row.table not in busy]
-            kinds = as_registered(source, config, free)
-            known = [row for row in free if row.table in kinds]
-            if seen is not None:
-                now = look_at(source, config, known)
-                known = [row for row in known if now.of(row) == seen.of(row)]
-            if config.streams:
-                known = _filtered_as_wanted(source, config, known)
-            plans = [*_plans(source, config, known, kinds)]
-            pinned = [row for row, _ in plans]
-            for row in pinned:
-                if not config.streams and row.snapshot_lsn is None:
-                    store.set_row_filter(row.table, row.filter_wanted, row.epoch)
-            if config.streams:
-                _remember_entries(source, config, store, pinned)
-                _remember_heaps(source, store, pinned, point, elsewhere=elsewhere)
-            for row, chunks in plans:
-                plan_copy(
-                    store,
-                    row,
-                    pin,
-                    point,
-                    chunks,
-                    read=read,
-                    resumes=row.snapshot_lsn is not None,
-                    state_without=TableState.STREAMING if config.streams else TableState.COPIED,
-                )
+        if config.streams:
+            _remember_entries(store, fresh, entries)
+            _remember_heaps(store, fresh, files, point, horizon)
+        else:
+            for row in fresh:
+                store.set_row_filter(row.table, row.filter_wanted, row.epoch)
+        for row, chunks in plans:
+            plan_copy(
+                store,
+                row,
+                pin,
+                point,
+                chunks,
+                read=read,
+                resumes=row.snapshot_lsn is not None,
+                state_without=TableState.STREAMING if config.streams else TableState.COPIED,
+            )
     return pin, pinned
 
 
@@ -109,18 +116,18 @@ def log_pinned(pinned: list[TableRow], point: Lsn) -> None:
 def new_pin(
     store: LogStore,
     config: SourceConfig,
-    where: Connection,
+    since: object,
     point: Lsn,
     *,
     held: bool = True,
     read: Lsn | None = None,
 ) -> str:
-    """Record a pin of the server ``where``, whose snapshot is ``held``; returns its id."""
+    """Record a pin of a server that was started ``since``; returns its id."""
     pin = str(uuid.uuid4())
     store.connection.execute(
         "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"
         " values (%s, %s, %s, %s, %s, %s)",
-        (pin, config.name, str(point), held, started(where), str(read) if read else None),
+        (pin, config.name, str(point), held, since, str(read) if read else None),
     )
     return pin
 
@@ -157,26 +164,26 @@ def _filtered_as_wanted(
 
 
 def _remember_entries(
-    source: Connection, config: SourceConfig, store: LogStore, pinned: list[TableRow]
+    store: LogStore, fresh: Sequence[TableRow], now: Mapping[TableId, TableNow]
 ) -> None:
-    now = look_at_tables(source, config.publication, pinned)
-    for row in pinned:
-        if row.snapshot_lsn is None:  # else its log goes on with its known entry
-            entry = now[row.table].published_as
-            store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
-            store.set_row_filter(row.table, now[row.table].row_filter, row.epoch)
+    """Of tables whose copies begin: the log of one that resumes goes on with its known entry."""
+    for row in fresh:
+        entry = now[row.table].published_as
+        store.set_published_as(row.table, str(entry) if entry else None, row.epoch)
+        store.set_row_filter(row.table, now[row.table].row_filter, row.epoch)
 
 
 def _remember_heaps(
-    source: Connection, store: LogStore, pinned: list[TableRow], point: Lsn, *, elsewhere: bool
+    store: LogStore,
+    fresh: Sequence[TableRow],
+    files: Mapping[int, Mapping[int, HeapFile]],
+    point: Lsn,
+    horizon: int | None,
 ) -> None:
-    fresh = [row for row in pinned if row.snapshot_lsn is None]
-    # Under the snapshot, whose horizon it is; or that of when their logs began.
-    known = known_heaps(store) if elsewhere else {}
-    horizon = moment(source).horizon if not elsewhere else 0
-    files = heap_files(source, [row.oid for row in fresh])
+    """``horizon``: of the snapshot; None: that of when the tables' logs began."""
+    known = known_heaps(store) if horizon is None else {}
     for row in fresh:
-        before = known[row.table][1].seen.horizon if elsewhere else horizon
+        before = known[row.table][1].seen.horizon if horizon is None else horizon
         remember_heaps(store, row, files.get(row.oid, {}), own=Moment(before, point))
 
 

@@ -26,7 +26,7 @@ from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.elsewhere.copies import Elsewhere, otherwise, refused_for, resumes
 from cdc_assets.pins.heap_facts import heap_files, moment
-from cdc_assets.pins.holders import hold, under
+from cdc_assets.pins.holders import hold, started, under
 from cdc_assets.pins.taking import as_registered, chunks_of, new_pin
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable, describe_all, heaps_of
@@ -153,11 +153,13 @@ def _take(
 ) -> tuple[str, list[TableRow]]:
     """Record the pin, with plans of the pages that the restored tables have."""
     store, config, pinned = pipeline.store, pipeline.config, list[TableRow]()
-    with store.connection.transaction(), under(there, snapshot_name):
-        pin = new_pin(store, config, there, point, read=point)
+    with under(there, snapshot_name):
         found = describe_all(there, [row.table for row, _ in tables])
         same = {row.table: now for row, _ in tables if (now := _same(row, found[row.table]))}
         heaps = heaps_of(there, {now.oid: table for table, now in same.items()})
+        since = started(there)
+    with store.connection.transaction():
+        pin = new_pin(store, config, since, point, read=point)
         for row, held in tables:
             now = same.get(row.table)
             if now is None or isinstance(parts := heaps[now.oid], TableProblem):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.states import TableState
 from cdc_assets.operations.copying import snapshot
 from cdc_assets.operations.running import Spark
+from cdc_assets.pins import taking
 from cdc_assets.pins.pins import Pins
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.readiness.surroundings import review
@@ -109,6 +111,28 @@ def test_copying_from_a_clone_is_no_load_for_the_source(
         assert source.execute(READ) == before, "no row was read at the source"
         assert both.ask_standby(READ) != before
         assert source.equal(T)
+
+
+def test_no_transaction_is_open_at_the_source_while_the_copy_is_asked(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hang: then slots couldn't be made at the source, nor VACUUM remove a row."""
+    opens = "select query from pg_stat_activity where backend_xid is not null"
+    found, asked = list[object](), taking.as_registered
+
+    def asks(*given: Any) -> Any:
+        found.append(source.execute(opens))
+        return asked(*given)
+
+    monkeypatch.setattr(taking, "as_registered", asks)
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        both.promote()
+        found.clear()
+        wait_for(lambda: reached(source, TableState.COPYING))
+        assert found
+        assert not any(found)
 
 
 def test_a_copy_that_ended_before_the_logs_began_is_refused(
