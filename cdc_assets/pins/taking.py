@@ -80,7 +80,7 @@ def take(
         fresh = [row for row in pinned if row.snapshot_lsn is None]
         entries = look_at_tables(source, config.publication, fresh) if config.streams else {}
         files = heap_files(source, [row.oid for row in fresh])
-        horizon = None if elsewhere else moment(source).horizon
+        horizon = None if elsewhere else moment(source).horizon  # a standby has none to tell
         since = started(source)
     # Not before all is asked: where the log is, an open transaction holds up slots and VACUUM, and
     # another server may hang.
@@ -122,7 +122,7 @@ def new_pin(
     held: bool = True,
     read: Lsn | None = None,
 ) -> str:
-    """Record a pin of a server started ``since``, its snapshot ``held`` or not; returns its id."""
+    """Record a pin of a server that was started ``since``; returns its id."""
     pin = str(uuid.uuid4())
     store.connection.execute(
         "insert into pins (pin, source, consistent_point, held, server_started, read_lsn)"

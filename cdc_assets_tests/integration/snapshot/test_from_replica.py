@@ -194,7 +194,7 @@ def test_a_replica_goes_on_though_the_log_is_lost_while_it_is_stopped(
         source.pins.prepare()
         wait_for(lambda: begun(source))
         monkeypatch.setattr("cdc_assets.pins.elsewhere.copies.export_snapshot", lost)
-        with pytest.raises(psycopg.OperationalError):
+        with pytest.raises(psycopg.OperationalError, match="closed"):
             wait_for(lambda: reached(source, TableState.COPYING))
         assert seen == [("paused",)]
         assert both.ask_standby(STATE) == [("not paused",)]
