@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -154,9 +155,10 @@ def test_who_may_not_stop_the_replay_copies_only_what_the_log_evens_out(
 
 
 def test_a_replica_that_somebody_left_stopped_goes_on(
-    tmp_home: Path, spark_server: SparkServer
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stopped it died; a stop of somebody else's stays."""
+    monkeypatch.setattr("cdc_assets.pins.pins._ELSEWHERE_SECONDS", 0.0)
     with opened(tmp_home, spark_server, kind="replica") as (source, both):
         both.ask_standby("select pg_wal_replay_pause()")
         wait_for(lambda: both.ask_standby(STATE) == [("paused",)])
@@ -165,8 +167,37 @@ def test_a_replica_that_somebody_left_stopped_goes_on(
         assert waits_for(source) == "replica_behind"
         assert not source.pins.has_refused(T), "it will get there"
         assert both.ask_standby(STATE) == [("paused",)]
-        source.pipeline.store.set_meta("replay_stopped", "by us")
+        ((since,),) = source.execute("select pg_postmaster_start_time()::text")
+        source.pipeline.store.set_meta("replay_stopped", str(since))
+        source.pins.tick()
+        assert both.ask_standby(STATE) == [("paused",)], "it is another server that was stopped"
+        ((since,),) = both.ask_standby("select pg_postmaster_start_time()")
+        source.pipeline.store.set_meta("replay_stopped", str(since))
         wait_for(lambda: reached(source, TableState.COPYING))
+        assert both.ask_standby(STATE) == [("not paused",)]
+
+
+def test_a_replica_goes_on_though_the_log_is_lost_while_it_is_stopped(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[object]()
+    ends = (
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where application_name = 'cdc_assets src log'"
+    )
+    with opened(tmp_home, spark_server, kind="replica") as (source, both):
+
+        def lost(dsn: str) -> NewSlot:
+            seen.extend(both.ask_standby(STATE))
+            source.execute(ends)
+            return export_snapshot(dsn)
+
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        monkeypatch.setattr("cdc_assets.pins.elsewhere.copies.export_snapshot", lost)
+        with pytest.raises(psycopg.OperationalError, match="closed"):
+            wait_for(lambda: reached(source, TableState.COPYING))
+        assert seen == [("paused",)]
         assert both.ask_standby(STATE) == [("not paused",)]
 
 
