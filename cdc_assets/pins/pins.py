@@ -17,7 +17,6 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 import psycopg
@@ -149,15 +148,23 @@ class Pins:
             alive = set[str]()  # pins, which tables share
             copying = unread(self._store, self._store.tables(None, TableState.COPYING))
             held = held_pins(self._store, {row.pin for row in copying if row.pin})
-            for row in (row for row in copying if row.pin in held):
-                with suppress(psycopg.errors.LockNotAvailable):  # the next tick looks again
+            away: psycopg.OperationalError | None = None
+            for row in (row for row in copying if row.pin in held and row.pin not in alive):
+                try:
                     self._keep(row, alive)
+                except psycopg.errors.LockNotAvailable:
+                    continue  # the next tick looks again
+                except psycopg.OperationalError as error:
+                    away = error  # where copies are read; the others' logs begin all the same
+                    break
             try:
                 if self._waiting() or self._refused():
                     with self._pipeline.connect_source("pins") as source:
                         self._pin_waiting(source)
             finally:
                 self._release()
+            if away is not None:
+                raise away
         finally:
             self._store.unlock(PINS_LOCK)
 
@@ -306,8 +313,6 @@ class Pins:
         where the lake table shows each change: none may be both copied and logged, or missed.
         """
         assert row.pin is not None
-        if row.pin in alive:
-            return
         if row.pin in self._held:
             if self._held[row.pin].alive():
                 alive.add(row.pin)
@@ -338,9 +343,8 @@ class Pins:
 
     def _release(self) -> None:
         needed = {row.pin for row in self._store.tables(None, TableState.COPYING)}
+        execute = self._store.connection.execute
         for pin in [pin for pin in self._held if pin not in needed]:
             self._held.pop(pin).close()
-            self._store.connection.execute(
-                "update pins set released_at = now() where pin = %s", (pin,)
-            )
-            self._store.connection.execute("delete from pin_holders where pin = %s", (pin,))
+            execute("update pins set released_at = now() where pin = %s", (pin,))
+            execute("delete from pin_holders where pin = %s", (pin,))

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from cdc_assets.errors import TablesFailed
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.states import TableState
-from cdc_assets.operations.copying import snapshot
+from cdc_assets.operations.copying import mark_for_copy, snapshot
 from cdc_assets.operations.running import Spark
 from cdc_assets.pins import taking
 from cdc_assets.pins.pins import Pins
@@ -133,6 +133,27 @@ def test_no_transaction_is_open_at_the_source_while_the_copy_is_asked(
         wait_for(lambda: reached(source, TableState.COPYING))
         assert found
         assert not any(found)
+
+
+def test_while_the_copy_is_away_the_log_of_another_table_begins(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        both.promote()
+        wait_for(lambda: reached(source, TableState.COPYING))
+        mark_for_copy(source.pipeline, [A])
+        both.standby.remove()
+
+        def told() -> bool:
+            with pytest.raises(psycopg.OperationalError):
+                source.pins.tick()
+            return str(source.row(A).reason).startswith("clone_unreachable")
+
+        wait_for(told)
+        assert source.row(A).log_from is not None
+        assert source.row(T).state == TableState.COPYING, "it goes on once the copy is back"
 
 
 def test_a_copy_that_ended_before_the_logs_began_is_refused(
