@@ -11,6 +11,8 @@ from cdc_assets.cli.group import cli, json_option, opened, streamed
 from cdc_assets.cli.outcomes import echo
 from cdc_assets.cli.terminal import note, say
 
+_LOOK_SECONDS = 5.0
+
 
 @cli.command(
     examples=("cdc-assets pin --hold",),
@@ -34,4 +36,5 @@ def pin(ctx: click.Context, hold: bool, as_json: bool) -> None:  # noqa: ARG001 
             say(f"pg_dump --snapshot={held.snapshot_name} {only} …")
             say(f"snapshot: {{from: {{kind: dump, lsn: {held.lsn}, dsn: …}}}}")
         note("It is held until you interrupt this (Ctrl-C), once the dump has ended.")
-        stop.wait()
+        while not stop.wait(_LOOK_SECONDS):
+            held.look()

@@ -17,7 +17,7 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc_assets.errors import CdcError, TableProblem
+from cdc_assets.errors import CdcError, SnapshotLost, TableProblem, first_line
 from cdc_assets.log.copies.chunks import plan_copy
 from cdc_assets.log.copies.held import HeldTable, held_table, remember_held
 from cdc_assets.log.heaps.files import remember_heaps
@@ -59,6 +59,16 @@ class HeldPoint:
     tables: Sequence[TableId]
     partitions: Sequence[TableId]
     """Of these tables, on all levels: a dump of a table alone has none of them."""
+
+    def look(self) -> None:
+        """Raise SnapshotLost if nothing holds the snapshot any more."""
+        try:
+            self.session.execute("select 1")
+        except psycopg.Error as error:
+            raise SnapshotLost(
+                f"the snapshot {self.snapshot_name} isn't held any more: {first_line(error)}.",
+                "A dump that had begun has it still; for another one, hold one anew.",
+            ) from error
 
 
 def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow]) -> HeldPoint:

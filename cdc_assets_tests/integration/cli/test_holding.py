@@ -41,6 +41,28 @@ def test_it_ends_at_once_while_it_waits_for_transactions(source: Bench, tmp_path
             held.wait()
 
 
+def test_it_says_so_if_its_session_ends(source: Bench, tmp_path: Path) -> None:
+    source.execute(PLAIN)
+    file = tmp_path / "source.json"
+    file.write_text(json.dumps({**source.settings("t"), "snapshot": {"from": {"kind": "dump"}}}))
+    ends = (
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like 'cdc_assets % pin' and state = 'idle in transaction'"
+    )
+    command = [sys.executable, "-m", "cdc_assets", "--config", str(file), "pin", "--hold"]
+    held = subprocess.Popen(
+        command, env={**os.environ, "CDC_ASSETS_HOME": str(home())}, stderr=subprocess.PIPE
+    )
+    try:
+        wait_for(lambda: source.execute(ends), 60)
+        _, said = held.communicate(timeout=30)
+        assert held.returncode == 1
+        assert b"isn't held any more" in said
+    finally:
+        held.kill()
+        held.wait()
+
+
 def test_it_ends_at_once_while_the_slot_is_made(source: Bench, tmp_path: Path) -> None:
     source.execute(f"{PLAIN}; create table o (id int)")
     file = tmp_path / "source.json"
