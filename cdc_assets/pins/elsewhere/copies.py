@@ -98,7 +98,7 @@ def pin_elsewhere(pipeline: Pipeline, source: Connection, tables: list[TableRow]
             return refused_for(pipeline, dict.fromkeys(names, unreachable(error)))
         if (found := problem(server, source, goes_on=replica)) is not None:
             return refused_for(pipeline, dict.fromkeys(names, found))
-        shown = _shown(pipeline, source, there, tables)
+        shown = _shown(pipeline, source, there, server, tables)
         if shown is None:
             return Elsewhere({})  # the next tick looks again
         with closing(shown.slot.connection):
@@ -120,9 +120,16 @@ class _Shown:
 
 
 def _shown(
-    pipeline: Pipeline, source: Connection, there: Connection, tables: list[TableRow]
+    pipeline: Pipeline,
+    source: Connection,
+    there: Connection,
+    judged: CopyServer,
+    tables: list[TableRow],
 ) -> _Shown | None:
-    """A snapshot of the server, exact if it stands still; None if that changed meanwhile."""
+    """A snapshot of the server, exact if it stands still; None if that changed meanwhile.
+
+    Or if it isn't the one, or parted from the source elsewhere, than when it was ``judged``.
+    """
     config, replica = pipeline.config, is_replica(pipeline.config)
     exactly = replica and not all(map(_is_evened, tables))
     stops = exactly and there.info.server_version >= PAUSE_STATE
@@ -135,10 +142,16 @@ def _shown(
             return None
         if stands and again.point != server.point:
             return None
+        if _whence(again) != _whence(judged):
+            return None
         undo.pop_all()
         # A replica's snapshot may show what it replayed since it was looked at.
         read = server.point if stands else current_lsn(source)
         return _Shown(replace(slot, consistent_point=server.point), read)
+
+
+def _whence(server: CopyServer) -> tuple[str, str, Lsn | None]:
+    return server.system, server.database, server.parted
 
 
 def _is_evened(row: TableRow) -> bool:

@@ -28,7 +28,7 @@ A, S = TableId("public", "a"), TableId("public", "s")
 SETUP = f"""{TOAST}
 create table a (n bigint generated always as identity, v text);
 create table s (id int primary key, v text);
-insert into s select i, 'old ' || i from generate_series(1, 3000) i;
+insert into s select i, 'old ' || i from generate_series(1, 60000) i;
 """
 STANDBY = {"hot_standby_feedback": "off", "sync_replication_slots": "off"}
 TABLES = (
@@ -68,9 +68,9 @@ def writing(source: Lake) -> Iterator[list[int]]:
             while not stop.wait(0.002):
                 writer.change(1)
                 session.execute("insert into a (v) values ('x')")
-                some = 1 + done[0] % 3000
+                some = 1 + done[0] % 60000
                 session.execute("delete from s where id = %s", (some,))
-                session.execute("insert into s values (%s, 'new')", (5000 + done[0],))
+                session.execute("insert into s values (%s, 'new')", (100000 + done[0],))
                 done[0] += 1
         writer.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cdc_assets.operations.running import Spark
 from cdc_assets.pins import taking
 from cdc_assets.pins.pins import Pins
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.readiness.copy_server import CopyServer
 from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
@@ -154,6 +156,28 @@ def test_while_the_copy_is_away_the_log_of_another_table_begins(
         wait_for(told)
         assert source.row(A).log_from is not None
         assert source.row(T).state == TableState.COPYING, "it goes on once the copy is back"
+
+
+def test_a_standby_that_parts_from_the_source_while_it_is_pinned_is_judged_anew(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replay stands still, so its point is the same."""
+    with opened(tmp_home, spark_server) as (source, both):
+        source.pins.prepare()
+        wait_for(lambda: begun(source))
+        source.execute("select pg_switch_wal()")
+        wait_for(lambda: waits_for(source) == "clone_not_paused")
+        both.ask_standby("select pg_wal_replay_pause()")
+        looks, look = list[CopyServer](), CopyServer.look.__func__  # type: ignore[attr-defined]
+
+        def parts(cls: type[CopyServer], *given: object) -> CopyServer:
+            looks.append(look(cls, *given))
+            return replace(looks[-1], parted=Lsn(1)) if len(looks) == 3 else looks[-1]
+
+        monkeypatch.setattr(CopyServer, "look", classmethod(parts))
+        assert not reached(source, TableState.COPYING)
+        assert len(looks) == 3
+        wait_for(lambda: reached(source, TableState.COPYING))
 
 
 def test_a_copy_that_ended_before_the_logs_began_is_refused(
