@@ -46,7 +46,7 @@ _PACKAGE = Path(__file__).parents[1]
 _PATIENCE_SECONDS = 600
 _LOOK_SECONDS = 0.5
 # A run that merges ends in order within this; nothing else takes as long.
-_STOP_SECONDS, _AGAIN_SECONDS = 15, 4
+_STOP_SECONDS, _AGAIN_SECONDS = 15, 2
 _PID = re.compile(r"Started process for run \(pid: (\d+)\)")
 
 
