@@ -55,7 +55,7 @@ from cdc_assets.verify.rows import comparable
 _GROUP_BYTES = 3 * PART_BYTES
 # How long a backfill waits after each group of a table that changes, in times that the group took:
 # merges, of which its readers wait, share Spark with it.
-_WAITS = 2.0
+_WAITS = 1.0
 _LOOK_SECONDS = 0.5
 # How long parts wait for more of them: each commit costs a merge.
 _GROUP_SECONDS = 10.0
