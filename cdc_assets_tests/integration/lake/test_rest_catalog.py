@@ -15,7 +15,7 @@ from cdc_assets.lake.catalog.catalog import shown
 from cdc_assets.postgres.names import TableId
 from cdc_assets.readiness.surroundings import review
 from cdc_assets_tests.support.lake import NewLake, used
-from cdc_assets_tests.support.rest_catalog import CREDENTIAL, SCOPE, rest_catalog
+from cdc_assets_tests.support.rest_catalog import CREDENTIAL, SCOPE, RestCatalog, rest_catalog
 
 pytestmark = pytest.mark.spark
 
@@ -36,12 +36,16 @@ def _catalog(uri: str, warehouse: str, properties: dict[str, str]) -> dict[str, 
     return {"lake": {"catalog": catalog}}
 
 
+def _protected(server: RestCatalog, warehouse: str) -> dict[str, Any]:
+    access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
+    return _catalog(server.uri, warehouse, access)
+
+
 def test_a_protected_rest_catalog_from_copy_to_purge(copied_lake: NewLake, tmp_path: Path) -> None:
     """In format version 2: pyiceberg, which the server keeps its tables by, upgrades none to 3."""
     warehouse = f"file://{tmp_path}/warehouse"
     with rest_catalog(tmp_path, warehouse) as server:
-        access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
-        settings = _catalog(server.uri, warehouse, access)
+        settings = _protected(server, warehouse)
         settings["lake"]["format_version"] = 2
         with copied_lake(SETUP, "t", **settings) as source:
             used(source, T)
@@ -58,16 +62,15 @@ def test_a_catalog_that_cannot_be_opened_when_a_merge_begins(
     """Spark takes that for a fault of its own; the catalog's word is told, and it is asked anew."""
     warehouse = f"file://{tmp_path}/warehouse"
     with rest_catalog(tmp_path, warehouse) as server:
-        access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
-        settings = _catalog(server.uri, warehouse, access)
+        settings = _protected(server, warehouse)
         settings["lake"]["format_version"] = 2
         with copied_lake(SETUP, "t", **settings) as source:
             source.execute("update t set v = 'y' where id > 50")
-            away = NoSuchNamespaceError("away for a moment")
+            away, opened = NoSuchNamespaceError("away for a moment"), server.config()
             server.config = Mock(side_effect=away)
             with pytest.raises(PySparkException, match="away for a moment"):
                 source.catch_up()
-            server.config = Mock(side_effect=[away, {"defaults": {}, "overrides": {}}])
+            server.config = Mock(side_effect=[away, opened])
             source.catch_up()
             assert source.equal(T)
 
@@ -86,10 +89,11 @@ def test_a_wrong_credential_is_told_before_anything_begins(
 
 def test_a_catalog_that_no_merge_can_be_made_in_is_told(new_lake: NewLake, tmp_path: Path) -> None:
     warehouse = f"file://{tmp_path}/warehouse"
-    with rest_catalog(tmp_path, warehouse, branches=False) as server:
-        access = {**ACCESS, "oauth2-server-uri": f"{server.uri}/v1/oauth/tokens"}
-        with new_lake(SETUP, "t", **_catalog(server.uri, warehouse, access)) as source:
-            found = {f.code for f in review(source.config) if f.severity == "error"}
-            assert found == {"catalog_branches", "catalog_version"}
-            assert server.tables.list_namespaces() == []
+    with (
+        rest_catalog(tmp_path, warehouse, branches=False) as server,
+        new_lake(SETUP, "t", **_protected(server, warehouse)) as source,
+    ):
+        found = {f.code for f in review(source.config) if f.severity == "error"}
+        assert found == {"catalog_branches", "catalog_version"}
+        assert server.tables.list_namespaces() == []
     assert not [path for path in tmp_path.rglob("warehouse/**/*") if path.is_file()]

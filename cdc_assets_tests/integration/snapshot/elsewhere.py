@@ -23,6 +23,7 @@ from cdc_assets_tests.integration.snapshot.test_incremental import Writer
 from cdc_assets_tests.support.incremental import TOAST
 from cdc_assets_tests.support.lake import Lake, lake
 from cdc_assets_tests.support.threads import beside
+from cdc_assets_tests.support.waiting import wait_for
 
 A, S = TableId("public", "a"), TableId("public", "s")
 SETUP = f"""{TOAST}
@@ -87,6 +88,12 @@ def begun(source: Lake) -> bool:
     """Whether the logs have begun that a copy is needed for, of any later moment."""
     source.pins.tick()
     return all(source.row(table).log_from is not None for table in source.tables)
+
+
+def begin(source: Lake) -> None:
+    """Have the source prepared, and the logs begun."""
+    source.pins.prepare()
+    wait_for(lambda: begun(source))
 
 
 def check_exact(source: Lake) -> None:

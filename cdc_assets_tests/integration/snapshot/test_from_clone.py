@@ -28,6 +28,7 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     HELD,
     READ,
     A,
+    begin,
     begun,
     check_exact,
     lead_to,
@@ -100,8 +101,7 @@ def test_copying_from_a_clone_is_no_load_for_the_source(
     tmp_home: Path, spark_server: SparkServer
 ) -> None:
     with opened(tmp_home, spark_server) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         both.promote()
         source.execute("select pg_stat_force_next_flush()")
         before = source.execute(READ)
@@ -128,8 +128,7 @@ def test_no_transaction_is_open_at_the_source_while_the_copy_is_asked(
 
     monkeypatch.setattr(taking, "as_registered", asks)
     with opened(tmp_home, spark_server) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         both.promote()
         found.clear()
         wait_for(lambda: reached(source, TableState.COPYING))
@@ -141,8 +140,7 @@ def test_while_the_copy_is_away_the_log_of_another_table_begins(
     tmp_home: Path, spark_server: SparkServer
 ) -> None:
     with opened(tmp_home, spark_server) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         both.promote()
         wait_for(lambda: reached(source, TableState.COPYING))
         mark_for_copy(source.pipeline, [A])
@@ -163,18 +161,17 @@ def test_a_standby_that_parts_from_the_source_while_it_is_pinned_is_judged_anew(
 ) -> None:
     """Its replay stands still, so its point is the same."""
     with opened(tmp_home, spark_server) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         source.execute("select pg_switch_wal()")
         wait_for(lambda: waits_for(source) == "clone_not_paused")
         both.ask_standby("select pg_wal_replay_pause()")
-        looks, look = list[CopyServer](), CopyServer.look.__func__  # type: ignore[attr-defined]
+        looks, look = list[CopyServer](), CopyServer.look
 
-        def parts(cls: type[CopyServer], *given: object) -> CopyServer:
-            looks.append(look(cls, *given))
+        def parts(*given: Any) -> CopyServer:
+            looks.append(look(*given))
             return replace(looks[-1], parted=Lsn(1)) if len(looks) == 3 else looks[-1]
 
-        monkeypatch.setattr(CopyServer, "look", classmethod(parts))
+        monkeypatch.setattr(CopyServer, "look", parts)
         assert not reached(source, TableState.COPYING)
         assert len(looks) == 3
         wait_for(lambda: reached(source, TableState.COPYING))
@@ -185,8 +182,7 @@ def test_a_copy_that_ended_before_the_logs_began_is_refused(
 ) -> None:
     with opened(tmp_home, spark_server) as (source, both):
         both.promote()
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         assert waits_for(source) == "clone_behind_log"
         codes = {finding.code for finding in review(source.config)}
         assert "clone_writable" in codes
@@ -198,8 +194,7 @@ def test_a_table_that_is_published_anew_needs_a_later_copy(
 ) -> None:
     """Between the begin of its log and the copy there was a gap in the log."""
     with opened(tmp_home, spark_server) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         source.execute("alter publication cdc_src drop table t")
         source.execute("update t set v = 'unseen' where id = 5000")
         source.execute("alter publication cdc_src add table t")
@@ -217,8 +212,7 @@ def test_a_table_that_was_altered_since_the_copy_is_refused(
     tmp_home: Path, spark_server: SparkServer
 ) -> None:
     with opened(tmp_home, spark_server) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         both.promote()
         source.execute("alter table t add w int default 7")
         assert waits_for(source) == "clone_other_table"
@@ -228,8 +222,7 @@ def test_a_server_that_is_no_copy_of_the_source_is_refused(
     tmp_home: Path, spark_server: SparkServer, postgres_dsn: NewDatabase
 ) -> None:
     with opened(tmp_home, spark_server, dsn=postgres_dsn()) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         assert waits_for(source) == "clone_other_cluster"
 
         def leads_to(dsn: str) -> str:
@@ -277,8 +270,7 @@ def test_a_partition_that_was_truncated_since_the_copy_is_noticed(
 ) -> None:
     """The TRUNCATE of a partition isn't streamed: the files are held against those of the copy."""
     with opened(tmp_home, spark_server, setup=PARTS, tables=["p"]) as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         source.execute("update p set v = 'new' where id = 1500")
         end = source.execute("select pg_current_wal_lsn()::text")[0][0]
         wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))

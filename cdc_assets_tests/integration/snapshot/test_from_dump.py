@@ -22,7 +22,7 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     TABLES,
     A,
     S,
-    begun,
+    begin,
     check_exact,
     lead_to,
     reached,
@@ -74,8 +74,7 @@ def test_invariant_4_a_restored_dump_and_the_log_are_the_table(
     source: Lake, postgres_dsn: NewDatabase
 ) -> None:
     database = postgres_dsn()
-    source.pins.prepare()
-    wait_for(lambda: begun(source))
+    begin(source)
     assert waits_for(source) == "dump_awaited"
     with writing(source) as done:
         wait_for(lambda: done[0] > 50)
@@ -98,8 +97,7 @@ def test_invariant_4_a_restored_dump_and_the_log_are_the_table(
 
 def test_an_lsn_that_was_not_named_is_refused(source: Lake, postgres_dsn: NewDatabase) -> None:
     database = postgres_dsn()
-    source.pins.prepare()
-    wait_for(lambda: begun(source))
+    begin(source)
     with held_point(source.pipeline) as held:
         dumped(source, held, database)
     lead_to(source, database, str(Lsn(held.lsn.value + 8)))
@@ -113,8 +111,7 @@ def test_an_lsn_that_was_not_named_is_refused(source: Lake, postgres_dsn: NewDat
 def test_a_restored_table_without_all_columns_is_refused(
     source: Lake, postgres_dsn: NewDatabase
 ) -> None:
-    source.pins.prepare()
-    wait_for(lambda: begun(source))
+    begin(source)
     with held_point(source.pipeline) as held:
         pass
     lead_to(source, postgres_dsn(), str(held.lsn))
@@ -138,8 +135,7 @@ def test_a_dump_without_all_partitions_is_refused(
     whole = postgres_dsn()
     with new_lake(PARTED, "p", snapshot={"from": {"kind": "dump"}}) as source:
         (table,) = source.tables
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         with held_point(source.pipeline) as held:
             parts = {str(part) for part in held.partitions}
             assert parts == {'public."P 1"', "public.p2", "public.p21"}

@@ -28,7 +28,7 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     READ,
     TABLES,
     A,
-    begun,
+    begin,
     check_exact,
     lead_to,
     opened,
@@ -147,8 +147,7 @@ def test_who_may_not_stop_the_replay_copies_only_what_the_log_evens_out(
         wait_for(lambda: both.ask_standby(f"select 1 from pg_roles where rolname = '{name}'"))
         password = conninfo_to_dict(dsn)["password"]
         lead_to(source, make_conninfo(both.standby_dsn, user=name, password=password))
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         wait_for(lambda: waits_for(source, A) == "replica_not_paused")
         assert source.row(T).state == TableState.COPYING
         source.pins.close()
@@ -162,8 +161,7 @@ def test_a_replica_that_somebody_left_stopped_goes_on(
     with opened(tmp_home, spark_server, kind="replica") as (source, both):
         both.ask_standby("select pg_wal_replay_pause()")
         wait_for(lambda: both.ask_standby(STATE) == [("paused",)])
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         assert waits_for(source) == "replica_behind"
         assert not source.pins.has_refused(T), "it will get there"
         assert both.ask_standby(STATE) == [("paused",)]
@@ -192,8 +190,7 @@ def test_a_replica_goes_on_though_the_log_is_lost_while_it_is_stopped(
             source.execute(ends)
             return export_snapshot(dsn)
 
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         monkeypatch.setattr("cdc_assets.pins.elsewhere.copies.export_snapshot", lost)
         with pytest.raises(psycopg.OperationalError, match="closed"):
             wait_for(lambda: reached(source, TableState.COPYING))
@@ -203,8 +200,7 @@ def test_a_replica_goes_on_though_the_log_is_lost_while_it_is_stopped(
 
 def test_a_replica_that_was_promoted_is_refused(tmp_home: Path, spark_server: SparkServer) -> None:
     with opened(tmp_home, spark_server, kind="replica") as (source, both):
-        source.pins.prepare()
-        wait_for(lambda: begun(source))
+        begin(source)
         both.promote()
         assert waits_for(source) == "replica_promoted"
 
