@@ -70,7 +70,7 @@ test: java lint ## Lint, types and tests of some seconds each, three files at a 
 	@$(PYTEST) -m "not long and not soak"
 
 test-long: java ## The tests that take longer: half an hour of them
-	@$(PYTEST) -m long
+	@$(PYTEST) -m "long and not soak"
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit

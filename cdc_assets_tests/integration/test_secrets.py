@@ -158,8 +158,10 @@ def test_nobody_finds_a_secret(
         # Flusher and decoder, the server's processes; Spark's child and its JVM, the follower.
         assert sum("process" in where for where in seen.texts) > (6 if spark_too else 3)
         if spark_too:
+            with psycopg.connect(dsn) as source:
+                source.execute("insert into t values (2, 'for the follower')")
             log = tmp_home / "src" / "follower.log"
-            wait_for(lambda: log.exists() and log.read_text())
+            wait_for(lambda: log.exists() and "public.t" in log.read_text())
     finally:
         children.stop("follower:src")
         sessions.close_all()
