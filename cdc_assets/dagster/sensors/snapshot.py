@@ -243,6 +243,11 @@ def _result(config: SourceConfig, copies: Sequence[Copy], at_work: int) -> dg.Se
         _shared_request(config, shared[first : first + TABLES_A_RUN])
         for first in range(0, len(shared), TABLES_A_RUN)
     ]
+    if any(copy.state == TableState.COPYING for copy in copies) and not (
+        requests or partitions or events
+    ):
+        # A run that dies is followed by the next one in a moment, as is one that was waited for.
+        raise NotYet(_sentence(copies, len(pinned)))
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else _sentence(copies, len(pinned)),
