@@ -69,9 +69,14 @@ class Pipeline:
         return copy_dsn(self.config)
 
     def connect_copy(self, purpose: str) -> psycopg.Connection[Any]:
-        """An ordinary connection to where first copies are read; the caller closes it."""
+        """An ordinary connection to where first copies are read; the caller closes it.
+
+        For short questions alone: that server may hang, and nothing else is to wait for it.
+        """
         name = f"cdc_assets {self.config.name} {purpose}"
-        return connect(self.copy_dsn, application_name=name, lock_seconds=LOCK_SECONDS)
+        return connect(
+            self.copy_dsn, application_name=name, lock_seconds=LOCK_SECONDS, is_answered=True
+        )
 
     def connect_slots(self, purpose: str) -> psycopg.Connection[Any]:
         """An ordinary connection of the role that may drop slots; the caller closes it."""

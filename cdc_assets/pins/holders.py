@@ -72,7 +72,8 @@ def hold(store: LogStore, dsn: str, pin: str, snapshot_name: str) -> Holder:
     ``dsn``: of the server that has the snapshot. Raises SnapshotLost when the snapshot is gone, or
     was another server's.
     """
-    connection = connect(dsn, application_name=f"cdc_assets {store.source} pin")
+    name = f"cdc_assets {store.source} pin"
+    connection = connect(dsn, application_name=name, is_answered=True)
     try:
         of = store.connection.execute(
             "select server_started from pins where pin = %s", (pin,)

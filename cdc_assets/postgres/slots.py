@@ -170,7 +170,7 @@ def export_snapshot(dsn: str) -> NewSlot:
     Needs neither ``wal_level=logical`` nor REPLICATION, and works on a standby. The consistent
     point is informative only: nothing relies on it.
     """
-    connection = connect(dsn, application_name="cdc_assets pin")
+    connection = connect(dsn, application_name="cdc_assets pin", is_answered=True)
     try:
         command(connection, "begin isolation level repeatable read read only")
         made = command(

@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -41,10 +42,25 @@ class Pair:
 
     def kill_primary(self) -> None:
         """As a power cut would: nothing is sent any more."""
-        os.kill(
-            int((_data(self.primary) / "postmaster.pid").read_text().split()[0]), signal.SIGKILL
-        )
+        os.kill(_postmaster(self.primary), signal.SIGKILL)
         wait_for(lambda: self.primary.dsn() is None)
+
+    @contextmanager
+    def hanging_standby(self) -> Iterator[Callable[[], None]]:
+        """What it yields stops the standby's processes, until the end."""
+        hanging = list[psutil.Process]()
+
+        def hang() -> None:
+            server = psutil.Process(_postmaster(self.standby))
+            hanging.extend([server, *server.children(recursive=True)])
+            for process in hanging:
+                process.suspend()
+
+        try:
+            yield hang
+        finally:
+            for process in hanging:
+                process.resume()
 
     def promote(self) -> None:
         with psycopg.connect(self.standby_dsn, autocommit=True) as connection:
@@ -58,6 +74,10 @@ class Pair:
 
 def _data(server: EmbeddedPostgres) -> Path:
     return usable_data(server.directory, server_user())
+
+
+def _postmaster(server: EmbeddedPostgres) -> int:
+    return int((_data(server) / "postmaster.pid").read_text().split()[0])
 
 
 def _standby_of(primary: EmbeddedPostgres, folder: Path, **settings: str) -> EmbeddedPostgres:

@@ -8,6 +8,10 @@ replication connection: the walsender's output functions obey them too.
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import suppress
+from threading import Event, Timer
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -94,6 +98,36 @@ def uri(dsn: str, application_name: str) -> str:
 
 # Other clients of the pooler may spoil a try.
 _POOLER_TRIES = 3
+# A server whose processes are stopped keeps its connections, acknowledges, and answers nothing.
+ANSWER_SECONDS = 60.0
+
+
+class _Answered(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that ends where the server owes an answer for ``ANSWER_SECONDS``."""
+
+    def wait(self, *given: Any, **named: Any) -> Any:
+        cut = Event()
+        with socket.socket(fileno=os.dup(self.fileno())) as same:
+
+            def hang_up() -> None:
+                cut.set()
+                with suppress(OSError):  # it is over in this moment
+                    same.shutdown(socket.SHUT_RDWR)
+
+            timer = Timer(ANSWER_SECONDS, hang_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                return super().wait(*given, **named)
+            except psycopg.OperationalError as error:
+                if not cut.is_set():
+                    raise
+                raise psycopg.OperationalError(
+                    f"the server at {self.info.host or 'its address'} has left a statement without"
+                    f" an answer for {ANSWER_SECONDS:.0f} s, and the connection was ended"
+                ) from error
+            finally:
+                timer.cancel()
 
 
 def connect(
@@ -101,15 +135,18 @@ def connect(
     *,
     application_name: str = "cdc_assets",
     lock_seconds: float | None = None,
+    is_answered: bool = False,
 ) -> Connection:
     """An ordinary session with the pinned text form. Raises psycopg.OperationalError.
 
     The error is a TlsProblem where certificates are to blame. ``lock_seconds``: a statement waits
-    this long for a lock, then raises LockNotAvailable.
+    this long for a lock, then raises LockNotAvailable. ``is_answered``: it asks short questions
+    alone, and the connection is ended if one has no answer within ``ANSWER_SECONDS``.
     """
     address = conninfo(dsn, application_name, lock_seconds=lock_seconds)
+    opened = _Answered if is_answered else psycopg.Connection
     try:
-        connection = psycopg.connect(address, autocommit=True)
+        connection = opened.connect(address, autocommit=True)
     except psycopg.OperationalError as error:
         if (problem := tls_problem(str(error))) is not None:
             raise problem from error

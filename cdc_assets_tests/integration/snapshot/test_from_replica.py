@@ -18,6 +18,7 @@ from cdc_assets.log.copies.claims import Written
 from cdc_assets.log.states import TableState
 from cdc_assets.pins.holders import join_pin
 from cdc_assets.postgres.lsn import Lsn
+from cdc_assets.postgres.session import connect
 from cdc_assets.postgres.slots import NewSlot, export_snapshot
 from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot import worker
@@ -196,6 +197,36 @@ def test_a_replica_goes_on_though_the_log_is_lost_while_it_is_stopped(
             wait_for(lambda: reached(source, TableState.COPYING))
         assert seen == [("paused",)]
         assert both.ask_standby(STATE) == [("not paused",)]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_replica_that_hangs_is_left_alone_after_a_minute(
+    held: bool, tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel acknowledges whatever is sent to a server that is stopped."""
+    with opened(tmp_home, spark_server, kind="replica", tables=MIRROR) as (source, both):
+        begin(source)
+        if held:
+            wait_for(lambda: reached(source, TableState.COPYING))
+        monkeypatch.setattr(connect, "ANSWER_SECONDS", 1.0)
+        with both.hanging_standby() as hang, monkeypatch.context() as patches:
+
+            def then_it_hangs(dsn: str) -> NewSlot:
+                slot = export_snapshot(dsn)
+                hang()
+                return slot
+
+            if held:
+                hang()
+            else:
+                patches.setattr("cdc_assets.pins.elsewhere.copies.export_snapshot", then_it_hangs)
+            said = "connection timeout expired" if held else "without an answer for 1 s"
+            with pytest.raises(psycopg.OperationalError, match=said):
+                wait_for(lambda: reached(source, TableState.COPIED))
+        wait_for(lambda: reached(source, TableState.COPYING))
+        assert both.ask_standby(STATE) == [("not paused",)]
+        copy_table(source.pipeline, source.session, T)
+        assert source.equal(T)
 
 
 def test_a_replica_that_was_promoted_is_refused(tmp_home: Path, spark_server: SparkServer) -> None:
