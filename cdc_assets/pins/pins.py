@@ -32,7 +32,7 @@ from cdc_assets.log.wishes import refuse_if_dropped
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.at_horizon import AtHorizon
 from cdc_assets.pins.by_lock import ByLock
-from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere
+from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere, resumes
 from cdc_assets.pins.elsewhere.restored import pin_restored
 from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
@@ -212,7 +212,7 @@ class Pins:
         else:
             later = incremental(source, self._config, pinned)
             self._pin_at_horizon(source, [row for row in pinned if row.table in later])
-            rest = [row for row in pinned if row.table not in later]
+            rest = [r for r in pinned if r.table not in later and resumes(self._pipeline, r)]
             locking = [row for row in rest if self._config.pin_by(row.table) == "lock"]
             for some, made in self._by_lock.pins(source, locking, self._held):
                 self._pin(source, made, some, first=False)
@@ -324,8 +324,8 @@ class Pins:
             if not unread(self._store, [row]):
                 return  # all was read meanwhile
             evened = row.mode == "mirror" and self._config.snapshot.mode == "initial"
-            resumes = (evened and row.key_columns) or self._config.snapshot.from_ is not None
-            if resumes and self._unmoved(row):
+            waits = (evened and row.key_columns) or self._config.snapshot.from_ is not None
+            if waits and self._unmoved(row):
                 logger.warning("%s: its pin was lost; the rest is read under another", row.table)
                 await_another_pin(self._store, row)
             else:

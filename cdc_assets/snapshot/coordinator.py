@@ -21,8 +21,8 @@ from contextlib import ExitStack
 
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import CdcError, TableProblem, first_line
-from cdc_assets.log.copies.chunks import ChunkProgress, chunks
+from cdc_assets.errors import CdcError, SnapshotLost, TableProblem, first_line
+from cdc_assets.log.copies.chunks import ChunkProgress, await_another_pin, chunks, unread
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
@@ -81,6 +81,7 @@ def copy_tables(
         try:
             row = _ready(pipeline.store, table)
             if row.state == TableState.COPYING:
+                _refuse_of_source(pipeline, row)
                 copy = TableCopy(pipeline, session, row, wanted, on_progress)
                 copy.open()
                 copies.append(copy)
@@ -105,6 +106,18 @@ def _ready(store: LogStore, table: TableId) -> TableRow:
     if row.state == TableState.PARKED:
         raise TableProblem(table, row.reason or "it is parked")
     return row
+
+
+def _refuse_of_source(pipeline: Pipeline, row: TableRow) -> None:
+    """Have the rest wait for a pin, and raise SnapshotLost, if its reads begin at the source alone.
+
+    ``snapshot.from`` came while it was copied in short transactions. Those show the source as of
+    now, which its log goes on from; the same ones elsewhere would show any earlier moment.
+    """
+    store, elsewhere = pipeline.store, pipeline.config.snapshot.from_ is not None
+    if elsewhere and row.pin and unread(store, [row]) and not held_pins(store, [row.pin]):
+        await_another_pin(store, row)
+        raise SnapshotLost(f"{row.table}: it was read at the source; the rest waits for a pin.")
 
 
 class _Coordinator:

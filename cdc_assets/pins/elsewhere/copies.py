@@ -23,12 +23,12 @@ from cdc_assets.errors import CdcError
 from cdc_assets.log.copies.begun import begin_log, forget_begin
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.heaps.files import remember_heaps
-from cdc_assets.log.heaps.record import Moment
+from cdc_assets.log.heaps.record import HeapFile, Moment
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.at_horizon import Proven
 from cdc_assets.pins.elsewhere.replay import go_on, stopped
-from cdc_assets.pins.heap_facts import moment
+from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import Holder, hold, under
 from cdc_assets.pins.taking import look_at, take
 from cdc_assets.pipeline import Pipeline
@@ -113,6 +113,8 @@ class _Shown:
     """With the point: what committed below that it shows."""
     read: Lsn
     """What it shows committed below that."""
+    files: Mapping[int, Mapping[int, HeapFile]]
+    """Of each table's heaps, as they were before the point."""
 
     @property
     def is_exact(self) -> bool:
@@ -134,6 +136,7 @@ def _shown(
     exactly = replica and not all(map(_is_evened, tables))
     stops = exactly and there.info.server_version >= PAUSE_STATE
     with stopped(there, pipeline.store) if stops else nullcontext(), ExitStack() as undo:
+        files = heap_files(there, [row.oid for row in tables])
         server = CopyServer.look(there, config)
         slot = export_snapshot(pipeline.copy_dsn)
         undo.callback(slot.connection.close)
@@ -147,7 +150,7 @@ def _shown(
         undo.pop_all()
         # A replica's snapshot may show what it replayed since it was looked at.
         read = server.point if stands else current_lsn(source)
-        return _Shown(replace(slot, consistent_point=server.point), read)
+        return _Shown(replace(slot, consistent_point=server.point), read, files)
 
 
 def _whence(server: CopyServer) -> tuple[str, str, Lsn | None]:
@@ -172,6 +175,9 @@ def _pin(pipeline: Pipeline, there: Connection, shown: _Shown, tables: list[Tabl
     fit = [row for row in tables if row.table not in refused and resumes(pipeline, row, point)]
     with under(there, name):
         refused |= otherwise(pipeline, there, fit)
+        files = heap_files(there, [row.oid for row in fit])
+    # The log has rows of a partition from the point on, and not that it was truncated, or left.
+    fit = [row for row in fit if files.get(row.oid) == shown.files.get(row.oid)]
     fit = [row for row in fit if row.table not in refused]
     if not fit:
         return refused_for(pipeline, refused)
@@ -182,8 +188,10 @@ def _pin(pipeline: Pipeline, there: Connection, shown: _Shown, tables: list[Tabl
     return replace(refused_for(pipeline, refused), holder=holder, point=point, pinned=pinned)
 
 
-def resumes(pipeline: Pipeline, row: TableRow, point: Lsn) -> bool:
+def resumes(pipeline: Pipeline, row: TableRow, point: Lsn | None = None) -> bool:
     """Whether a copy that lost its pin may go on at ``point``; if not, it begins anew.
+
+    None: at the source, under a pin that is still to be made.
 
     What is read of one moment can be continued at a later one only where the log evens it out.
     """

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 from pydantic import SecretStr
 
+from cdc_assets.config.snapshot import SnapshotConfig
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.states import TableState
 from cdc_assets.pins.pins import Pins
@@ -30,6 +31,12 @@ SETUP = f"""{TOAST}
 create table a (n bigint generated always as identity, v text);
 create table s (id int primary key, v text);
 insert into s select i, 'old ' || i from generate_series(1, 60000) i;
+"""
+PARTS = """
+create table p (id int primary key, v text) partition by range (id);
+create table p1 partition of p for values from (0) to (1000);
+create table p2 partition of p for values from (1000) to (3000);
+insert into p select i, 'old ' || i from generate_series(0, 2999) i;
 """
 STANDBY = {"hot_standby_feedback": "off", "sync_replication_slots": "off"}
 TABLES = (
@@ -117,7 +124,11 @@ def lead_to(source: Lake, dsn: str, lsn: str | None = None) -> None:
     origin = source.config.snapshot.from_
     assert origin is not None
     changed = origin.model_copy(update={"dsn": SecretStr(dsn), "lsn": lsn})
-    snapshot = source.config.snapshot.model_copy(update={"from_": changed})
+    copy_by(source, source.config.snapshot.model_copy(update={"from_": changed}))
+
+
+def copy_by(source: Lake, snapshot: SnapshotConfig) -> None:
+    """From now on tables are copied so."""
     source.pins.close()
     source.config = source.config.model_copy(update={"snapshot": snapshot})
     source.pipeline.config = source.config

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.errors import TablesFailed
+from cdc_assets.errors import SnapshotLost, TablesFailed
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.states import TableState
 from cdc_assets.operations.copying import mark_for_copy, snapshot
@@ -26,11 +26,14 @@ from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.snapshot.elsewhere import (
     HELD,
+    PARTS,
     READ,
+    TABLES,
     A,
     begin,
     begun,
     check_exact,
+    copy_by,
     lead_to,
     opened,
     reached,
@@ -189,6 +192,29 @@ def test_a_copy_that_ended_before_the_logs_began_is_refused(
         assert "postgresql" not in str(source.row(T).reason), "no address is told"
 
 
+def test_a_table_that_was_begun_in_short_transactions_is_not_read_at_an_older_copy(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    """They show the source as of now: of the copy's past there is no log."""
+    with opened(tmp_home, spark_server, tables=TABLES[:1]) as (source, both):
+        elsewhere = source.config.snapshot
+        both.promote()
+        source.execute("insert into t select 50000 + i, 'late' from generate_series(1, 1000) i")
+        short = {"from_": None, "strategy": "incremental"}
+        copy_by(source, elsewhere.model_copy(update=short))
+        source.pins.prepare()
+        wait_for(lambda: reached(source, TableState.COPYING))
+        copy_by(source, elsewhere)
+        with pytest.raises(SnapshotLost, match="read at the source"):
+            source.copy()
+        assert waits_for(source) == "clone_behind_log"
+        copy_by(source, elsewhere.model_copy(update=short))
+        wait_for(lambda: reached(source, TableState.COPYING))
+        source.copy()
+        source.catch_up()
+        assert source.equal(T)
+
+
 def test_a_table_that_is_published_anew_needs_a_later_copy(
     tmp_home: Path, spark_server: SparkServer
 ) -> None:
@@ -254,14 +280,6 @@ def test_a_transaction_of_before_the_table_was_published_is_waited_for(
             both.promote()
         wait_for(lambda: begun(source))
         assert waits_for(source) == "clone_behind_log"
-
-
-PARTS = """
-create table p (id int primary key, v text) partition by range (id);
-create table p1 partition of p for values from (0) to (1000);
-create table p2 partition of p for values from (1000) to (3000);
-insert into p select i, 'old ' || i from generate_series(0, 2999) i;
-"""
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["rewritten", "truncated"])

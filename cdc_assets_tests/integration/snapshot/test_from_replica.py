@@ -26,11 +26,14 @@ from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.table_copy import TableCopy
 from cdc_assets_tests.integration.snapshot.elsewhere import (
     HELD,
+    PARTS,
     READ,
+    SETUP,
     TABLES,
     A,
     begin,
     check_exact,
+    copy_by,
     lead_to,
     opened,
     reached,
@@ -227,6 +230,59 @@ def test_a_replica_that_hangs_is_left_alone_after_a_minute(
         assert both.ask_standby(STATE) == [("not paused",)]
         copy_table(source.pipeline, source.session, T)
         assert source.equal(T)
+
+
+def test_invariant_4_a_history_that_was_begun_at_a_replica_is_copied_anew_at_the_source(
+    tmp_home: Path, spark_server: SparkServer
+) -> None:
+    """Its log has what changed between the two pins: the rest of the rows would be there twice."""
+    setup = f"{SETUP} insert into a (v) select repeat('o', 200) from generate_series(1, 20000)"
+    table = {"name": "a", "mode": "append", "chunk_pages": 64}
+    with opened(tmp_home, spark_server, kind="replica", setup=setup, tables=[table]) as (
+        source,
+        both,
+    ):
+        begin(source)
+        wait_for(lambda: reached(source, TableState.COPYING))
+        first, *_ = chunk_keys(source, A)
+        copy_table(source.pipeline, source.session, A, only=[first])
+        source.execute("insert into a (v) select 'new' from generate_series(1, 500)")
+        both.promote()
+        lead_to(source, both.standby_dsn)  # no session has the snapshot any more
+        assert waits_for(source, A) == "replica_promoted"
+        copy_by(source, source.config.snapshot.model_copy(update={"from_": None}))
+        wait_for(lambda: reached(source, TableState.COPYING))
+        source.copy()
+        source.catch_up()
+        assert [found.equal for found in source.verify()] == [True]
+
+
+def test_invariant_4_a_partition_that_is_truncated_while_a_replica_is_pinned(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has its row from the point on, and not that it was truncated."""
+    with opened(tmp_home, spark_server, kind="replica", setup=PARTS, tables=["p"]) as (
+        source,
+        both,
+    ):
+        done = list[object]()
+
+        def late(dsn: str) -> NewSlot:
+            if not done:
+                done.extend(source.execute("update p set v = 'new' where id = 7 returning id"))
+                source.execute("truncate p1")
+                end = source.execute("select pg_current_wal_lsn()::text")[0][0]
+                reads = f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"
+                wait_for(lambda: both.ask_standby(reads))
+            return export_snapshot(dsn)
+
+        begin(source)
+        monkeypatch.setattr("cdc_assets.pins.elsewhere.copies.export_snapshot", late)
+        wait_for(lambda: reached(source, TableState.COPYING))
+        assert done
+        source.copy()
+        source.catch_up()
+        assert source.equal(source.tables[0])
 
 
 def test_a_replica_that_was_promoted_is_refused(tmp_home: Path, spark_server: SparkServer) -> None:
