@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -27,7 +27,7 @@ from cdc_assets.log.heaps.record import HeapFile, Moment
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.at_horizon import Proven
-from cdc_assets.pins.elsewhere.replay import go_on, stopped
+from cdc_assets.pins.elsewhere.replay import stopped
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import Holder, hold, under
 from cdc_assets.pins.taking import look_at, take
@@ -91,8 +91,6 @@ def pin_elsewhere(pipeline: Pipeline, source: Connection, tables: list[TableRow]
     with ExitStack() as sessions:
         try:
             there = sessions.enter_context(closing(pipeline.connect_copy("pins")))
-            if replica:
-                go_on(there, pipeline.store)
             server = CopyServer.look(there, pipeline.config)
         except (psycopg.Error, CdcError) as error:
             return refused_for(pipeline, dict.fromkeys(names, unreachable(error)))
@@ -135,7 +133,10 @@ def _shown(
     config, replica = pipeline.config, is_replica(pipeline.config)
     exactly = replica and not all(map(_is_evened, tables))
     stops = exactly and there.info.server_version >= PAUSE_STATE
-    with stopped(there, pipeline.store) if stops else nullcontext(), ExitStack() as undo:
+    with ExitStack() as stop, ExitStack() as undo:
+        if stops:
+            aside = stop.enter_context(closing(pipeline.connect_copy("replay")))
+            stop.enter_context(stopped(there, aside))
         files = heap_files(there, [row.oid for row in tables])
         server = CopyServer.look(there, config)
         slot = export_snapshot(pipeline.copy_dsn)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -24,11 +27,13 @@ from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot import worker
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.table_copy import TableCopy
+from cdc_assets_tests.faults.test_failover import standby_pair
 from cdc_assets_tests.integration.snapshot.elsewhere import (
     HELD,
     PARTS,
     READ,
     SETUP,
+    STANDBY,
     TABLES,
     A,
     begin,
@@ -157,10 +162,9 @@ def test_who_may_not_stop_the_replay_copies_only_what_the_log_evens_out(
         source.pins.close()
 
 
-def test_a_replica_that_somebody_left_stopped_goes_on(
+def test_a_replica_that_somebody_else_stopped_stays_so(
     tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who stopped it died; a stop of somebody else's stays."""
     monkeypatch.setattr("cdc_assets.pins.pins._ELSEWHERE_SECONDS", 0.0)
     with opened(tmp_home, spark_server, kind="replica") as (source, both):
         both.ask_standby("select pg_wal_replay_pause()")
@@ -169,14 +173,31 @@ def test_a_replica_that_somebody_left_stopped_goes_on(
         assert waits_for(source) == "replica_behind"
         assert not source.pins.has_refused(T), "it will get there"
         assert both.ask_standby(STATE) == [("paused",)]
-        ((since,),) = source.execute("select pg_postmaster_start_time()::text")
-        source.pipeline.store.set_meta("replay_stopped", str(since))
-        source.pins.tick()
-        assert both.ask_standby(STATE) == [("paused",)], "it is another server that was stopped"
-        ((since,),) = both.ask_standby("select pg_postmaster_start_time()")
-        source.pipeline.store.set_meta("replay_stopped", str(since))
+        both.ask_standby("select pg_wal_replay_resume()")
         wait_for(lambda: reached(source, TableState.COPYING))
         assert both.ask_standby(STATE) == [("not paused",)]
+
+
+DIES = """
+import os, signal, sys
+from cdc_assets.pins.elsewhere import replay
+from cdc_assets.postgres.session.connect import connect
+replay.LONGEST_SECONDS = 3
+there, aside = connect(sys.argv[1]), connect(sys.argv[1])
+with replay.stopped(there, aside) as stands:
+    print(stands, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_replica_goes_on_by_itself_though_who_stopped_it_is_killed(tmp_home: Path) -> None:
+    with standby_pair(tmp_home, STANDBY, {}) as both:
+        done = subprocess.run(
+            [sys.executable, "-c", DIES, both.standby_dsn], capture_output=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"True\n"), done.stderr
+        assert both.ask_standby(STATE) == [("paused",)]
+        wait_for(lambda: both.ask_standby(STATE) == [("not paused",)], 10)
 
 
 def test_a_replica_goes_on_though_the_log_is_lost_while_it_is_stopped(
