@@ -32,13 +32,13 @@ def unknown_lsn(table: TableId, lsn: Lsn) -> Finding:
 
 
 def other_restored(table: TableId) -> Finding:
-    """The restored table hasn't the columns of the source's, or not all of its partitions."""
+    """The restored table hasn't the source's columns, all of its partitions, or any rows."""
     return Finding(
         "dump_other_table",
         "error",
-        f"{table}: the database of snapshot.from doesn't have it with the source's columns, and as"
-        " many partitions.",
-        "Restore the whole dump of it, with its types, under its own name. pg_dump --table=… has no"
-        " partition that isn't named, too.",
+        f"{table}: the database of snapshot.from doesn't have it with the source's columns, as many"
+        " partitions, and rows where the source had some; or it is locked there.",
+        "Restore the whole dump of it, with its types, under its own name; it is copied once that"
+        " has ended. pg_dump --table=… has no partition that isn't named, too.",
         str(table),
     )

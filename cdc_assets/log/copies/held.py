@@ -17,12 +17,16 @@ from cdc_assets.postgres.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class HeldTable:
-    """A table under the snapshot; ``horizon``: an xid below which all had ended by then."""
+    """A table under the snapshot; ``horizon``: an xid below which all had ended by then.
+
+    ``filled``: how many of its heaps are known to have rows.
+    """
 
     published_as: str | None
     row_filter: str | None
     files: Mapping[int, HeapFile]
     horizon: int
+    filled: int
 
 
 def _definition(row: TableRow) -> str:
@@ -39,6 +43,7 @@ def remember_held(store: LogStore, lsn: Lsn, row: TableRow, held: HeldTable) -> 
         "row_filter": held.row_filter,
         "files": {str(oid): list(file) for oid, file in held.files.items()},
         "horizon": held.horizon,
+        "filled": held.filled,
     }
     store.connection.execute(
         "insert into held_tables (source, lsn, table_name, epoch, facts)"
@@ -60,7 +65,13 @@ def held_table(store: LogStore, lsn: Lsn, row: TableRow) -> HeldTable | None:
         return None
     facts = found[0]
     files = {int(oid): HeapFile(*file) for oid, file in facts["files"].items()}
-    return HeldTable(facts["published_as"], facts["row_filter"], files, int(facts["horizon"]))
+    return HeldTable(
+        facts["published_as"],
+        facts["row_filter"],
+        files,
+        int(facts["horizon"]),
+        int(facts.get("filled", 0)),  # an earlier version didn't look
+    )
 
 
 def held_lsns(store: LogStore) -> list[Lsn]:

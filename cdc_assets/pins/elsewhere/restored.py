@@ -3,7 +3,9 @@
 A dump has no LSN of its own. Only one that was taken under a snapshot of ours has
 (:func:`hold_point`): the consistent point of a slot, which splits the table's history as that of a
 pin does. What the tables were like then is remembered, as the dump doesn't tell. That the rows are
-those of the dump can't be seen: the table is compared with the source in the end (``verify``).
+those of the dump can't be seen: the table is compared with the source in the end (``verify``). But
+a dump's script makes all tables before it loads the first row, and each one's rows come at once: so
+a table without any, where the source's had some, isn't restored yet, or failed to load.
 """
 
 from __future__ import annotations
@@ -29,15 +31,19 @@ from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import hold, started, under
 from cdc_assets.pins.taking import as_registered, chunks_of, new_pin
 from cdc_assets.pipeline import Pipeline
-from cdc_assets.postgres.catalog import SourceTable, describe_all, heaps_of
+from cdc_assets.postgres.catalog import SourceTable, describe_all, heap_names, heaps_of
 from cdc_assets.postgres.lsn import Lsn
-from cdc_assets.postgres.names import TableId
+from cdc_assets.postgres.names import TableId, quoted
 from cdc_assets.postgres.session.connect import Connection, connect
+from cdc_assets.postgres.session.waits import locked
 from cdc_assets.postgres.slots import create_slot, export_snapshot
 from cdc_assets.readiness.copy_server import behind, unreachable
 from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
 from cdc_assets.readiness.source.now import look_at_tables
+from cdc_assets.readiness.source.planning import AT_ONCE_LIMITS, PLANNING_TIMEOUT
 
+# A table may have nothing but dead rows: no more of it is read at the source.
+_FIRST_PAGES = 128
 _PARTITIONS: LiteralString = """
 select n.nspname::text, c.relname::text
   from pg_catalog.unnest(%s::oid[]) w (root)
@@ -100,10 +106,17 @@ def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow])
             now = look_at_tables(source, config.publication, known)
             horizon = moment(source).horizon
             files = heap_files(source, [row.oid for row in known])
+            described = describe_all(source, [row.table for row in known])
             for row in known:
                 entry, row_filter = now[row.table].published_as, now[row.table].row_filter
+                first = f"({row_filter or 'true'}) and ctid < '({_FIRST_PAGES},0)'"
+                filled = _filled(source, described[row.table], first, AT_ONCE_LIMITS)
                 facts = HeldTable(
-                    str(entry) if entry else None, row_filter, files.get(row.oid, {}), horizon
+                    str(entry) if entry else None,
+                    row_filter,
+                    files.get(row.oid, {}),
+                    horizon,
+                    filled or 0,
                 )
                 remember_held(store, slot.consistent_point, row, facts)
                 held.append(row)
@@ -111,6 +124,33 @@ def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow])
         undo.pop_all()
         tables = [row.table for row in held]
         return HeldPoint(slot.consistent_point, exported[0], session, tables, parts)
+
+
+def _filled(
+    connection: Connection,
+    table: SourceTable | TableProblem,
+    condition: str,
+    limits: LiteralString,
+) -> int | None:
+    """How many of the table's heaps have such rows; None: that can't be told within the limits."""
+    if isinstance(table, TableProblem):
+        return None
+    heaps, found = heap_names(connection, [table])[table.id], 0
+    if isinstance(heaps, TableProblem):
+        return None
+    for heap in heaps:
+        # A filter may name the table, whose rows are those of a partition here.
+        rows = f"select from only {heap} {quoted(table.id.name)} where {condition}"
+        try:
+            with connection.transaction(force_rollback=True):
+                connection.execute(limits, prepare=False)
+                row = connection.execute(f"select exists ({rows})".encode()).fetchone()
+        except psycopg.DatabaseError:
+            if connection.closed:
+                raise
+            return None
+        found += row is not None and bool(row[0])
+    return found
 
 
 def _partitions(source: Connection, rows: Sequence[TableRow]) -> list[TableId]:
@@ -164,8 +204,14 @@ def _take(
     """Record the pin, with plans of the pages that the restored tables have."""
     store, config, pinned = pipeline.store, pipeline.config, list[TableRow]()
     with under(there, snapshot_name):
-        found = describe_all(there, [row.table for row, _ in tables])
-        same = {row.table: now for row, _ in tables if (now := _same(row, found[row.table]))}
+        busy = locked(there, [row.table for row, _ in tables])
+        free = [(row, held) for row, held in tables if row.table not in busy]
+        found = describe_all(there, [row.table for row, _ in free])
+        same = {
+            row.table: now
+            for row, held in free
+            if (now := _same(row, found[row.table])) and _has_rows(there, now, held)
+        }
         heaps = heaps_of(there, {now.oid: table for table, now in same.items()})
         since = started(there)
     with store.connection.transaction():
@@ -186,6 +232,15 @@ def _take(
             )
             pinned.append(row)
     return pin, pinned
+
+
+def _has_rows(there: Connection, table: SourceTable, held: HeldTable) -> bool:
+    """Whether no fewer of its heaps have rows than the source's had, as far as that can be told."""
+    wanted = held.filled if table.kind == "p" else min(held.filled, 1)
+    if not wanted:
+        return True
+    found = _filled(there, table, held.row_filter or "true", PLANNING_TIMEOUT)
+    return found is None or found >= wanted
 
 
 def _same(row: TableRow, found: SourceTable | TableProblem) -> SourceTable | None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
@@ -145,12 +146,39 @@ def test_a_dump_without_all_partitions_is_refused(
                 lead_to(source, database, str(held.lsn))
                 assert waits_for(source, table) == "dump_other_table"
             dumped(source, held, whole, [*held.tables, *held.partitions])
+        with psycopg.connect(whole, autocommit=True) as restored:
+            restored.execute('create table later as table "P 1"; truncate "P 1"')
+            lead_to(source, whole, str(held.lsn))
+            assert waits_for(source, table) == "dump_other_table"
+            restored.execute('insert into "P 1" table later')
         source.execute("update p set v = 'new' where id % 7 = 0")
         lead_to(source, whole, str(held.lsn))
         wait_for(lambda: reached(source, TableState.COPYING))
         source.copy()
         source.catch_up()
         assert source.equal(table)
+
+
+def test_a_restore_that_goes_on_is_waited_for(source: Lake, postgres_dsn: NewDatabase) -> None:
+    """All tables are there before the first row is; and some restores lock what they load."""
+    database = postgres_dsn()
+    source.execute("insert into a (v) values ('old')")
+    begin(source)
+    with held_point(source.pipeline) as held:
+        dumped(source, held, database)
+    lead_to(source, database, str(held.lsn))
+    with psycopg.connect(database) as restoring:
+        restoring.execute("create table loaded as table t; truncate t")
+        restoring.commit()
+        restoring.execute("insert into t table loaded; lock s")
+        assert waits_for(source) == "dump_other_table"
+        assert waits_for(source, S) == "dump_other_table"
+        assert source.row(A).state == TableState.COPYING
+    lead_to(source, database, str(held.lsn))
+    assert reached(source, TableState.COPYING)
+    source.copy()
+    source.catch_up()
+    assert [found.equal for found in source.verify()] == [True] * 3
 
 
 def test_the_command_names_the_snapshot_and_holds_it(source: Lake, tmp_path: Path) -> None:
