@@ -27,7 +27,8 @@ def _as_before(connection: Session) -> None:
         " drop column filter_wish, drop column log_from;"
         f" alter table {SCHEMA}.pins drop column held, drop column server_started,"
         " drop column read_lsn;"
-        f" alter table {SCHEMA}.snapshot_progress drop column read_lsn;"
+        f" alter table {SCHEMA}.snapshot_progress drop column read_lsn,"
+        " drop column database;"
         f" insert into {SCHEMA}.pipeline_meta values ('src', 'x', 'x') on conflict do nothing;"
         f" delete from {SCHEMA}.schema_version where version >= {log_schema._LOCKS}".encode()
     )

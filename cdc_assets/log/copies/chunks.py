@@ -50,8 +50,8 @@ with moved as (
     returning table_name, epoch),
 planned as (
     insert into snapshot_progress (source, table_name, epoch, chunk, first_block, end_block,
-                                   relation, relation_oid, filenode)
-    select %(source)s, m.table_name, m.epoch, c.*
+                                   relation, relation_oid, filenode, database)
+    select %(source)s, m.table_name, m.epoch, c.*, %(database)s
       from moved m,
            unnest(%(chunks)s::text[], %(first)s::bigint[], %(end)s::bigint[], %(relations)s::text[],
                   %(oids)s::oid[], %(files)s::oid[]) c
@@ -70,6 +70,7 @@ def plan_copy(
     read: Lsn | None = None,
     resumes: bool = False,
     state_without: TableState = TableState.STREAMING,
+    database: str | None = None,
 ) -> None:
     """Move a waiting table to copying under ``pin``; without chunks to ``state_without``.
 
@@ -78,7 +79,8 @@ def plan_copy(
     its own.
 
     ``read``: what the snapshot shows had committed below that (None: below ``point``). ``resumes``:
-    chunks of an earlier pin stay landed or written, and the log counts from that pin.
+    chunks of an earlier pin stay landed or written, and the log counts from that pin. ``database``:
+    whose pages the chunks are, if it isn't the source.
     """
     if resumes:
         store.connection.execute(
@@ -104,6 +106,7 @@ def plan_copy(
                 "relations": [heap.id.identifier.as_string(store.connection) for heap, _ in chunks],
                 "oids": [heap.oid for heap, _ in chunks],
                 "files": [heap.filenode for heap, _ in chunks],
+                "database": database,
             },
         )
         if moved.fetchone() is not None and not chunks:
@@ -199,6 +202,16 @@ def planned_files(store: LogStore, row: TableRow) -> dict[int, int]:
         (store.source, str(row.table), row.epoch),
     ).fetchall()
     return {int(oid): int(filenode) for oid, filenode in rows}
+
+
+def planned_in(store: LogStore, row: TableRow) -> str | None:
+    """The database whose pages the plan has; None: it is the source, or a physical copy of it."""
+    found = store.connection.execute(
+        "select database from snapshot_progress"
+        " where source = %s and table_name = %s and epoch = %s limit 1",
+        (store.source, str(row.table), row.epoch),
+    ).fetchone()
+    return found[0] if found else None
 
 
 def chunks(store: LogStore, table: TableId, epoch: int) -> list[ChunkProgress]:

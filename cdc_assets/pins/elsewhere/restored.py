@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import CdcError, SnapshotLost, TableProblem, first_line
-from cdc_assets.log.copies.chunks import plan_copy
+from cdc_assets.log.copies.chunks import plan_copy, planned_in, restart_copy
 from cdc_assets.log.copies.held import HeldTable, held_table, remember_held
 from cdc_assets.log.heaps.files import remember_heaps
 from cdc_assets.log.heaps.record import Moment
@@ -42,6 +42,12 @@ from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
 from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.planning import AT_ONCE_LIMITS, PLANNING_TIMEOUT
 
+# Other clusters may give the same oid, and the same file, to what was restored from the same dump.
+_DATABASE: LiteralString = """
+select c.system_identifier || '/' || d.oid
+  from pg_catalog.pg_control_system() c, pg_catalog.pg_database d
+ where d.datname = pg_catalog.current_database()
+"""
 # A table may have nothing but dead rows: no more of it is read at the source.
 _FIRST_PAGES = 128
 _PARTITIONS: LiteralString = """
@@ -213,7 +219,8 @@ def _take(
             if (now := _same(row, found[row.table])) and _has_rows(there, now, held)
         }
         heaps = heaps_of(there, {now.oid: table for table, now in same.items()})
-        since = started(there)
+        since, database = started(there), there.execute(_DATABASE).fetchone()
+    assert database is not None
     with store.connection.transaction():
         pin = new_pin(store, config, since, point, read=point)
         for row, held in tables:
@@ -226,9 +233,18 @@ def _take(
                 store.set_published_as(row.table, held.published_as, row.epoch)
                 store.set_row_filter(row.table, held.row_filter, row.epoch)
                 remember_heaps(store, row, held.files, own=Moment(held.horizon, point))
-            chunks = chunks_of(there, config, row.table, parts)
+            elif planned_in(store, row) != database[0]:
+                restart_copy(store, row)  # the pages of its plan are another table's
+                continue
             plan_copy(
-                store, row, pin, point, chunks, read=point, resumes=row.snapshot_lsn is not None
+                store,
+                row,
+                pin,
+                point,
+                chunks_of(there, config, row.table, parts),
+                read=point,
+                resumes=row.snapshot_lsn is not None,
+                database=database[0],
             )
             pinned.append(row)
     return pin, pinned

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.log.states import TableState
@@ -179,6 +180,25 @@ def test_a_restore_that_goes_on_is_waited_for(source: Lake, postgres_dsn: NewDat
     source.copy()
     source.catch_up()
     assert [found.equal for found in source.verify()] == [True] * 3
+
+
+def test_a_plan_is_of_one_database(source: Lake, postgres_dsn: NewDatabase) -> None:
+    """Another one may have a table of the same oid and file, with its rows on other pages."""
+    database = postgres_dsn()
+    begin(source)
+    with held_point(source.pipeline) as held:
+        dumped(source, held, database)
+    name = conninfo_to_dict(database)["dbname"]
+    source.execute(f"create database {name}_2 template {name}")
+    try:
+        lead_to(source, database, str(held.lsn))
+        wait_for(lambda: reached(source, TableState.COPYING))
+        lead_to(source, make_conninfo(database, dbname=f"{name}_2"), str(held.lsn))
+        wait_for(lambda: reached(source, TableState.WAITING))
+        assert {source.row(table).epoch for table in source.tables} == {2}
+    finally:
+        source.pins.close()
+        source.execute(f"drop database {name}_2")
 
 
 def test_the_command_names_the_snapshot_and_holds_it(source: Lake, tmp_path: Path) -> None:
