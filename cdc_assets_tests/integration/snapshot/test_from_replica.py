@@ -157,7 +157,8 @@ def test_a_replica_that_somebody_left_stopped_goes_on(
     tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stopped it died; a stop of somebody else's stays."""
-    monkeypatch.setattr("cdc_assets.pins.pins._ELSEWHERE_SECONDS", 0.0)
+    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._SECONDS", 0.0)
+    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._REST", 0)
     with opened(tmp_home, spark_server, kind="replica") as (source, both):
         both.ask_standby("select pg_wal_replay_pause()")
         wait_for(lambda: both.ask_standby(STATE) == [("paused",)])
