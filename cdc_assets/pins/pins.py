@@ -33,6 +33,7 @@ from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.at_horizon import AtHorizon
 from cdc_assets.pins.by_lock import ByLock
 from cdc_assets.pins.elsewhere.copies import begin_logs, pin_elsewhere, resumes
+from cdc_assets.pins.elsewhere.looks import Looks, has_begun
 from cdc_assets.pins.elsewhere.restored import pin_restored
 from cdc_assets.pins.enrol import publish_tables, register_tables
 from cdc_assets.pins.heap_facts import look_at_heaps
@@ -62,8 +63,6 @@ logger = logging.getLogger(__name__)
 _PREPARE_SECONDS = 3.0
 # How often a table that couldn't be registered is looked at again: a right may have been granted.
 _REFUSED_SECONDS = 30.0
-# A look at a server that tables can't be copied from yet takes sessions there, and at the source.
-_ELSEWHERE_SECONDS = 5.0
 
 
 class Pins:
@@ -77,14 +76,17 @@ class Pins:
         self._horizon = AtHorizon()
         self._by_lock = ByLock(self._pipeline)
         self._refused_again_at = time.monotonic() + _REFUSED_SECONDS
-        self._elsewhere_again_at = 0.0
-        self.refused: Mapping[TableId, Finding] = {}
-        """Why tables can't be copied from ``snapshot.from``, as of the last tick."""
+        self._looks = Looks()
 
     @property
     def store(self) -> LogStore:
         """The session that holds the lock while pins are made."""
         return self._store
+
+    @property
+    def refused(self) -> Mapping[TableId, Finding]:
+        """Why tables can't be copied from ``snapshot.from``, as of the last look."""
+        return self._looks.refused
 
     def has_refused(self, table: TableId) -> bool:
         """Whether the table can't be copied from ``snapshot.from``, which only a person changes."""
@@ -123,8 +125,8 @@ class Pins:
                     )
                     set_inserts_from(source, self._config, self._store, made.consistent_point)
                     later = incremental(source, self._config, waiting)
-                    elsewhere = self._config.snapshot.from_ is not None
-                    pinned = [r for r in waiting if r.table not in later and not elsewhere]
+                    here = waiting if self._config.snapshot.from_ is None else []
+                    pinned = [row for row in here if row.table not in later]
                     self._pin(source, made, pinned, first=True)
                 elif self._store.flushed_lsn() is None:
                     # Made by hand, or by a process that died before it recorded the pin: the log
@@ -158,7 +160,7 @@ class Pins:
                     away = error  # where copies are read; the others' logs begin all the same
                     break
             try:
-                if self._waiting() or self._refused():
+                if self._looks.wanted(self._waiting()) or self._refused():
                     with self._pipeline.connect_source("pins") as source:
                         self._pin_waiting(source)
             finally:
@@ -235,21 +237,19 @@ class Pins:
 
     def _pin_elsewhere(self, source: Connection, tables: list[TableRow]) -> None:
         """Pin the tables whose logs have begun at another server; begin the logs of the others."""
-        begun = [row for row in tables if row.log_from or row.snapshot_lsn]
+        begun = [row for row in tables if has_begun(row)]
         others = [row for row in tables if row not in begun]
-        proven = self._horizon.proven(source, self._config, self._store, others)
-        if proven is not None:
+        if proven := self._horizon.proven(source, self._config, self._store, others):
             begin_logs(self._pipeline, source, proven)
         if not begun:
-            self.refused = {}
-        elif time.monotonic() >= self._elsewhere_again_at:
+            self._looks.found({})
+        elif self._looks.due():
             found = (
                 pin_restored(self._pipeline, begun)
                 if is_dump(self._config)
                 else pin_elsewhere(self._pipeline, source, begun)
             )
-            self.refused = found.refused
-            self._elsewhere_again_at = time.monotonic() + _ELSEWHERE_SECONDS * bool(found.refused)
+            self._looks.found(found.refused)
             if found.holder is not None and found.point is not None:
                 self._held[found.holder.pin] = found.holder
                 log_pinned([*found.pinned], found.point)

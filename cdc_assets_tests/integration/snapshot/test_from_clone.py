@@ -49,7 +49,8 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def looked_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc_assets.pins.pins._ELSEWHERE_SECONDS", 0.0)
+    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._SECONDS", 0.0)
+    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._REST", 0)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

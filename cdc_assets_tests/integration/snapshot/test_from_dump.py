@@ -25,6 +25,7 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     A,
     S,
     begin,
+    begun,
     check_exact,
     lead_to,
     reached,
@@ -108,6 +109,18 @@ def test_an_lsn_that_was_not_named_is_refused(source: Lake, postgres_dsn: NewDat
     lead_to(source, database, str(held.lsn))
     assert waits_for(source) == "dump_unknown_lsn", "the log goes on from another table"
     assert source.row(A).state == TableState.COPYING
+
+
+def test_a_tick_while_a_dump_is_awaited_costs_nothing(source: Lake) -> None:
+    """It may be awaited for days; each look writes what it found, and asks much of the source."""
+    written = "select table_name, xmin::text from _pg2iceberg.tables order by 1"
+    begin(source)
+    assert waits_for(source) == "dump_awaited"
+    before = source.execute(written)
+    source.pins.tick()
+    assert source.execute(written) == before
+    source.execute("update _pg2iceberg.tables set log_from = null where table_name = 'public.a'")
+    wait_for(lambda: begun(source))
 
 
 def test_a_restored_table_without_all_columns_is_refused(
