@@ -35,6 +35,7 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     check_exact,
     copy_by,
     lead_to,
+    look_at_each_tick,
     opened,
     reached,
     waits_for,
@@ -49,8 +50,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def looked_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._SECONDS", 0.0)
-    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._REST", 0)
+    look_at_each_tick(monkeypatch)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

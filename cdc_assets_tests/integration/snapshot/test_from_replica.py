@@ -40,6 +40,7 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     check_exact,
     copy_by,
     lead_to,
+    look_at_each_tick,
     opened,
     reached,
     waits_for,
@@ -165,8 +166,7 @@ def test_who_may_not_stop_the_replay_copies_only_what_the_log_evens_out(
 def test_a_replica_that_somebody_else_stopped_stays_so(
     tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._SECONDS", 0.0)
-    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._REST", 0)
+    look_at_each_tick(monkeypatch)
     with opened(tmp_home, spark_server, kind="replica") as (source, both):
         both.ask_standby("select pg_wal_replay_pause()")
         wait_for(lambda: both.ask_standby(STATE) == [("paused",)])
