@@ -204,6 +204,18 @@ def unstopped(table: TableId) -> Finding:
     )
 
 
+def conflicts(what: str) -> Finding:
+    """A replica ends, or did, who needs rows that its primary has removed."""
+    return Finding(
+        "replica_conflicts",
+        "warning",
+        what,
+        "On the replica: alter system set max_standby_streaming_delay = -1; (replay waits) or"
+        " alter system set hot_standby_feedback = on; (VACUUM at the primary keeps such rows)"
+        " select pg_reload_conf();",
+    )
+
+
 def unreachable(error: Exception) -> Finding:
     """The address is in no message."""
     what = error.what if isinstance(error, CdcError) else first_line(error)
@@ -266,15 +278,10 @@ def _findings(
     assert server.point is not None  # else it has a problem
     yield from _waiting(due, server.point, goes_on=goes_on)
     if goes_on and server.cancels:
-        yield Finding(
-            "replica_conflicts",
-            "warning",
+        yield conflicts(
             "the replica of snapshot.from ends whoever still needs rows that VACUUM has removed at"
             f" the primary, {server.cancels}: then a copy's snapshot is lost. A mirror of a table"
-            " with a key goes on under another one, other tables are copied anew.",
-            "On the replica: alter system set max_standby_streaming_delay = -1; (replay waits) or"
-            " alter system set hot_standby_feedback = on; (VACUUM at the primary keeps such rows)"
-            " select pg_reload_conf();",
+            " with a key goes on under another one, other tables are copied anew."
         )
     if server.replayed is None and not server.read_only:
         yield Finding(

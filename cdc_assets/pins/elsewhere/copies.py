@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from cdc_assets.errors import CdcError
+from cdc_assets.errors import CdcError, SnapshotLost
 from cdc_assets.log.copies.begun import begin_log, forget_begin
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.heaps.files import remember_heaps
@@ -40,6 +40,7 @@ from cdc_assets.readiness.copy_server import (
     PAUSE_STATE,
     CopyServer,
     behind,
+    conflicts,
     is_replica,
     other_table,
     problem,
@@ -50,6 +51,10 @@ from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.restart_record import compare_table
 
 logger = logging.getLogger(__name__)
+
+# What a session gets that a standby ends so that its replay goes on, and what others get that were
+# to take over its snapshot.
+_ENDED = (psycopg.errors.SerializationFailure, psycopg.errors.UndefinedObject, SnapshotLost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +101,18 @@ def pin_elsewhere(pipeline: Pipeline, source: Connection, tables: list[TableRow]
             return refused_for(pipeline, dict.fromkeys(names, unreachable(error)))
         if (found := problem(server, source, goes_on=replica)) is not None:
             return refused_for(pipeline, dict.fromkeys(names, found))
-        shown = _shown(pipeline, source, there, server, tables)
-        if shown is None:
-            return Elsewhere({})  # the next tick looks again
-        with closing(shown.slot.connection):
-            return _pin(pipeline, there, shown, tables)
+        try:
+            shown = _shown(pipeline, source, there, server, tables)
+            if shown is None:
+                return Elsewhere({})  # the next tick looks again
+            with closing(shown.slot.connection):
+                return _pin(pipeline, there, shown, tables)
+        except _ENDED:
+            what = (
+                "the replica of snapshot.from ended a session that pinned tables: it needed rows"
+                " that VACUUM has removed at the primary. They are pinned again."
+            )
+            return refused_for(pipeline, dict.fromkeys(names, conflicts(what)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,32 @@ def test_a_conflict_with_recovery_costs_the_pin_and_the_rest_is_read_under_anoth
         assert source.row(T).epoch == 1
 
 
+def test_a_conflict_with_recovery_while_a_replica_is_pinned_is_told(
+    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = {"max_standby_streaming_delay": "0"}
+    with opened(tmp_home, spark_server, kind="replica", tables=MIRROR, standby=hasty) as (
+        source,
+        both,
+    ):
+
+        def conflicts(dsn: str) -> NewSlot:
+            made = export_snapshot(dsn)
+            source.execute("update t set v = v || '!' where id % 3 = 0")
+            source.execute("vacuum t")
+            end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
+            reads = f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"
+            wait_for(lambda: both.ask_standby(reads))
+            return made
+
+        begin(source)
+        with monkeypatch.context() as patch:
+            patch.setattr("cdc_assets.pins.elsewhere.copies.export_snapshot", conflicts)
+            wait_for(lambda: waits_for(source) == "replica_conflicts")
+        assert not source.pins.has_refused(T), "it is tried again"
+        wait_for(lambda: reached(source, TableState.COPYING))
+
+
 def test_copying_from_a_replica_without_feedback_is_no_load_for_the_source(
     tmp_home: Path, spark_server: SparkServer
 ) -> None:
