@@ -194,6 +194,8 @@ class Pins:
             refuse_or_park(source, self._config, self._store)
         register_tables(source, self._config, self._store)
         if not self._config.streams:
+            for row in (row for row in self._waiting() if row.snapshot_lsn):
+                restart_copy(self._store, row)  # no log evens out what was read of another moment
             if waiting := [row for row in self._waiting() if row.oid]:
                 self._pin(source, export_snapshot(self._pipeline.source_dsn), waiting, first=False)
             return
@@ -286,15 +288,8 @@ class Pins:
     ) -> None:
         """Record the pin with the frozen plans, then hold its snapshot."""
         try:
-            pin, pinned = take(
-                source,
-                self._config,
-                self._store,
-                slot.consistent_point,
-                slot.snapshot_name,
-                tables,
-                first=first,
-            )
+            point, name = slot.consistent_point, slot.snapshot_name
+            pin, pinned = take(source, self._config, self._store, point, name, tables, first=first)
             if pinned:
                 dsn = self._pipeline.source_dsn
                 self._held[pin] = hold(self._store, dsn, pin, slot.snapshot_name)

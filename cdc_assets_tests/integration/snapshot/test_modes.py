@@ -12,12 +12,12 @@ from cdc_assets.errors import Fenced, TableProblem
 from cdc_assets.lake.catalog.catalog import open_catalog
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.lake.standing import pending
-from cdc_assets.log.copies.chunks import restart_copy
+from cdc_assets.log.copies.chunks import await_another_pin, restart_copy
 from cdc_assets.materializer import drain as draining
 from cdc_assets.postgres.slots import slot_status
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
-from cdc_assets_tests.integration.snapshot.sources import LONG_PAIR, T, U
+from cdc_assets_tests.integration.snapshot.sources import LONG_PAIR, T, U, chunk_keys
 from cdc_assets_tests.support.lake import NewLake, copied, lake
 
 pytestmark = pytest.mark.spark
@@ -104,3 +104,20 @@ def test_a_copied_table_that_is_followed_from_now_on_is_copied_anew(
         source.catch_up()
         assert source.equal(T)
         assert source.equal(U)
+
+
+def test_a_copy_under_way_that_is_not_followed_any_more_begins_anew(
+    postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path
+) -> None:
+    """What changed since its first chunk was read is in no log that is applied."""
+    dsn = postgres_dsn()
+    table = {"name": "t", "chunk_pages": 1}
+    with lake(dsn, spark_server.ensure(), LONG_PAIR, table) as source:
+        source.pin()
+        first, *_ = chunk_keys(source)
+        copy_table(source.pipeline, source.session, T, only=[first])
+        await_another_pin(source.pipeline.store, source.row(T))
+        source.execute("update t set v = 'new'")
+    copies_once = {"mode": "snapshot_only"}
+    with copied(dsn, spark_server.ensure(), "select 1", table, snapshot=copies_once) as source:
+        assert source.equal(T)
