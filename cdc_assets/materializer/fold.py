@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -32,10 +32,15 @@ from cdc_assets.log.staged.files import OLD_KEY
 JSON = {"mode": "FAILFAST", "maxStringLen": "2147483647"}
 
 # One row a key: op is D or U; `row` has the values as text; `unknown` names the columns whose value
-# is to be taken from the table's row `source` (None when everything is known). Where deleted rows
+# is to be taken from the table's row `source` (None when everything is known), and `moved` tells
+# whether the row had another key meanwhile, even if `source` is its own. Where deleted rows
 # are kept, `gone` is the time of the delete in microseconds since 1970, and `row` has the last
 # values; elsewhere a deleted row has no values.
-_FOLDED = ("op", "key", "source", "unknown", "gone", "row")
+_FOLDED = ("op", "key", "source", "moved", "unknown", "gone", "row")
+
+
+def _stayed() -> Column:
+    return F.lit(False).alias("moved")
 
 
 def text_struct(names: Iterable[str]) -> T.StructType:
@@ -79,6 +84,7 @@ def fold(
             T.StructField("op", T.StringType()),
             T.StructField("key", struct),
             T.StructField("source", struct),
+            T.StructField("moved", T.BooleanType()),
             T.StructField("unknown", T.ArrayType(T.StringType())),
             T.StructField("gone", T.LongType()),
             T.StructField("data", T.StringType()),
@@ -87,7 +93,10 @@ def fold(
     sequential = repeated(
         session,
         [
-            (f.op, f.key, f.source, _unknown(f, key, columns, keep_deleted), f.gone, _data(f, key))
+            (
+                *(f.op, f.key, f.source, f.moved, _unknown(f, key, columns, keep_deleted), f.gone),
+                _data(f, key),
+            )
             for f in folded
         ],
         schema,
@@ -114,6 +123,7 @@ def _fold_simple(
             F.when(F.col("last.op") == "D", "D").otherwise("U").alias("op"),
             "key",
             F.lit(None).cast(text_struct(key)).alias("source"),
+            _stayed(),
             F.lit(None).cast("array<string>").alias("unknown"),
             F.lit(None).cast("bigint").alias("gone"),
             F.from_json("last.data", struct, JSON).alias("row"),
@@ -162,6 +172,7 @@ def _fold_simple(
         "op",
         "key",
         F.when(needs, F.col("key")).alias("source"),
+        _stayed(),
         F.when(needs, F.col("unknown")).alias("unknown"),
         F.lit(None).cast("bigint").alias("gone"),
         "row",
@@ -186,6 +197,7 @@ def _fold_kept(
         F.when(dead, "D").otherwise("U").alias("op"),
         last["key"],
         F.when(alone, F.col("key")).otherwise(F.col("source")).alias("source"),
+        _stayed(),
         F.when(alone, rest).otherwise(F.col("unknown")).alias("unknown"),
         F.when(dead, F.col("last.ts")).alias("gone"),
         F.when(alone, F.from_json("last.data", text_struct(columns), JSON))
@@ -214,6 +226,8 @@ class Folded:
     values: dict[str, str | None]
     source: tuple[str | None, ...] | None
     gone: int | None = None
+    moved: bool = False
+    """Whether the row had another key meanwhile."""
 
 
 def _data(folded: Folded, key: Sequence[str]) -> str:
@@ -242,7 +256,7 @@ def fold_relinked(events: Iterable[Event], key: Sequence[str]) -> list[Folded]:
             before = state.get(at)
             # The values stay with the tombstone: the key change that follows may need them.
             state[at] = (
-                Folded("D", at, before.values, before.source, event.ts)
+                Folded("D", at, before.values, before.source, event.ts, before.moved)
                 if before is not None and before.op != "D"
                 else Folded("D", at, {}, at if before is None else None, event.ts)
             )
@@ -254,7 +268,8 @@ def fold_relinked(events: Iterable[Event], key: Sequence[str]) -> list[Folded]:
                 names: dict[str, str | None] = json.loads(old)
                 came_from = tuple(names[name] for name in key)
             before = state.get(came_from, Folded("U", came_from, {}, came_from))
-            state[at] = Folded("U", at, before.values | values, before.source)
+            moved = before.moved or came_from != at
+            state[at] = Folded("U", at, before.values | values, before.source, moved=moved)
     return list(state.values())
 
 

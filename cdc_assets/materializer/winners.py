@@ -37,7 +37,8 @@ class Winners:
     ``rows``: those that stay, as a struct ``row`` of texts. ``keys``: all of them, as a struct
     ``key``; ``earlier``: those that had a row at the source before the batch, since their first
     change is no insert. ``partial``: rows that stay and lack columns, with ``key`` and ``row``;
-    ``unknown`` names the columns, whose values the table's row ``source`` has.
+    ``unknown`` names the columns, whose values the table's row ``source`` has; ``moved``: whether
+    the row had another key meanwhile.
     """
 
     rows: pa.Table
@@ -156,6 +157,7 @@ def _partial(
     table = _made([_row(one, key) for one in some], "row", columns)
     table = table.append_column("key", keys("key", [one.key for one in some])["key"])
     table = table.append_column("source", keys("source", [one.source for one in some])["source"])
+    table = table.append_column("moved", pa.array([one.moved for one in some], pa.bool_()))
     unknown = [names for _, names in lacking]
     return table.append_column("unknown", pa.array(unknown, pa.list_(pa.string())))
 

@@ -152,10 +152,11 @@ def _in_table(
 ) -> DataFrame:
     """The table's rows under the source keys: whose key they are ``of``, and ``old_…``.
 
-    If the table is mixed, another row may have the old key of a row whose key changed.
+    If the table is mixed, another row may have the old key of a row whose key changed; its own,
+    too, if it had another one meanwhile.
     """
     session, lake = change.session, change.lake
-    sure = partial.where("source = key") if change.mixed else partial
+    sure = partial.where("not moved") if change.mixed else partial
     by_source = as_lake(
         sure.select("source", F.col("key").alias("of")), lake.key, "source", "of"
     ).toDF(*(f"s{i}" for i in range(len(lake.key))), "of")

@@ -84,6 +84,27 @@ def test_invariant_8_a_key_that_went_to_another_row_between_two_pins(source: Lak
     assert [c.equal for c in source.verify()] == [True]
 
 
+SWAP = """
+begin; update t set id = -1 where id = 1000; update t set id = 1000 where id = 1001;
+update t set id = 1001 where id = -1; commit
+"""
+
+
+@pytest.mark.parametrize("folded", ["here", "by Spark"], indirect=True)
+@pytest.mark.usefixtures("folded")
+def test_invariant_8_keys_that_were_exchanged_before_the_second_pin_and_back_after_it(
+    source: Lake,
+) -> None:
+    """Under its key, which is its own again, the lake has the other row."""
+    _copied_under_two_pins(source, SWAP)
+    source.execute(SWAP)
+    source.flush()
+    assert source.drain(T).repaired == 2
+    source.flush()
+    source.drain(T)
+    assert source.equal(T)
+
+
 @pytest.mark.parametrize("folded", ["here", "by Spark"], indirect=True)
 @pytest.mark.usefixtures("folded")
 def test_invariant_8_a_row_that_was_read_anew_and_got_another_key_since(source: Lake) -> None:
