@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import psycopg
 
-from cdc_assets.errors import SnapshotLost, TableProblem
+from cdc_assets.errors import EnvironmentProblem, SnapshotLost, TableProblem
 from cdc_assets.log.copies.chunks import await_another_pin, planned_files, restart_copy, unread
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
@@ -53,7 +53,7 @@ from cdc_assets.readiness.admission import (
     refuse_other_cluster,
     settle,
 )
-from cdc_assets.readiness.copy_server import is_dump
+from cdc_assets.readiness.copy_server import is_dump, unreachable
 from cdc_assets.readiness.source.now import followed, remember
 from cdc_assets.readiness.strategy import incremental
 
@@ -166,7 +166,8 @@ class Pins:
             finally:
                 self._release()
             if away is not None:
-                raise away
+                told = unreachable(away)
+                raise EnvironmentProblem(told.message, told.remedy) from away
         finally:
             self._store.unlock(PINS_LOCK)
 

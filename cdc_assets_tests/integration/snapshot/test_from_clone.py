@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc_assets.errors import SnapshotLost, TablesFailed
+from cdc_assets.errors import EnvironmentProblem, SnapshotLost, TablesFailed
 from cdc_assets.lake.spark.server import SparkServer
 from cdc_assets.log.states import TableState
 from cdc_assets.operations.copying import mark_for_copy, snapshot
@@ -151,7 +151,7 @@ def test_while_the_copy_is_away_the_log_of_another_table_begins(
         both.standby.remove()
 
         def told() -> bool:
-            with pytest.raises(psycopg.OperationalError):
+            with pytest.raises(EnvironmentProblem, match="server of snapshot"):
                 source.pins.tick()
             return str(source.row(A).reason).startswith("clone_unreachable")
 
