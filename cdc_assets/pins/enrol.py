@@ -9,7 +9,7 @@ never published if Postgres would then refuse its UPDATE or DELETE (``postgres.i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -310,14 +310,11 @@ def publish_tables(
         and row.table not in refused
         and row.table not in busy
     ]
-    return _as_published(source, config, ready, filters)
+    return as_published(source, config, ready)
 
 
-def _as_published(
-    source: Connection,
-    config: SourceConfig,
-    rows: Sequence[TableRow],
-    filters: Mapping[TableId, str],
+def as_published(
+    source: Connection, config: SourceConfig, rows: Sequence[TableRow]
 ) -> list[TableRow]:
     """Those whose row filter is theirs in the publication, which ``row_filter`` has from there."""
     both = (config.publication, inserts_publication(config.publication))
@@ -327,6 +324,6 @@ def _as_published(
         now = (beside if row.inserts_only else main).get(row.oid)
         if row.snapshot_lsn is not None:
             found.append(row)
-        elif is_published(source, row.table, filters.get(row.table), now):
+        elif is_published(source, row.table, config.row_filters.get(row.table), now):
             found.append(replace(row, row_filter=now))
     return found

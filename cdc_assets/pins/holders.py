@@ -23,6 +23,7 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.postgres.session.connect import connect
 
 _SNAPSHOT_GONE = (
+    psycopg.errors.FeatureNotSupported,  # it is of another database there
     psycopg.errors.UndefinedObject,
     psycopg.errors.InvalidParameterValue,
     psycopg.errors.ObjectNotInPrerequisiteState,  # its session is just ending

@@ -248,7 +248,7 @@ class Pins:
             self._looks.found({})
         elif self._looks.due():
             found = (
-                pin_restored(self._pipeline, begun)
+                pin_restored(self._pipeline, source, begun)
                 if is_dump(self._config)
                 else pin_elsewhere(self._pipeline, source, begun)
             )

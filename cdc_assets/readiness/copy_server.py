@@ -30,7 +30,7 @@ from cdc_assets.postgres.session.connect import Connection, connect
 from cdc_assets.postgres.slots import system_identifier
 from cdc_assets.postgres.timelines import History, parted
 from cdc_assets.readiness.flushing import known_log
-from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
+from cdc_assets.readiness.restored import awaited, other_collation, other_restored, unknown_lsn
 
 # Since this version a standby says whether its replay has stopped, and not only is to stop.
 PAUSE_STATE = 140000
@@ -253,6 +253,7 @@ def _of_dump(config: SourceConfig, due: Iterable[TableRow]) -> Iterator[Finding]
     for row in due:
         begin, said = row.snapshot_lsn or row.log_from, row.reason or ""
         told = [awaited(row.table), unknown_lsn(row.table, point), other_restored(row.table)]
+        told += [other_collation(row.table)]
         told += [found] if (found := behind(row.table, begin, point)) is not None else []
         yield from (finding for finding in told if said.startswith(f"{finding.code}:"))
     if due and origin.dsn is not None:

@@ -42,3 +42,17 @@ def other_restored(table: TableId) -> Finding:
         " has ended. pg_dump --table=… has no partition that isn't named, too.",
         str(table),
     )
+
+
+def other_collation(table: TableId) -> Finding:
+    """Its row filter may leave other rows there than those that the source streams."""
+    return Finding(
+        "dump_other_collation",
+        "error",
+        f"{table}: its filter (where) depends on the order or case of text, for which the database"
+        " of snapshot.from has another locale, encoding or version of it than the source.",
+        "Restore it into a database that was made with the source's locale and encoding, on the"
+        " same system; or have where compare by a collation that is the same everywhere: v collate"
+        """ "C" > 'Z'.""",
+        str(table),
+    )

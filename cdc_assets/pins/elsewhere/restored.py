@@ -27,6 +27,7 @@ from cdc_assets.log.heaps.record import Moment
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.elsewhere.copies import Elsewhere, otherwise, refused_for, resumes
+from cdc_assets.pins.enrol import as_published
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import hold, started, under
 from cdc_assets.pins.taking import as_registered, chunks_of, new_pin
@@ -34,11 +35,13 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import SourceTable, describe_all, heap_names, heaps_of
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId, quoted
+from cdc_assets.postgres.publication.collations import filters_alike
+from cdc_assets.postgres.publication.contents import publication_of
 from cdc_assets.postgres.session.connect import Connection, connect
 from cdc_assets.postgres.session.waits import locked
 from cdc_assets.postgres.slots import create_slot, export_snapshot
 from cdc_assets.readiness.copy_server import behind, unreachable
-from cdc_assets.readiness.restored import awaited, other_restored, unknown_lsn
+from cdc_assets.readiness.restored import awaited, other_collation, other_restored, unknown_lsn
 from cdc_assets.readiness.source.now import look_at_tables
 from cdc_assets.readiness.source.planning import AT_ONCE_LIMITS, PLANNING_TIMEOUT
 
@@ -89,6 +92,7 @@ def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow])
     Raises SlotBusy or PreflightError.
     """
     config, store = pipeline.config, pipeline.store
+    rows = as_published(source, config, rows)  # what is registered doesn't tell their filters
     name = f"{config.slot[:50]}_{uuid.uuid4().hex[:8]}"
     slot = create_slot(pipeline.replication_dsn, name, temporary=True)
     with ExitStack() as undo:
@@ -110,11 +114,12 @@ def hold_point(pipeline: Pipeline, source: Connection, rows: Sequence[TableRow])
             wrong = otherwise(pipeline, source, known)
             known = [row for row in known if row.table not in wrong]
             now = look_at_tables(source, config.publication, known)
+            known = [row for row in known if row.row_filter == now[row.table].row_filter]
             horizon = moment(source).horizon
             files = heap_files(source, [row.oid for row in known])
             described = describe_all(source, [row.table for row in known])
             for row in known:
-                entry, row_filter = now[row.table].published_as, now[row.table].row_filter
+                entry, row_filter = now[row.table].published_as, row.row_filter
                 first = f"({row_filter or 'true'}) and ctid < '({_FIRST_PAGES},0)'"
                 filled = _filled(source, described[row.table], first, AT_ONCE_LIMITS)
                 facts = HeldTable(
@@ -164,10 +169,10 @@ def _partitions(source: Connection, rows: Sequence[TableRow]) -> list[TableId]:
     return [TableId(schema, name) for schema, name in found]
 
 
-def pin_restored(pipeline: Pipeline, tables: list[TableRow]) -> Elsewhere:
+def pin_restored(pipeline: Pipeline, source: Connection, tables: list[TableRow]) -> Elsewhere:
     """Pin the tables in the database that a dump was restored into, as far as they are known.
 
-    Raises psycopg.Error of the coordination database.
+    Raises psycopg.Error of the source and of the coordination database.
     """
     origin, names = pipeline.config.snapshot.from_, [row.table for row in tables]
     assert origin is not None
@@ -193,6 +198,10 @@ def pin_restored(pipeline: Pipeline, tables: list[TableRow]) -> Elsewhere:
         except (psycopg.Error, CdcError) as error:
             unknown = dict.fromkeys([row.table for row, _ in fit], unreachable(error))
             return refused_for(pipeline, refused | unknown)
+        strange = {row.table for row, _ in fit if not _filters_alike(pipeline, source, there, row)}
+        refused |= {table: other_collation(table) for table in strange}
+        if not (fit := [(row, held) for row, held in fit if row.table not in strange]):
+            return refused_for(pipeline, refused)
         pin, pinned = _take(pipeline, there, point, slot.snapshot_name, fit)
         holder = hold(pipeline.store, pipeline.copy_dsn, pin, slot.snapshot_name)
     done = {row.table for row in pinned}
@@ -248,6 +257,15 @@ def _take(
             )
             pinned.append(row)
     return pin, pinned
+
+
+def _filters_alike(
+    pipeline: Pipeline, source: Connection, there: Connection, row: TableRow
+) -> bool:
+    """Whether the table's filter, if it has one, means the same rows in the restored database."""
+    name = publication_of(pipeline.config.publication, inserts_only=row.inserts_only)
+    filtered = row.filter_wanted is not None
+    return not filtered or filters_alike(source, there, name, row.table, row.oid)
 
 
 def _has_rows(there: Connection, table: SourceTable, held: HeldTable) -> bool:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -16,6 +17,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.log.states import TableState
 from cdc_assets.operations.holding import held_point
 from cdc_assets.pins.elsewhere.restored import HeldPoint
+from cdc_assets.pins.holders import join_pin
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.conftest import NewDatabase
@@ -206,12 +208,55 @@ def test_a_plan_is_of_one_database(source: Lake, postgres_dsn: NewDatabase) -> N
     try:
         lead_to(source, database, str(held.lsn))
         wait_for(lambda: reached(source, TableState.COPYING))
-        lead_to(source, make_conninfo(database, dbname=f"{name}_2"), str(held.lsn))
-        wait_for(lambda: reached(source, TableState.WAITING))
+        pin = str(source.row(T).pin)
+        with closing(join_pin(source.pipeline.store, database, pin)):  # as a copy does that goes on
+            lead_to(source, make_conninfo(database, dbname=f"{name}_2"), str(held.lsn))
+            wait_for(lambda: reached(source, TableState.WAITING))
         assert {source.row(table).epoch for table in source.tables} == {2}
     finally:
         source.pins.close()
         source.execute(f"drop database {name}_2")
+
+
+WORDS = """
+create table t (id int primary key, v text); alter table t replica identity full;
+insert into t values (1, 'é'), (2, 'É'), (3, 'e');
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "is_alike"), [("v = 'É'", True), ("upper(v) = 'É'", False), ("v > 'a'", False)]
+)
+def test_a_filter_means_the_same_rows_in_a_restored_dump(
+    where: str, is_alike: bool, new_lake: NewLake, postgres_dsn: NewDatabase
+) -> None:
+    """The source's locale knows ASCII alone, and the other one has upper case of all letters."""
+    table = {"name": "t", "where": where}
+    with new_lake(WORDS, table, snapshot={"from": {"kind": "dump"}}) as source:
+        name = f"{source.source.info.dbname}_2"
+        source.execute(
+            f"create database {name} template template0"
+            " locale_provider builtin builtin_locale 'C.UTF-8'"
+        )
+        try:
+            database = make_conninfo(source.pipeline.source_dsn, dbname=name)
+            begin(source)
+            with held_point(source.pipeline) as held:
+                assert [*held.tables] == [T]
+                dumped(source, held, database, [T])
+            lead_to(source, database, str(held.lsn))
+            if not is_alike:
+                assert waits_for(source) == "dump_other_collation"
+                lead_to(source, postgres_dsn(), str(held.lsn))
+                assert waits_for(source) == "dump_other_table"
+                return
+            wait_for(lambda: reached(source, TableState.COPYING))
+            source.copy()
+            source.catch_up()
+            assert source.rows(T) == [(2, "É")]
+        finally:
+            source.pins.close()
+            source.execute(f"drop database {name}")
 
 
 def test_the_command_names_the_snapshot_and_holds_it(source: Lake, tmp_path: Path) -> None:
