@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import pyarrow as pa
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdc_assets.config.sections import S3Config
@@ -17,10 +18,17 @@ from cdc_assets.materializer.fold import Event, Folded, fold_relinked
 from cdc_assets.materializer.winners import winners
 from cdc_assets.postgres.lsn import Lsn
 
+_Action = tuple[str, int, int, bool, int]
 KEYS = st.integers(1, 5)
 ACTIONS = st.lists(
     st.tuples(st.sampled_from("IDUKt"), KEYS, KEYS, st.booleans(), st.integers(0, 10**6)),
     max_size=40,
+)
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from("SSSKUD"), st.just(1), st.integers(2, 3), st.just(True), st.just(0)),
+    max_size=8,
 )
 
 
@@ -29,7 +37,7 @@ def _json(value: object) -> str:
 
 
 def _simulate(
-    actions: list[tuple[str, int, int, bool, int]],
+    actions: list[_Action],
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, dict[str, str | None]], list[Event]]:
     """A table before and after ``actions``, and the events the decoder stages for them."""
     before: dict[str, dict[str, str | None]] = {
@@ -41,7 +49,7 @@ def _simulate(
     def stage(op: str, unchanged: str | None, data: dict[str, str | None]) -> None:
         events.append(Event(len(events), op, unchanged, _json(data)))
 
-    for kind, first, second, keep, number in actions:
+    for kind, first, second, keep, number in chain.from_iterable(map(_steps, actions)):
         key, other = str(first), str(second)
         if kind == "I" and key not in rows:
             rows[key] = {"id": key, "v": f"i{number}", "doc": None if keep else f"d{number}"}
@@ -69,6 +77,15 @@ def _simulate(
     return {k: dict(v) for k, v in before.items()}, rows, events
 
 
+def _steps(action: _Action) -> list[_Action]:
+    """S: two rows exchange their keys."""
+    kind, first, second, keep, number = action
+    if kind != "S":
+        return [action]
+    steps = [(first, 0), (second, first), (0, second)]
+    return [("K", one, to, keep, number) for one, to in steps]
+
+
 def _apply(
     before: dict[str, dict[str, str | None]], folded: list[Folded]
 ) -> dict[str, dict[str, str | None]]:
@@ -84,7 +101,7 @@ def _apply(
 
 @given(ACTIONS)
 def test_invariant_8_folding_and_applying_gives_the_table_that_the_source_has(
-    actions: list[tuple[str, int, int, bool, int]],
+    actions: list[_Action],
 ) -> None:
     before, after, events = _simulate(actions)
     assert _apply(before, fold_relinked(events, ["id"])) == after
@@ -98,6 +115,42 @@ def test_invariant_8_two_rows_that_swap_their_keys_keep_their_documents() -> Non
     assert _apply(before, folded) == after
     assert after["1"]["doc"] == "doc2"
     assert after["2"]["doc"] == "doc1"
+
+
+@settings(max_examples=300)
+@given(MOVES, st.data())
+def test_invariant_8_rows_of_several_moments_end_as_the_source_has_them(
+    actions: list[_Action], data: st.DataObject
+) -> None:
+    """What was read late is of one moment a key; what is read again, of any from then on."""
+    events = _simulate(actions)[2]
+    moments = [(rows, len(log)) for _, rows, log in map(_simulate, _prefixes(actions))]
+    late = st.integers(0, len(actions))
+    read = {str(key): data.draw(late) for key in range(1, 6)}
+    lake = {key: moments[at][0][key] for key, at in read.items() if key in moments[at][0]}
+    whole_from = max(moments[at][1] for at in read.values())
+    ends = sorted({len(actions), *data.draw(st.lists(late, max_size=3))})
+    for first, end in pairwise([0, *ends]):
+        batch = events[moments[first][1] : moments[end][1]]
+        mixed, before = moments[first][1] < whole_from, dict(lake)
+        for change in fold_relinked(batch, ["id"]):
+            key, source = str(change.key[0]), change.source and str(change.source[0])
+            lake.pop(key, None)
+            if change.op == "D":
+                continue
+            if source is None or "doc" in change.values:
+                lake[key] = change.values
+            elif source in before and not (mixed and change.moved):
+                lake[key] = before[source] | change.values
+            else:
+                rows, reached = moments[data.draw(st.integers(end, len(actions)))]
+                whole_from = max(whole_from, reached)
+                lake |= {key: rows[key]} if key in rows else {}
+    assert lake == moments[-1][0]
+
+
+def _prefixes(actions: list[_Action]) -> list[list[_Action]]:
+    return [actions[:end] for end in range(len(actions) + 1)]
 
 
 @dataclass(frozen=True)
@@ -118,7 +171,7 @@ class Held(Batch):
 @example([("U", 1, 1, False, 7), ("K", 1, 4, True, 8)])
 @example([("K", 1, 4, True, 0), ("U", 2, 2, True, 1)])  # beside a change of a key, one of none
 def test_invariant_8_what_a_batch_leaves_found_without_spark_gives_it_too(
-    actions: list[tuple[str, int, int, bool, int]],
+    actions: list[_Action],
 ) -> None:
     before, rows, events = _simulate(actions)
     left_out = [event.data for event in events if event.unchanged is not None]
