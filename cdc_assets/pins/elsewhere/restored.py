@@ -26,7 +26,7 @@ from cdc_assets.log.heaps.files import remember_heaps
 from cdc_assets.log.heaps.record import Moment
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.messages.findings import Finding
-from cdc_assets.pins.elsewhere.copies import Elsewhere, otherwise, refused_for, resumes
+from cdc_assets.pins.elsewhere.copies import Elsewhere, otherwise, refused_for
 from cdc_assets.pins.enrol import as_published
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import hold, started, under
@@ -174,8 +174,10 @@ def pin_restored(pipeline: Pipeline, source: Connection, tables: list[TableRow])
 
     Raises psycopg.Error of the source and of the coordination database.
     """
-    origin, names = pipeline.config.snapshot.from_, [row.table for row in tables]
+    origin = pipeline.config.snapshot.from_
     assert origin is not None
+    tables = [row for row in tables if not _begins_anew(pipeline, row)]
+    names = [row.table for row in tables]
     if origin.dsn is None or origin.lsn is None:
         return refused_for(pipeline, {table: awaited(table) for table in names})
     point = Lsn.parse(origin.lsn)
@@ -186,8 +188,10 @@ def pin_restored(pipeline: Pipeline, source: Connection, tables: list[TableRow])
             refused[row.table] = unknown_lsn(row.table, point)
         elif found := behind(row.table, row.snapshot_lsn or row.log_from, point):
             refused[row.table] = found
-        elif resumes(pipeline, row, point):
+        elif row.snapshot_lsn in (None, point):
             fit.append((row, held))
+        else:
+            restart_copy(pipeline.store, row)  # its plan is of another dump's pages
     if not fit:
         return refused_for(pipeline, refused)
     with ExitStack() as sessions:
@@ -257,6 +261,15 @@ def _take(
             )
             pinned.append(row)
     return pin, pinned
+
+
+def _begins_anew(pipeline: Pipeline, row: TableRow) -> bool:
+    """Give up a copy that was begun at the source, or at a physical copy of it: no dump has that.
+
+    Its log may have begun before one could be held.
+    """
+    begun_there = row.snapshot_lsn is not None and planned_in(pipeline.store, row) is None
+    return begun_there and restart_copy(pipeline.store, row)
 
 
 def _filters_alike(

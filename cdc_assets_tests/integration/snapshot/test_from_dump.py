@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cdc_assets.config.snapshot import SnapshotConfig
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.log.states import TableState
 from cdc_assets.operations.holding import held_point
@@ -20,6 +21,7 @@ from cdc_assets.pins.elsewhere.restored import HeldPoint
 from cdc_assets.pins.holders import join_pin
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets_tests.conftest import NewDatabase
 from cdc_assets_tests.integration.snapshot.elsewhere import (
     SETUP,
@@ -29,12 +31,13 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     begin,
     begun,
     check_exact,
+    copy_by,
     lead_to,
     reached,
     waits_for,
     writing,
 )
-from cdc_assets_tests.integration.snapshot.sources import T
+from cdc_assets_tests.integration.snapshot.sources import WIDE, T, chunk_keys
 from cdc_assets_tests.support.lake import Lake, NewLake
 from cdc_assets_tests.support.waiting import wait_for
 
@@ -216,6 +219,37 @@ def test_a_plan_is_of_one_database(source: Lake, postgres_dsn: NewDatabase) -> N
     finally:
         source.pins.close()
         source.execute(f"drop database {name}_2")
+
+
+def test_a_copy_that_began_at_the_source_begins_anew_for_a_dump(new_lake: NewLake) -> None:
+    """Its log began before any dump, whose rows are on other pages."""
+    with new_lake(WIDE, "t") as source:
+        source.pin()
+        copy_by(source, SnapshotConfig.model_validate({"from": {"kind": "dump"}}))
+        wait_for(lambda: begun(source))
+        assert waits_for(source) == "dump_awaited"
+        with held_point(source.pipeline) as held:
+            assert [*held.tables] == [T]
+
+
+def test_a_copy_goes_on_with_the_same_dump_alone(
+    new_lake: NewLake, postgres_dsn: NewDatabase
+) -> None:
+    """A tool may bring a restored table up to a later snapshot: rows move to other pages by it."""
+    database, origin = postgres_dsn(), {"from": {"kind": "dump"}}
+    with new_lake(WIDE, {"name": "t", "chunk_pages": 64}, snapshot=origin) as source:
+        begin(source)
+        with held_point(source.pipeline) as held, held_point(source.pipeline) as later:
+            dumped(source, held, database, [T])
+        lead_to(source, database, str(held.lsn))
+        wait_for(lambda: reached(source, TableState.COPYING))
+        first, *_ = chunk_keys(source)
+        copy_table(source.pipeline, source.session, T, only=[first])
+        with psycopg.connect(database) as restored:
+            restored.execute("create temp table s as table t; delete from t; insert into t table s")
+        lead_to(source, database, str(later.lsn))
+        wait_for(lambda: begun(source) and source.row(T).epoch == 2)
+        assert waits_for(source) == "dump_unknown_lsn"
 
 
 WORDS = """
