@@ -38,6 +38,7 @@ SECRETS = {
     "CATALOG": f"{WORD}-catalog",
     "WEBHOOK": f"{WORD}-webhook",
     "MAIL": f"{WORD}-mail",
+    "COPY": f"{WORD}-copy",
     "AWS_SECRET_ACCESS_KEY": f"{WORD}-s3",
     "TOKEN": f"{WORD}-token",
     "CONF": f"{WORD}-conf",
@@ -86,7 +87,7 @@ def dsn(postgres_dsn: NewDatabase, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         monkeypatch.setenv(name, value)
     made = postgres_dsn()
     with psycopg.connect(made, autocommit=True) as admin:
-        for role in ("source", "state", "catalog"):
+        for role in ("source", "state", "catalog", "copy"):
             admin.execute(
                 f"create role {role} superuser login password '{SECRETS[role.upper()]}'".encode()
             )
@@ -94,10 +95,10 @@ def dsn(postgres_dsn: NewDatabase, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield made
         admin.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
-            " where usename in ('source', 'state', 'catalog')"
+            " where usename in ('source', 'state', 'catalog', 'copy')"
         )
-        admin.execute("reassign owned by source, state, catalog to postgres")
-        admin.execute("drop role source, state, catalog")
+        admin.execute("reassign owned by source, state, catalog, copy to postgres")
+        admin.execute("drop role source, state, catalog, copy")
 
 
 class Seen:
@@ -239,6 +240,15 @@ def _fails(
         for command in tried:
             _command(wrong, seen, command, name=f"wrong {name}")
         monkeypatch.setenv(name, SECRETS[name])
+    there = raw["postgres"]["dsn"].replace("source:${SOURCE}", "copy:${COPY}")
+    monkeypatch.setenv("COPY", f"{WORD}-not-COPY")
+    for kind, more in (("dump", {"lsn": "0/1"}), ("clone", {"replication_dsn": there})):
+        wrong.write_text(
+            json.dumps({**raw, "snapshot": {"from": {"kind": kind, "dsn": there, **more}}})
+        )
+        for arguments in (["-v", "flush", "--until", "current"], ["check", "--json"]):
+            _command(wrong, seen, *arguments, name=f"wrong {kind}")
+        assert spark_too or b"clone_unreachable" in seen.texts[f"wrong {kind} check --json"]
     options = ("token=", "authorization=Bearer%20", "use_ssl=true;token=")
     remotes = [f"sc://127.0.0.1:1/;{option}${{TOKEN}}" for option in options]
     for number, remote in enumerate(remotes if spark_too else remotes[:2]):
