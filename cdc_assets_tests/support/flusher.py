@@ -55,6 +55,13 @@ class Bench:
         cursor = self.connection.execute(statement.encode(), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
+    def drop_slot(self) -> None:
+        """Once nobody streams it any more: its server's process may end a moment after ours."""
+        slot = f"cdc_{self.name}"
+        busy = "select 1 from pg_replication_slots where slot_name = %s and active"
+        wait_for(lambda: not self.execute(busy, slot))
+        self.execute("select pg_drop_replication_slot(%s)", slot)
+
     def settings(self, *tables: str, **staging: object) -> dict[str, object]:
         place = "s3://bucket/staging" if self.s3 else (self.folder / "staging").as_uri()
         return {

@@ -277,7 +277,7 @@ def test_it_waits_for_nobody_and_leaves_tables_at_rest_alone(
             if _files(source) < before:
                 return True
             assert time.monotonic() - began < 10.0
-            assert "its small files stay" in caplog.records[caplog_before].message
+            assert "its small files stay" in caplog.records[caplog_before].getMessage()
             return False
 
         with caplog.at_level(logging.INFO):

@@ -40,7 +40,7 @@ def test_a_table_that_fails_makes_no_other_wait(
             time.sleep(5)
     assert 2 < tried[T] < 8
     assert tried[U] > 12, "each look: it is never complete here"
-    said = [record.message for record in caplog.records if "it can't be read" in record.message]
+    said = [text for text in caplog.messages if "it can't be read" in text]
     assert len(said) == 1
 
 

@@ -86,7 +86,7 @@ def test_a_log_whose_files_are_elsewhere_is_not_gone_on_with(
 def test_what_the_log_remembers_is_named_beside_it(source: Bench, tmp_path: Path) -> None:
     config = source.config("public.t")
     source.flush(config)
-    source.execute("select pg_drop_replication_slot(%s)", f"cdc_{source.name}")
+    source.drop_slot()
     with pytest.raises(SourceMismatch) as caught:  # alone: who may begin anew decides
         source.flush(config)
     assert caught.value.codes == ("slot_gone",)

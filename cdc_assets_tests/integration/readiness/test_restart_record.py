@@ -127,25 +127,25 @@ def test_a_mismatch_of_the_source(source: Bench, code: str, provoke: list[str]) 
 def test_all_mismatches_are_named_at_once(source: Bench) -> None:
     config = started(source)
     source.execute(f"drop publication {config.publication}")
-    source.execute("select pg_drop_replication_slot(%s)", config.slot)
+    source.drop_slot()
     refused(source, config, "slot_gone", "publication_gone")
     healed(source, config)
 
 
 def test_a_physical_slot_of_the_name_is_not_ours_to_drop(source: Bench) -> None:
     config = started(source)
-    source.execute("select pg_drop_replication_slot(%s)", config.slot)
+    source.drop_slot()
     source.execute("select pg_create_physical_replication_slot(%s)", config.slot)
     refused(source, config, "slot_plugin")
     with pytest.raises(SourceMismatch, match="slot_plugin"):
         source.resync(config)
-    source.execute("select pg_drop_replication_slot(%s)", config.slot)  # as the remedy says
+    source.drop_slot()  # as the remedy says
     healed(source, config)
 
 
 def test_a_slot_of_another_database_is_not_ours_to_drop(source: Bench) -> None:
     config = started(source)
-    source.execute("select pg_drop_replication_slot(%s)", config.slot)
+    source.drop_slot()
     with psycopg.connect(source.dsn, dbname="postgres", autocommit=True) as other:
         other.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (config.slot,))
         try:
@@ -164,7 +164,7 @@ def test_another_database_of_the_name(
     with bench(dsn, "r_again", tmp_path, postgres_dsn()) as source:
         source.execute(SETUP)
         config = started(source)
-        source.execute("select pg_drop_replication_slot(%s)", config.slot)
+        source.drop_slot()
         source.connection.close()
         with psycopg.connect(dsn, autocommit=True) as admin:
             admin.execute("drop database r_again with (force)")

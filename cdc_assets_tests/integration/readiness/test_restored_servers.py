@@ -162,7 +162,7 @@ def test_a_two_phase_slot_is_refused_and_prepared_transactions_are_followed(
     source.execute(made, config.slot)
     with pytest.raises(SourceMismatch, match=r"slot_two_phase.*pg_drop_replication_slot"):
         source.flush(config)
-    source.execute("select pg_drop_replication_slot(%s)", config.slot)  # as it says
+    source.drop_slot()  # as it says
     source.flush(config)
     source.execute("begin; insert into t values (1, 'committed'); prepare transaction 'one'")
     source.execute("begin; insert into t values (2, 'gone'); prepare transaction 'two'")
@@ -173,7 +173,7 @@ def test_a_two_phase_slot_is_refused_and_prepared_transactions_are_followed(
     source.execute("rollback prepared 'two'")
     source.flush(config)
     assert source.ids() == ["3", "1"]
-    source.execute("select pg_drop_replication_slot(%s)", config.slot)
+    source.drop_slot()
     source.execute(made, config.slot)
     refused(source, config, "slot_two_phase", "slot_moved")
     healed(source, config)
