@@ -216,10 +216,11 @@ def _register(
         else:
             store.park(table, found.reason)
     elif row is not None and not _as_wished(config, row):
+        if row.reason != _OTHERS_WISH:
+            logger.warning("%s: %s", table, _OTHERS_WISH)
         store.note_waiting(table, _OTHERS_WISH)
-        logger.warning("%s: %s", table, _OTHERS_WISH)
     else:
-        if found.left_out:
+        if found.left_out and (row is None or row.left_out != found.left_out):
             logger.warning(
                 "%s: Postgres doesn't send its generated columns (%s); the lake table lacks them",
                 table,

@@ -15,6 +15,7 @@ from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher import guard as guarding
 from cdc_assets.flusher import pin_keeper, registrar
 from cdc_assets.operations.copying import mark_for_copy
+from cdc_assets.pins.enrol import register_tables
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets_tests.integration.pins.published import configured, published, states, write
@@ -133,7 +134,9 @@ def test_a_dropped_publication_of_inserts_stops_only_who_is_in_it(
 
 
 def test_a_publication_of_inserts_sends_the_columns_that_the_other_one_does(
-    postgres_servers: Callable[[int], EmbeddedPostgres], tmp_path: Path
+    postgres_servers: Callable[[int], EmbeddedPostgres],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Since 18 one sends generated columns or doesn't: one made as the README says doesn't."""
     with bench(postgres_servers(18).start(), "pb_generated", tmp_path) as source:
@@ -146,3 +149,9 @@ def test_a_publication_of_inserts_sends_the_columns_that_the_other_one_does(
         source.execute("insert into events values (1)")
         source.flush(config)
         assert [row.data for row in source.log("public.events")] == [{"id": "1"}]
+        with Pipeline.open(config) as pipeline:
+            mark_for_copy(pipeline, [config.tables[0].id])
+            for _ in range(2):
+                register_tables(source.connection, config, pipeline.store)
+        said = [text for text in caplog.messages if "doesn't send its generated columns" in text]
+        assert len(said) == 1, "once, though it may wait for its copy for days"
