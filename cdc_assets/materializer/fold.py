@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -37,10 +37,6 @@ JSON = {"mode": "FAILFAST", "maxStringLen": "2147483647"}
 # are kept, `gone` is the time of the delete in microseconds since 1970, and `row` has the last
 # values; elsewhere a deleted row has no values.
 _FOLDED = ("op", "key", "source", "moved", "unknown", "gone", "row")
-
-
-def _stayed() -> Column:
-    return F.lit(False).alias("moved")
 
 
 def text_struct(names: Iterable[str]) -> T.StructType:
@@ -70,10 +66,13 @@ def fold(
         events = events.where(F.col("off") > facts.truncate)
     keyed = events.withColumn("key", F.from_json("data", text_struct(key), JSON))
     folder = _fold_kept if keep_deleted else _fold_simple
+
+    def simple(some: DataFrame) -> DataFrame:
+        return folder(some, facts.unchanged, key, columns).withColumn("moved", F.lit(False))
+
     if not facts.relinked:
-        return folder(keyed, facts.unchanged, key, columns)
+        return simple(keyed)
     struct, odd = text_struct(key), relinked_keys(session, facts, key)
-    simple = folder(keyed.join(odd, "key", "left_anti"), facts.unchanged, key, columns)
     at = F.col("ts") if keep_deleted else F.lit(None).cast("bigint").alias("ts")
     rows = keyed.join(odd, "key", "left_semi").select("off", "op", "unchanged", "data", at)
     folded = fold_relinked(
@@ -101,7 +100,8 @@ def fold(
         ],
         schema,
     ).withColumn("row", F.from_json("data", text_struct(columns), JSON))
-    return simple.unionByName(sequential.select(*_FOLDED))
+    others = simple(keyed.join(odd, "key", "left_anti"))
+    return others.unionByName(sequential.select(*_FOLDED))
 
 
 def relinked_keys(session: SparkSession, facts: Facts, key: Sequence[str]) -> DataFrame:
@@ -123,7 +123,6 @@ def _fold_simple(
             F.when(F.col("last.op") == "D", "D").otherwise("U").alias("op"),
             "key",
             F.lit(None).cast(text_struct(key)).alias("source"),
-            _stayed(),
             F.lit(None).cast("array<string>").alias("unknown"),
             F.lit(None).cast("bigint").alias("gone"),
             F.from_json("last.data", struct, JSON).alias("row"),
@@ -172,7 +171,6 @@ def _fold_simple(
         "op",
         "key",
         F.when(needs, F.col("key")).alias("source"),
-        _stayed(),
         F.when(needs, F.col("unknown")).alias("unknown"),
         F.lit(None).cast("bigint").alias("gone"),
         "row",
@@ -197,7 +195,6 @@ def _fold_kept(
         F.when(dead, "D").otherwise("U").alias("op"),
         last["key"],
         F.when(alone, F.col("key")).otherwise(F.col("source")).alias("source"),
-        _stayed(),
         F.when(alone, rest).otherwise(F.col("unknown")).alias("unknown"),
         F.when(dead, F.col("last.ts")).alias("gone"),
         F.when(alone, F.from_json("last.data", text_struct(columns), JSON))

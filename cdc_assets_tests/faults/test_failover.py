@@ -66,6 +66,14 @@ class Pair:
         with psycopg.connect(self.standby_dsn, autocommit=True) as connection:
             connection.execute("select pg_promote(true, 60)")
 
+    def await_replay(self) -> None:
+        """Until the standby has replayed all that the primary has written by now."""
+        with psycopg.connect(self.primary.start(), autocommit=True) as connection:
+            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        reads = f"select 1 where pg_last_wal_replay_lsn() >= '{row[0]}'"
+        wait_for(lambda: self.ask_standby(reads))
+
     def ask_standby(self, statement: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.standby_dsn, autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
@@ -255,8 +263,7 @@ def test_a_standby_without_the_slot_is_named(
     with _replicated(tmp_home, tmp_path, postgres_dsn(), standby=alone) as (pair, source, config):
         source.execute("insert into t values (1)")
         source.flush(config)
-        end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
-        wait_for(lambda: pair.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        pair.await_replay()
         _fail_over(source, pair)
         _refused_until_resync(source, config, "slot_gone")
 

@@ -18,3 +18,10 @@ def source(new_lake: NewLake) -> Iterator[Lake]:
         snapshot={"max_parallel_chunks": 2},
     ) as opened:
         yield opened
+
+
+@pytest.fixture
+def looked_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that wait for the server of ``snapshot.from`` don't wait for the next look, too."""
+    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._SECONDS", 0.0)
+    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._REST", 0)

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import psycopg
-import pytest
 from pydantic import SecretStr
 
 from cdc_assets.config.snapshot import SnapshotConfig
@@ -118,12 +117,6 @@ def check_exact(source: Lake) -> None:
     gone = sorted(row["id"] for row in kept if row["_deleted_at"] is not None)
     assert gone
     assert gone == [*range(gone[0], len(inserted) + 1)]
-
-
-def look_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have tables that wait for their server not wait for the next look at it, too."""
-    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._SECONDS", 0.0)
-    monkeypatch.setattr("cdc_assets.pins.elsewhere.looks._REST", 0)
 
 
 def lead_to(source: Lake, dsn: str, lsn: str | None = None) -> None:

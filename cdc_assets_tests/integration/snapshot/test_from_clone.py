@@ -35,7 +35,6 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     check_exact,
     copy_by,
     lead_to,
-    look_at_each_tick,
     opened,
     reached,
     waits_for,
@@ -45,12 +44,7 @@ from cdc_assets_tests.integration.snapshot.sources import T, chunk_keys
 from cdc_assets_tests.support.flusher import flushing
 from cdc_assets_tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def looked_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_at_each_tick(monkeypatch)
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("looked_at_each_tick")]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -225,8 +219,7 @@ def test_a_table_that_is_published_anew_needs_a_later_copy(
         source.execute("alter publication cdc_src drop table t")
         source.execute("update t set v = 'unseen' where id = 5000")
         source.execute("alter publication cdc_src add table t")
-        end = source.execute("select pg_current_wal_lsn()::text")[0][0]
-        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        both.await_replay()
         both.promote()
         source.pins.tick()
         assert str(source.row(T).reason).startswith("clone_other_table")
@@ -291,8 +284,7 @@ def test_a_partition_that_was_truncated_since_the_copy_is_noticed(
     with opened(tmp_home, spark_server, setup=PARTS, tables=["p"]) as (source, both):
         begin(source)
         source.execute("update p set v = 'new' where id = 1500")
-        end = source.execute("select pg_current_wal_lsn()::text")[0][0]
-        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        both.await_replay()
         both.promote()
         source.execute("vacuum full p1" if kept else "truncate p1")
         source.execute("update p set v = 'newer' where id = 1600")

@@ -27,7 +27,7 @@ from cdc_assets.readiness.surroundings import review
 from cdc_assets.snapshot import worker
 from cdc_assets.snapshot.coordinator import copy_table
 from cdc_assets.snapshot.table_copy import TableCopy
-from cdc_assets_tests.faults.test_failover import standby_pair
+from cdc_assets_tests.faults.test_failover import Pair, standby_pair
 from cdc_assets_tests.integration.snapshot.elsewhere import (
     HELD,
     PARTS,
@@ -40,13 +40,13 @@ from cdc_assets_tests.integration.snapshot.elsewhere import (
     check_exact,
     copy_by,
     lead_to,
-    look_at_each_tick,
     opened,
     reached,
     waits_for,
     writing,
 )
 from cdc_assets_tests.integration.snapshot.sources import T, chunk_keys, role
+from cdc_assets_tests.support.lake import Lake
 from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
@@ -99,6 +99,13 @@ def test_invariant_4_a_table_that_the_log_can_not_even_out_is_read_as_of_a_stop(
         check_exact(source)
 
 
+def replay_a_vacuum(source: Lake, both: Pair) -> None:
+    """Have the standby remove rows that whoever began before it still needs."""
+    source.execute("update t set v = v || '!' where id % 3 = 0")
+    source.execute("vacuum t")
+    both.await_replay()
+
+
 def test_a_conflict_with_recovery_costs_the_pin_and_the_rest_is_read_under_another(
     tmp_home: Path, spark_server: SparkServer
 ) -> None:
@@ -112,10 +119,7 @@ def test_a_conflict_with_recovery_costs_the_pin_and_the_rest_is_read_under_anoth
         wait_for(lambda: reached(source, TableState.COPYING))
         first, *_ = chunk_keys(source)
         copy_table(source.pipeline, source.session, T, only=[first])
-        source.execute("update t set v = v || '!' where id % 3 = 0")
-        source.execute("vacuum t")
-        end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
-        wait_for(lambda: both.ask_standby(f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"))
+        replay_a_vacuum(source, both)
         with pytest.raises(SnapshotLost):
             source.copy()
         before = source.row(T).pin
@@ -141,11 +145,7 @@ def test_a_conflict_with_recovery_while_a_replica_is_pinned_is_told(
 
         def conflicts(dsn: str) -> NewSlot:
             made = export_snapshot(dsn)
-            source.execute("update t set v = v || '!' where id % 3 = 0")
-            source.execute("vacuum t")
-            end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
-            reads = f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"
-            wait_for(lambda: both.ask_standby(reads))
+            replay_a_vacuum(source, both)
             return made
 
         begin(source)
@@ -189,10 +189,10 @@ def test_who_may_not_stop_the_replay_copies_only_what_the_log_evens_out(
         source.pins.close()
 
 
+@pytest.mark.usefixtures("looked_at_each_tick")
 def test_a_replica_that_somebody_else_stopped_stays_so(
-    tmp_home: Path, spark_server: SparkServer, monkeypatch: pytest.MonkeyPatch
+    tmp_home: Path, spark_server: SparkServer
 ) -> None:
-    look_at_each_tick(monkeypatch)
     with opened(tmp_home, spark_server, kind="replica") as (source, both):
         both.ask_standby("select pg_wal_replay_pause()")
         wait_for(lambda: both.ask_standby(STATE) == [("paused",)])
@@ -319,9 +319,7 @@ def test_invariant_4_a_partition_that_is_truncated_while_a_replica_is_pinned(
             if not done:
                 done.extend(source.execute("update p set v = 'new' where id = 7 returning id"))
                 source.execute("truncate p1")
-                end = source.execute("select pg_current_wal_lsn()::text")[0][0]
-                reads = f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"
-                wait_for(lambda: both.ask_standby(reads))
+                both.await_replay()
             return export_snapshot(dsn)
 
         begin(source)
@@ -354,11 +352,7 @@ def test_a_worker_that_a_conflict_with_recovery_ends_has_lost_its_snapshot(
 
         def then_a_conflict(*given: Any) -> Written:
             done = copied(*given)
-            source.execute("update t set v = v || '!' where id % 3 = 0")
-            source.execute("vacuum t")
-            end = source.execute("select pg_current_wal_insert_lsn()::text")[0][0]
-            reads = f"select 1 where pg_last_wal_replay_lsn() >= '{end}'"
-            wait_for(lambda: both.ask_standby(reads))
+            replay_a_vacuum(source, both)
             return done
 
         monkeypatch.setattr(worker, "_copy", then_a_conflict)
