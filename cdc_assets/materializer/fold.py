@@ -251,9 +251,12 @@ def fold_relinked(events: Iterable[Event], key: Sequence[str]) -> list[Folded]:
         at = tuple(values[name] for name in key)
         if event.op == "D":
             before = state.get(at)
-            # The values stay with the tombstone: the key change that follows may need them.
+            # The values stay with the tombstone: the key change that follows may need them. Those
+            # that it lacks can't be read again: what is under its own key has to do.
             state[at] = (
-                Folded("D", at, before.values, before.source, event.ts, before.moved)
+                Folded(
+                    *("D", at, before.values, before.source, event.ts), moved=before.source != at
+                )
                 if before is not None and before.op != "D"
                 else Folded("D", at, {}, at if before is None else None, event.ts)
             )

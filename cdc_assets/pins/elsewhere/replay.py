@@ -26,11 +26,15 @@ _STATE: LiteralString = "select pg_catalog.pg_get_wal_replay_pause_state()"
 _MAY: LiteralString = """
 select pg_catalog.has_function_privilege('pg_catalog.pg_wal_replay_pause()', 'execute')
    and pg_catalog.has_function_privilege('pg_catalog.pg_wal_replay_resume()', 'execute')
+   and pg_catalog.has_function_privilege('pg_catalog.pg_sleep(float8)', 'execute')
 """
 _STOP = (
     "select pg_catalog.pg_wal_replay_pause(); select pg_catalog.pg_sleep({});"
     " select pg_catalog.pg_wal_replay_resume()"
 )
+
+# A server that looks for its clients would end the message once we are gone.
+_GOES_ON: LiteralString = "set client_connection_check_interval = 0"
 
 
 @contextmanager
@@ -40,12 +44,13 @@ def stopped(there: Connection, aside: Connection) -> Iterator[bool]:
     One that somebody else has stopped stays so. ``aside``: another session there, for this alone.
     From Postgres 14 on.
     """
-    if _is_stopped(there):
-        yield True
+    if _state(there) != "not paused":
+        yield _stops(there)
         return
     if there.execute(_MAY).fetchone() != (True,):
         yield False
         return
+    aside.execute(_GOES_ON)
     aside.pgconn.send_query(_STOP.format(LONGEST_SECONDS).encode())
     aside.pgconn.flush()
     try:
@@ -64,13 +69,15 @@ def _resume(there: Connection) -> None:
 
 def _stops(there: Connection) -> bool:
     deadline = time.monotonic() + _SECONDS
-    while not _is_stopped(there):
+    while _state(there) != "paused":
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
     return True
 
 
-def _is_stopped(there: Connection) -> bool:
+def _state(there: Connection) -> str:
+    """Not paused, pause requested, or paused."""
     row = there.execute(_STATE).fetchone()
-    return row is not None and row[0] == "paused"
+    assert row is not None  # a function's result
+    return str(row[0])

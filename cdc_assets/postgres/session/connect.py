@@ -128,6 +128,7 @@ class _Answered(psycopg.Connection[tuple[Any, ...]]):
                 ) from error
             finally:
                 timer.cancel()
+                timer.join()  # or it hangs up on whoever gets the number next
 
 
 def connect(

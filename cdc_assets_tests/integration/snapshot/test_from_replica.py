@@ -218,7 +218,9 @@ with replay.stopped(there, aside) as stands:
 
 
 def test_a_replica_goes_on_by_itself_though_who_stopped_it_is_killed(tmp_home: Path) -> None:
-    with standby_pair(tmp_home, STANDBY, {}) as both:
+    """Even if its server looks whether its clients are there."""
+    looks = {"client_connection_check_interval": "100ms"}
+    with standby_pair(tmp_home, {**STANDBY, **looks}, {}) as both:
         done = subprocess.run(
             [sys.executable, "-c", DIES, both.standby_dsn], capture_output=True, check=False
         )
