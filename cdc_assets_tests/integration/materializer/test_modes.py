@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.connect.dataframe import DataFrame
 
 from cdc_assets.errors import TableProblem
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake
 
@@ -112,6 +113,18 @@ def test_soft_delete_keeps_rows_with_their_last_values_and_marks_them(source: La
     assert rows[1]["v"] == "back"
     assert {50, 60} < set(rows)
     assert [c.equal for c in source.verify()] == [True] * 5
+
+
+def test_soft_delete_keeps_a_row_that_had_another_key_on_the_way(source: Lake) -> None:
+    """Though the lake's rows are of several moments, and it can't be read again any more."""
+    source.pipeline.store.not_whole_before(source.row(S), Lsn(2**62))
+    source.execute("update s set id = 90 where id = 1; update s set id = 1 where id = 90")
+    source.execute("delete from s where id = 1")
+    source.flush()
+    source.drain(S)
+    (gone,) = [row for row in _dicts(source, S, "id") if row["id"] == 1]
+    assert gone["_deleted_at"] is not None
+    assert gone["doc"] == "doc1" * 1000
 
 
 @both_formats
