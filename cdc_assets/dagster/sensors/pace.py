@@ -41,10 +41,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _places = threading.BoundedSemaphore(PLACES)
+# One of them at most for what is under way for hours: the others are for what starts up.
+_watch = threading.BoundedSemaphore(1)
 
 
 class NotYet(Exception):
     """What a tick needs isn't there yet; the message says what, and the tick is skipped with it."""
+
+
+class UnderWay(NotYet):
+    """Nothing is missing, but what is under way may end at any moment."""
 
 
 @contextmanager
@@ -79,8 +85,8 @@ def patient(
 ) -> Callable[[dg.SensorEvaluationContext], R | dg.SkipReason]:
     """As :func:`skipped`, but ``evaluate`` is called again each second until the next tick is due.
 
-    It is called only once while as many ticks as there are places wait already, or where sensors
-    have no threads: there the others would wait with it.
+    It is called only once while as many ticks as there are places wait already, or another one for
+    what is under way, too; or where sensors have no threads: there the others would wait with it.
     """
 
     @functools.wraps(evaluate)
@@ -88,6 +94,7 @@ def patient(
         keep_instance(context)
         ends = time.monotonic() + WAIT_SECONDS
         has_place = _has_threads(context.instance) and _places.acquire(blocking=False)
+        watches = False
         try:
             while True:
                 looked = time.monotonic()
@@ -96,10 +103,15 @@ def patient(
                 except NotYet as missing:
                     now = time.monotonic()
                     pause = max(AGAIN_SECONDS, _PAUSE_PER_LOOK * (now - looked))
-                    if not has_place or now + pause > ends:
+                    if has_place and not watches and isinstance(missing, UnderWay):
+                        watches = _watch.acquire(blocking=False)
+                    may = has_place and (watches or not isinstance(missing, UnderWay))
+                    if not may or now + pause > ends:
                         return dg.SkipReason(str(missing))
                 time.sleep(pause)
         finally:
+            if watches:
+                _watch.release()
             if has_place:
                 _places.release()
 

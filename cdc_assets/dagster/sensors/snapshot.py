@@ -29,7 +29,7 @@ from cdc_assets.dagster.names import (
     run_tags,
 )
 from cdc_assets.dagster.sensors.location import in_one_process
-from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reachable
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, UnderWay, patient, reachable
 from cdc_assets.dagster.sensors.runs import (
     active_runs,
     failures_in_a_row,
@@ -247,7 +247,7 @@ def _result(config: SourceConfig, copies: Sequence[Copy], at_work: int) -> dg.Se
         requests or partitions or events
     ):
         # A run that dies is followed by the next one in a moment, as is one that was waited for.
-        raise NotYet(_sentence(copies, len(pinned)))
+        raise UnderWay(_sentence(copies, len(pinned)))
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else _sentence(copies, len(pinned)),

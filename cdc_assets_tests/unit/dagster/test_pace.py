@@ -13,7 +13,7 @@ import pytest
 
 from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.sensors import pace
-from cdc_assets.dagster.sensors.pace import NotYet, patient, reachable, skipped
+from cdc_assets.dagster.sensors.pace import NotYet, UnderWay, patient, reachable, skipped
 
 CONFIG = parse_config(
     {
@@ -118,6 +118,26 @@ def test_ticks_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch
         with ThreadPoolExecutor(pace.PLACES + 3) as pool:
             took = [one.result() for one in [pool.submit(seconds) for _ in range(pace.PLACES + 3)]]
         assert sorted(one > 0.3 for one in took) == [False] * 3 + [True] * pace.PLACES
+
+
+def test_what_is_under_way_for_hours_leaves_places_to_what_starts_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "WAIT_SECONDS", 0.4)
+
+    @patient
+    def tick(_: dg.SensorEvaluationContext) -> None:
+        raise UnderWay("public.t: 1/2 chunks, a run is at it")
+
+    def seconds() -> float:
+        began = time.monotonic()
+        tick(THREADS)
+        return time.monotonic() - began
+
+    for _ in range(2):  # the place is given back
+        with ThreadPoolExecutor(pace.PLACES) as pool:
+            took = [one.result() for one in [pool.submit(seconds) for _ in range(pace.PLACES)]]
+        assert sorted(one > 0.3 for one in took) == [False] * (pace.PLACES - 1) + [True]
 
 
 def test_an_unreachable_database_is_waited_for_and_everything_else_is_an_error(

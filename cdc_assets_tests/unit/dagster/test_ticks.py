@@ -19,7 +19,7 @@ from dagster._serdes import deserialize_value, serialize_value
 from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.names import FAILED_TAG, SEVERAL, TABLE_TAG, TableAssets, run_tags
 from cdc_assets.dagster.sensors import checks, flusher, materializer, sessions, snapshot
-from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet
+from cdc_assets.dagster.sensors.pace import PACE_SECONDS, UnderWay
 from cdc_assets.dagster.sensors.runs import PastRun, delay_seconds, failures_in_a_row, wait_seconds
 from cdc_assets.log.copies.chunks import ChunkProgress
 from cdc_assets.observe.status import SourceStatus, TableStatus
@@ -107,7 +107,7 @@ def test_an_active_run_marks_its_own_chunks() -> None:
 
 
 def test_a_tick_looks_again_while_a_copy_is_at_work() -> None:
-    with pytest.raises(NotYet, match="a run is at it"):
+    with pytest.raises(UnderWay, match="a run is at it"):
         snapshot._result(CONFIG, [_copy(2, active=True)], 1)
 
 
@@ -158,7 +158,7 @@ def test_small_tables_share_a_run_and_a_large_one_has_its_own() -> None:
     assert _asked([*_small("a"), _copy(0), *_small("b", "c")]) == [["t"], ["a", "b", "c"]]
     assert _asked([*_small("a"), _copy(0), *_small("b", "c")], at_work=1) == [["a", "b", "c"]]
     assert _asked([_copy(0), *_small("a", "b")], at_work=1) == [["t"]]
-    with pytest.raises(NotYet, match="its turn comes"):  # and it looks again, in a second
+    with pytest.raises(UnderWay, match="its turn comes"):  # and it looks again, in a second
         _asked(_small("a", "b"), at_work=2)
 
 
