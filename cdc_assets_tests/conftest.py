@@ -202,12 +202,14 @@ def secured(_tls_server: TlsServer) -> str:
 @pytest.fixture
 def new_lake(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> NewLake:
     """Opens lakes of the test's own on the session's servers."""
+    spark_server.ensure()  # now: a server begins with the environment, which a test may change
     return lambda *given, **more: lake(postgres_dsn(), spark_server.ensure(), *given, **more)
 
 
 @pytest.fixture
 def copied_lake(postgres_dsn: NewDatabase, spark_server: SparkServer, tmp_home: Path) -> NewLake:
     """The same, whose tables are copied."""
+    spark_server.ensure()
     return lambda *given, **more: copied(postgres_dsn(), spark_server.ensure(), *given, **more)
 
 

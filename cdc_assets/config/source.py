@@ -199,7 +199,7 @@ class SourceConfig(Section):
     def staging_uri(self) -> str:
         return self.staging.uri or (home() / self.name / "staging").as_uri()
 
-    @property
+    @cached_property
     def warehouse(self) -> str:
         if self.lake.catalog.warehouse is not None:
             return self.lake.catalog.warehouse.rstrip("/")
