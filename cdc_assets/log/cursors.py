@@ -94,6 +94,7 @@ class CursorStore(TableRegistry):
     def set_cursor(self, table: TableId, cursor: Cursor, claim: Claim | None = None) -> None:
         """Remember the Iceberg table's cursor; the table is the truth, this is its cache.
 
+        Its ``updated_at`` says since when nothing was merged.
         A problem that was told of the table is over.
         Raises Fenced, having changed nothing, if ``claim`` is another worker's by now.
         """
@@ -106,7 +107,8 @@ class CursorStore(TableRegistry):
             "   and table_name = %(table)s and worker = %(worker)s and epoch = %(epoch)s)"
             " on conflict (consumer_group, source, table_name)"
             ' do update set "offset" = excluded."offset", applied_lsn = excluded.applied_lsn,'
-            " commit_time = coalesce(excluded.commit_time, m.commit_time), updated_at = now()",
+            " commit_time = coalesce(excluded.commit_time, m.commit_time), updated_at ="
+            ' case when m."offset" = excluded."offset" then m.updated_at else now() end',
             {
                 "group": GROUP,
                 "source": self.source,

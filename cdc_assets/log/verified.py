@@ -1,15 +1,27 @@
-"""Progress of the checks of lake tables: the parts that were compared or looked at, and when.
+"""Progress of the checks and the care of lake tables: what was compared or cared for, and when.
 
-The rows of ``verified_samples`` and ``checked_keys``; ``verify`` does the comparing.
+The rows of ``verified_samples`` and ``checked_keys``, and facts of ``pipeline_meta``; ``verify``
+does the comparing. A table at rest is one of which nothing changed since: to look at it again
+would find what was found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import LiteralString
 
 from cdc_assets.log.store import LogStore
+from cdc_assets.log.tables import GROUP
 from cdc_assets.postgres.names import TableId
+
+_CARED = "maintenance.cared:"
+# When a table changed last: its copy, its state, or by a merge.
+_CHANGED: LiteralString = (
+    "from tables t left join mat_cursor m on m.consumer_group = %(group)s"
+    " and m.source = t.source and m.table_name = t.table_name"
+    " cross join lateral (select greatest(t.updated_at, m.updated_at) as at) changed"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,48 @@ def remember_missed(store: LogStore, table: TableId) -> datetime:
     ).fetchone()
     assert row is not None and isinstance(row[0], datetime)
     return row[0]
+
+
+def compared_at_rest(store: LogStore, rest: timedelta) -> frozenset[TableId]:
+    """The tables of which all was found equal less than ``rest`` ago, and that didn't change."""
+    rows = store.connection.execute(
+        f"select t.table_name {_CHANGED}"
+        " join verified_samples v on v.source = t.source and v.table_name = t.table_name"
+        " where t.source = %(source)s and v.compared_at > greatest(changed.at, now() - %(rest)s)"
+        " and v.next_share = 0 and v.missed_since is null and v.differed_at is null",
+        {"source": store.source, "group": GROUP, "rest": rest},
+    ).fetchall()
+    return frozenset(TableId.parse(name) for (name,) in rows)
+
+
+def remember_care(
+    store: LogStore, table: TableId, began: datetime, until: datetime, settings: str
+) -> None:
+    """Record that care which ``began`` then left nothing to do before ``until``.
+
+    Unless the table changes, or the ``settings`` that it was cared for by.
+    """
+    store.set_meta(f"{_CARED}{table}", f"{began.isoformat()} {until.isoformat()} {settings}")
+
+
+def forget_care(store: LogStore, table: TableId) -> None:
+    """Have a table cared for that was written to without a merge."""
+    store.connection.execute(
+        "delete from pipeline_meta where source = %s and key = %s",
+        (store.source, f"{_CARED}{table}"),
+    )
+
+
+def cared_at_rest(store: LogStore) -> dict[TableId, str]:
+    """The tables that care has nothing to do for now, and by which settings that is so."""
+    rows = store.connection.execute(
+        f"select t.table_name, split_part(c.value, ' ', 3) {_CHANGED}"
+        " join pipeline_meta c on c.source = t.source and c.key = %(cared)s || t.table_name"
+        " where t.source = %(source)s and split_part(c.value, ' ', 2)::timestamptz > now()"
+        " and split_part(c.value, ' ', 1)::timestamptz > changed.at",
+        {"source": store.source, "group": GROUP, "cared": _CARED},
+    ).fetchall()
+    return {TableId.parse(name): settings for name, settings in rows}
 
 
 @dataclass(frozen=True, slots=True)

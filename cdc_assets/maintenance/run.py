@@ -41,6 +41,7 @@ from cdc_assets.maintenance.compact import (
     tidy_metadata,
     writing,
 )
+from cdc_assets.maintenance.due import let_rest
 from cdc_assets.maintenance.expire import (
     NOTHING,
     Removed,
@@ -168,11 +169,14 @@ class _Table:
         self._session = session
         self._shared = shared
         self._done = Maintained(table)
+        self._is_through = True
 
     def maintain(self, until: float, *, thorough: bool) -> Maintained:
-        began = time.monotonic()
+        began, now = time.monotonic(), self._store.server_now().astimezone(UTC)
         with self._told():
-            self._steps(until, thorough)
+            self._steps(until, now, thorough)
+        if self._is_through and time.monotonic() < until:
+            let_rest(self._pipeline, self._done.table, now, self._done.snapshots)
         self._note(seconds=time.monotonic() - began)
         return self._done
 
@@ -182,6 +186,7 @@ class _Table:
         table = self._done.table
         try:
             yield
+            return
         except (Busy, NotListed) as left:
             self._note(left_alone=str(left))
         except TableProblem as problem:
@@ -189,8 +194,9 @@ class _Table:
         except Exception as error:  # noqa: BLE001 - one table's: the others go on
             failed = TableProblem(table, f"its maintenance failed: {noted(error)}")
             self._note(problem=self._done.problem or failed)
+        self._is_through = False
 
-    def _steps(self, until: float, thorough: bool) -> None:
+    def _steps(self, until: float, now: datetime, thorough: bool) -> None:
         store, table = self._store, self._done.table
         row = store.table(table)
         if row is None:
@@ -198,7 +204,6 @@ class _Table:
             return
         config = self._pipeline.config
         lake = LakeTable(config, config.table(table), row)
-        now = store.server_now().astimezone(UTC)
         if row.state not in SETTLED:
             self._note(left_alone=f"it is {row.state}")
         elif (loaded := lake.load()) is not None:

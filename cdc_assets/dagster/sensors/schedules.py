@@ -1,23 +1,29 @@
 """Schedules: tables are maintained, and parts of them compared with the source.
 
 Schedules and not sensors: nothing but time makes this due. A tick that is skipped loses nothing,
-because each run looks at what is there. No run is asked for while the last one is active.
+because each run looks at what is there. No run is asked for while the last one is active, nor for
+tables that didn't change since they were looked at, but twice a day.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.dagster.names import SOURCE_TAG, TableAssets, job_name, run_tags
+from cdc_assets.dagster.checks import sample
+from cdc_assets.dagster.names import SOURCE_TAG, TableAssets, all_tables, job_name, run_tags
+from cdc_assets.dagster.sensors.checks import again_seconds
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.states import SETTLED, TableState
+from cdc_assets.log.verified import compared_at_rest
+from cdc_assets.maintenance.due import due
+from cdc_assets.pipeline import Pipeline
 
 
 def maintenance_job(
@@ -51,8 +57,19 @@ def maintenance_schedule(
     every = config.maintenance.every
     if every is None:
         return None
-    said = f"Has every lake table of {config.name} maintained."
-    return _schedule(config, job, "maintenance", "maintain", every, SETTLED, said)
+    tables = all_tables(config)
+
+    def request(pipeline: Pipeline) -> dg.RunRequest | None:
+        found = {*due(pipeline, [names.table for names in tables])}
+        keys = [names.maintenance for names in tables if names.table in found]
+        tags = run_tags(config, "maintain")
+        return dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags) if keys else None
+
+    said = (
+        f"Has the lake tables of {config.name} maintained that changed; those that didn't,"
+        " twice a day."
+    )
+    return _schedule(config, job, "maintenance", "maintain", every, SETTLED, request, said)
 
 
 def sample_schedule(
@@ -62,10 +79,24 @@ def sample_schedule(
     every = config.verify.every
     if every is None or not config.streams:
         return None
-    said = f"Has a part of each table of {config.name} compared with the source."
-    return _schedule(
-        config, job, "sample", "sample", every, frozenset({TableState.STREAMING}), said
+    tables, rest = all_tables(config), timedelta(seconds=again_seconds(config))
+
+    def request(pipeline: Pipeline) -> dg.RunRequest | None:
+        resting = compared_at_rest(pipeline.store, rest)
+        keys = [
+            dg.AssetCheckKey(names.lake, sample.NAME)
+            for names in tables
+            if names.table not in resting
+        ]
+        tags = run_tags(config, "sample")
+        return dg.RunRequest(asset_selection=[], asset_check_keys=keys, tags=tags) if keys else None
+
+    said = (
+        f"Has a part of each table of {config.name} compared with the source; of one that is"
+        " compared whole and doesn't change, twice a day."
     )
+    worth = frozenset({TableState.STREAMING})
+    return _schedule(config, job, "sample", "sample", every, worth, request, said)
 
 
 def _schedule(
@@ -75,9 +106,13 @@ def _schedule(
     work: str,
     every: timedelta,
     worth: frozenset[TableState],
+    request: Callable[[Pipeline], dg.RunRequest | None],
     description: str,
 ) -> dg.ScheduleDefinition:
-    """Asks for runs tagged ``work``, once a table is in one of the states ``worth`` it."""
+    """Asks for runs tagged ``work``, once a table is in one of the states ``worth`` it.
+
+    ``request``: a run of the tables that are due, or None.
+    """
     tags = run_tags(config, work)
 
     @dg.schedule(
@@ -93,13 +128,16 @@ def _schedule(
         with reachable(config), session(config, f"{name} schedule") as pipeline:
             active = active_runs(context.instance, pipeline.store, tags)
             states = {row.state for row in pipeline.store.tables()}
+            asked = request(pipeline)
         if not states & worth:
             return dg.SkipReason("No table is copied yet.")
         if active:
             return dg.SkipReason("The last run is still at it.")
         if spark_address(config) is None:
             return dg.SkipReason("Waiting for Spark to start.")
-        return dg.RunRequest(tags=tags)
+        if asked is None:
+            return dg.SkipReason("Nothing has changed since the last run.")
+        return asked
 
     return tick
 
