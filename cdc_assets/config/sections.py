@@ -263,8 +263,8 @@ class VerifyConfig(Section):
     """How a part of each table is compared with the source, again and again."""
 
     every: Every = timedelta(hours=1)
-    """How often; twice a day of a table that was compared whole and doesn't change. null: only by
-    hand."""
+    """How often; every 18 hours of a table that was compared whole and doesn't change. null: only
+    by hand."""
     sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     """Rows of a table that one run compares, about."""
     fail_after: Duration = timedelta(days=1)
@@ -287,7 +287,7 @@ class MaintenanceConfig(Section):
     """How lake tables and the log are kept healthy."""
 
     every: Every = timedelta(minutes=30)
-    """How often; twice a day of a table that doesn't change. null: only by hand."""
+    """How often; once a day of a table that doesn't change. null: only by hand."""
     target_file_size: Size = 128 * 10**6
     """How large compaction makes data files."""
     min_input_files: Annotated[int, Field(ge=2, le=1000)] = 5

@@ -124,13 +124,17 @@ def forget_care(store: LogStore, table: TableId) -> None:
 def cared_at_rest(store: LogStore) -> dict[TableId, str]:
     """The tables that care has nothing to do for now, and by which settings that is so."""
     rows = store.connection.execute(
-        f"select t.table_name, split_part(c.value, ' ', 3) {_CHANGED}"
+        f"select t.table_name, c.value, changed.at, now() {_CHANGED}"
         " join pipeline_meta c on c.source = t.source and c.key = %(cared)s || t.table_name"
-        " where t.source = %(source)s and split_part(c.value, ' ', 2)::timestamptz > now()"
-        " and split_part(c.value, ' ', 1)::timestamptz > changed.at",
+        " where t.source = %(source)s",
         {"source": store.source, "group": GROUP, "cared": _CARED},
     ).fetchall()
-    return {TableId.parse(name): settings for name, settings in rows}
+    found = dict[TableId, str]()
+    for name, value, changed, now in rows:  # a cast in SQL may be tried on other keys' values
+        began, until, settings = value.split()
+        if datetime.fromisoformat(began) > changed and datetime.fromisoformat(until) > now:
+            found[TableId.parse(name)] = settings
+    return found
 
 
 @dataclass(frozen=True, slots=True)

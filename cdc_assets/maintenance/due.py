@@ -2,8 +2,8 @@
 
 Care of a table of which nothing changed finds nothing but what time brings: snapshots that grow too
 old, staged files and orphans whose grace is over, comments of the source, and what others did to
-the table. With 500 quiet tables each round would cost a minute of CPU, and 7 MB of Dagster's event
-log.
+the table. Each round over 500 quiet tables would cost minutes of CPU, and megabytes of Dagster's
+event log.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cdc_assets.log.verified import cared_at_rest, remember_care
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 
-# Half the time within which all that time brings is to be done: a day, as the docs say.
-REST = timedelta(hours=12)
+# As often as orphans are looked for.
+REST = timedelta(days=1)
 
 
 def due(pipeline: Pipeline, tables: Sequence[TableId]) -> list[TableId]:

@@ -106,24 +106,33 @@ class Maintained:
     def _removed(self) -> list[Removed]:
         return [value for f in fields(self) if isinstance(value := getattr(self, f.name), Removed)]
 
-    def to_json(self) -> dict[str, Any]:
-        """Flat: ``expired_files``, ``staged_bytes`` and so on."""
-        flat: dict[str, Any] = {"table": str(self.table)}
+    def work(self) -> dict[str, int]:
+        """What was done, flat: ``expired_files``, ``staged_bytes`` and so on."""
+        flat = dict[str, int]()
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, Removed):
                 flat |= {f"{part.name}_files": value.files, f"{part.name}_bytes": value.bytes}
             elif isinstance(value, Compacted):
                 flat |= {f.name: getattr(value, f.name) for f in fields(value)}
+        return {**flat, "expired_snapshots": self.expired.snapshots}
+
+    def state(self) -> dict[str, int]:
+        """How the table stands after it."""
         return {
-            **flat,
-            "expired_snapshots": self.expired.snapshots,
             "stored_files": self.stored.files if self.stored else 0,
             "stored_bytes": self.stored.bytes if self.stored else 0,
             "metadata_bytes": self.stored.metadata_bytes if self.stored else 0,
             "data_files": self.data_files,
             "deleted_rows": self.deleted_rows,
             "snapshots": self.snapshots,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": str(self.table),
+            **self.work(),
+            **self.state(),
             "seconds": round(self.seconds, 3),
             "left_alone": self.left_alone,
             "problem": str(self.problem) if self.problem else None,

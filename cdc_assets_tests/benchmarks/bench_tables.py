@@ -6,7 +6,9 @@ definitions cost, how long the first start takes until the stream flows and unti
 copied, reported and checked, and then in a quiet phase and in a busy one: the processor time of
 every part as a share of one core, what Dagster's storage grows by (as if for a day, without skipped
 ticks, which stay for hours), how long the sensors' ticks take, how many runs there are, and
-how old the changes of some of the busy tables are when a reader sees them.
+how old the changes of some of the busy tables are when a reader sees them. What the runs over all
+tables cost that the schedules and the sensor of checks ask for is measured apart, each once; the
+schedules are set to hours at which nobody measures.
 
 Prints progress on stderr and one JSON line on stdout.
 """
@@ -25,6 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ from cdc_assets_tests.benchmarks.pipeline_meters import (
     last_ticks,
     looking,
 )
+from cdc_assets_tests.benchmarks.rounds import launched
 from cdc_assets_tests.benchmarks.workplace import fresh_database, served, workplace
 from cdc_assets_tests.e2e.dev_server import DevServer, dev_server
 from cdc_assets_tests.support.run_process import built_in_a_run
@@ -91,6 +95,8 @@ definitions.get_repository_def().get_all_jobs()
 print(json.dumps([built - began, time.process_time() - began]))
 """
 
+# Once a day or more often, of all tables, though none changed.
+_ROUNDS = ("maintain", "sample", "check")
 _RUNS = "query ($after: Float!) { runsOrError(filter: {createdAfter: $after}, limit: 1000)"
 _RUNS += " { ... on Runs { count } } }"
 
@@ -109,8 +115,9 @@ class Options(argparse.Namespace):
 class Phase:
     """``cores``: what each part took of one core. Bytes of Dagster's storage, and runs, a day.
 
-    ``skipped_ticks_bytes``: of the time for which skipped ticks are kept; they aren't in the day's.
-    ``warm_p99``: the freshness in the second half, when all tables have been merged often.
+    ``cpu_seconds`` and ``storage_bytes``: of the whole phase. ``skipped_ticks_bytes``: of the time
+    for which skipped ticks are kept; they aren't in the others. ``warm_p99``: the freshness in the
+    second half, when all tables have been merged often.
     """
 
     seconds: float
@@ -122,6 +129,8 @@ class Phase:
     runs_a_day: int
     merges: int
     slowest_ticks_seconds: dict[str, float]
+    cpu_seconds: float
+    storage_bytes: int
     freshness_p50: float | None = None
     freshness_p99: float | None = None
     warm_p99: float | None = None
@@ -243,18 +252,19 @@ def _p99(ages: Sequence[float]) -> float | None:
 def _phase(
     server: DevServer,
     seconds: float,
-    begin: Callable[[], subprocess.Popen[bytes]] | None = None,
+    begin: Callable[[], Callable[[], bool]] | None = None,
     readers: Sequence[Reader] = (),
+    name: str = "quiet",
 ) -> Phase:
-    """``begin``: begins the load, which ends by itself; None for a quiet phase."""
+    """``begin``: begins something and returns whether it is over; None for a quiet phase."""
     processors = Processors()
     processors.look()
     folder = server.home / "dagster"
     ticks = folder / "schedules"
     storage, ticked = dagster_bytes(folder), dagster_bytes(ticks)
     merges, began = _merges(server), time.time()
-    load = None if begin is None else begin()
-    while time.time() - began < seconds or (load is not None and load.poll() is None):
+    is_over = begin() if begin is not None else None
+    while time.time() - began < seconds or not (is_over is None or is_over()):
         time.sleep(1.0)
         processors.look()
     took = time.time() - began
@@ -264,25 +274,28 @@ def _phase(
     runs = server.ask(_RUNS, after=began)["runsOrError"]["count"]
     ages, warm = (_ages(readers, since, began + took) for since in (began, began + took / 2))
     ticked = dagster_bytes(ticks) - ticked
+    stored = dagster_bytes(folder) - storage - ticked
     phase = Phase(
         round(took, 1),
         cores,
         round(sum(ours.values()), 3),
         processors.resident_mb(),
-        round((dagster_bytes(folder) - storage - ticked) * daily),
+        round(stored * daily),
         round(ticked / took * SKIPPED_TICKS.total_seconds()),
         round(runs * daily),
         _merges(server) - merges,
         _slowest_ticks(server, began),
+        round(sum(ours.values()) * took, 1),
+        stored,
         round(statistics.median(ages), 2) if ages else None,
         _p99(ages),
         _p99(warm),
     )
-    stderr.print(f"{'busy' if begin else 'quiet'}: {asdict(phase)}")
+    stderr.print(f"{name}: {asdict(phase)}")
     return phase
 
 
-def _begin(postgres: EmbeddedPostgres, dsn: str, options: Options) -> subprocess.Popen[bytes]:
+def _begin(postgres: EmbeddedPostgres, dsn: str, options: Options) -> Callable[[], bool]:
     script = home() / "changes.sql"
     script.write_text(_SCRIPT.format(last=options.busy - 1))
     command = [
@@ -290,7 +303,8 @@ def _begin(postgres: EmbeddedPostgres, dsn: str, options: Options) -> subprocess
         "--file", str(script), "--time", str(round(options.seconds)),
         "--rate", f"{options.rate / _CHANGES:g}",
     ]  # fmt: skip
-    return subprocess.Popen(command, env=connection_environment(dsn), stdout=subprocess.DEVNULL)
+    load = subprocess.Popen(command, env=connection_environment(dsn), stdout=subprocess.DEVNULL)
+    return lambda: load.poll() is not None
 
 
 def main() -> None:
@@ -315,6 +329,7 @@ def main() -> None:
             "postgres": {"dsn": dsn},
             "tables": tables,
             "materializer": options.materializer,
+            **{section: {"every": "12h"} for section in ("maintenance", "verify")},
             "lake": {} if options.parallel is None else {"max_parallel_tables": options.parallel},
         }
         config = parse_config(settings, "bench")
@@ -330,9 +345,14 @@ def main() -> None:
                 for number in range(min(_WATCHED, options.busy))
             ]
             quiet = _phase(server, options.seconds)
+            rounds = {
+                work: _phase(server, 0.0, partial(launched, server, config.name, work), name=work)
+                for work in _ROUNDS
+            }
             for reader in readers:
                 watching.enter_context(looking(reader, _WATCH_SECONDS))
-            busy = _phase(server, options.seconds, lambda: _begin(postgres, dsn, options), readers)
+            begin = partial(_begin, postgres, dsn, options)
+            busy = _phase(server, options.seconds, begin, readers, "busy")
         shutil.rmtree(folder, ignore_errors=True)
     found: dict[str, Any] = {
         "tables": options.tables,
@@ -341,6 +361,10 @@ def main() -> None:
         "definitions_cpu_seconds": definitions,
         "first_start_seconds": start,
         "quiet": asdict(quiet),
+        "rounds": {
+            work: {"cpu_seconds": phase.cpu_seconds, "storage_bytes": phase.storage_bytes}
+            for work, phase in rounds.items()
+        },
         "busy": asdict(busy),
         "calibration": calibration.shown(**definitions),
         "cpus": os.cpu_count(),

@@ -110,14 +110,12 @@ def prune_source(
 
 
 def _metadata(found: Maintained) -> dict[str, Any]:
-    """Metadata for the UI: what was removed, and the table's state."""
-    shown = {
-        key.replace("_", " "): value
-        for key, value in found.to_json().items()
-        if key not in ("table", "problem") and value is not None
-    }
+    """Metadata for the UI: the table's state, and what was done, if anything was."""
+    done = {key: count for key, count in found.work().items() if count}
     return {
-        **shown,
+        **{key.replace("_", " "): count for key, count in {**done, **found.state()}.items()},
+        "seconds": round(found.seconds, 3),
+        **({"left alone": found.left_alone} if found.left_alone is not None else {}),
         "removed files": found.removed_files,
         "removed bytes": found.removed_bytes,
         **({"problem": str(found.problem)} if found.problem is not None else {}),

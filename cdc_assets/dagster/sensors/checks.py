@@ -36,7 +36,7 @@ from cdc_assets.observe.status import TableStatus
 TICK_SECONDS = 28
 EVERY_SECONDS = 600.0
 # Of a table that nothing changes.
-AGAIN_SECONDS = 12 * 3_600.0
+AGAIN_SECONDS = 18 * 3_600.0
 # The checks of a lake table; the source table has another one.
 _OF_LAKE = (lag.NAME, unique_key.NAME, values.NAME)
 # Tables with checks.
@@ -154,7 +154,7 @@ def checks_sensor(
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Has the checks run: of the source first, of a table after its copy, then of"
-        " those that changed every ten minutes, and of the others twice a day.",
+        " those that changed every ten minutes, and of the others after 18 hours.",
     )
     @skipped
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:

@@ -2,7 +2,7 @@
 
 Schedules and not sensors: nothing but time makes this due. A tick that is skipped loses nothing,
 because each run looks at what is there. No run is asked for while the last one is active, nor for
-tables that didn't change since they were looked at, but twice a day.
+tables that didn't change since they were looked at: those have their turn once a day, or so.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def maintenance_schedule(
 
     said = (
         f"Has the lake tables of {config.name} maintained that changed; those that didn't,"
-        " twice a day."
+        " once a day."
     )
     return _schedule(config, job, "maintenance", "maintain", every, SETTLED, request, said)
 
@@ -93,7 +93,7 @@ def sample_schedule(
 
     said = (
         f"Has a part of each table of {config.name} compared with the source; of one that is"
-        " compared whole and doesn't change, twice a day."
+        " compared whole and doesn't change, after 18 hours."
     )
     worth = frozenset({TableState.STREAMING})
     return _schedule(config, job, "sample", "sample", every, worth, request, said)

@@ -47,7 +47,7 @@ def _later(source: Lake, interval: str) -> None:
     )
 
 
-def test_care_is_due_after_a_merge_and_twice_a_day(source: Lake) -> None:
+def test_care_is_due_after_a_merge_and_once_a_day(source: Lake) -> None:
     assert _due(source) == {M, P}
     maintained(source, source.pipeline)
     assert _due(source) == set()
@@ -60,7 +60,7 @@ def test_care_is_due_after_a_merge_and_twice_a_day(source: Lake) -> None:
     assert _due(source) == {P}
     maintained(source, source.pipeline, P)
     assert _due(source) == set()
-    _later(source, "12 hours")
+    _later(source, "24 hours")
     assert _due(source) == {M, P}
 
 
