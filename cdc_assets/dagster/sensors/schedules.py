@@ -8,12 +8,13 @@ tables that didn't change since they were looked at: those have their turn once 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.checks import sample
+from cdc_assets.dagster.history import SKIPPED_TICKS
 from cdc_assets.dagster.names import SOURCE_TAG, TableAssets, all_tables, job_name, run_tags
 from cdc_assets.dagster.sensors.checks import again_seconds
 from cdc_assets.dagster.sensors.pace import reachable, skipped
@@ -59,10 +60,13 @@ def maintenance_schedule(
         return None
     tables = all_tables(config)
 
-    def request(pipeline: Pipeline) -> dg.RunRequest | None:
+    def request(instance: dg.DagsterInstance, pipeline: Pipeline) -> dg.RunRequest | None:
         found = {*due(pipeline, [names.table for names in tables])}
         keys = [names.maintenance for names in tables if names.table in found]
         tags = run_tags(config, "maintain")
+        recently = dg.RunsFilter(tags=tags, created_after=datetime.now(UTC) - SKIPPED_TICKS)
+        if not keys and not instance.get_runs_count(recently):
+            keys = [names.maintenance for names in tables[:1]]  # any: its run prunes the history
         return dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags) if keys else None
 
     said = (
@@ -81,7 +85,7 @@ def sample_schedule(
         return None
     tables, rest = all_tables(config), timedelta(seconds=again_seconds(config))
 
-    def request(pipeline: Pipeline) -> dg.RunRequest | None:
+    def request(_: dg.DagsterInstance, pipeline: Pipeline) -> dg.RunRequest | None:
         resting = compared_at_rest(pipeline.store, rest)
         keys = [
             dg.AssetCheckKey(names.lake, sample.NAME)
@@ -106,7 +110,7 @@ def _schedule(
     work: str,
     every: timedelta,
     worth: frozenset[TableState],
-    request: Callable[[Pipeline], dg.RunRequest | None],
+    request: Callable[[dg.DagsterInstance, Pipeline], dg.RunRequest | None],
     description: str,
 ) -> dg.ScheduleDefinition:
     """Asks for runs tagged ``work``, once a table is in one of the states ``worth`` it.
@@ -128,7 +132,7 @@ def _schedule(
         with reachable(config), session(config, f"{name} schedule") as pipeline:
             active = active_runs(context.instance, pipeline.store, tags)
             states = {row.state for row in pipeline.store.tables()}
-            asked = request(pipeline)
+            asked = request(context.instance, pipeline)
         if not states & worth:
             return dg.SkipReason("No table is copied yet.")
         if active:
