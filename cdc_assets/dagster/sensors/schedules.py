@@ -51,6 +51,14 @@ def sample_job(
     )
 
 
+def rest(config: SourceConfig, every: timedelta) -> timedelta:
+    """How long a table that doesn't change isn't compared, by a schedule that comes so often.
+
+    What is put off until the next tick isn't too old then, either.
+    """
+    return max(timedelta(seconds=again_seconds(config)) - every, timedelta(0))
+
+
 def maintenance_schedule(
     config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
 ) -> dg.ScheduleDefinition | None:
@@ -83,10 +91,10 @@ def sample_schedule(
     every = config.verify.every
     if every is None or not config.streams:
         return None
-    tables, rest = all_tables(config), timedelta(seconds=again_seconds(config))
+    tables, resting_for = all_tables(config), rest(config, every)
 
     def request(_: dg.DagsterInstance, pipeline: Pipeline) -> dg.RunRequest | None:
-        resting = compared_at_rest(pipeline.store, rest)
+        resting = compared_at_rest(pipeline.store, resting_for)
         keys = [
             dg.AssetCheckKey(names.lake, sample.NAME)
             for names in tables

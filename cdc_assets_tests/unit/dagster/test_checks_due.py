@@ -22,6 +22,7 @@ from cdc_assets.dagster.sensors.checks import (
     times,
     wait_seconds,
 )
+from cdc_assets.dagster.sensors.schedules import rest
 from cdc_assets.observe.status import TableStatus
 from cdc_assets.postgres.names import TableId
 
@@ -153,3 +154,13 @@ def test_quiet_tables_are_checked_before_an_alert_tells_of_them() -> None:
     assert again_seconds(NAMES.config) == AGAIN_SECONDS
     often = parse_config({**CONFIG, "verify": {"every": "1h", "fail_after": "4h"}}, "test")
     assert timedelta(seconds=again_seconds(often)) == timedelta(hours=3)
+
+
+@pytest.mark.parametrize("hours", [1, 2, 6, 12])
+@pytest.mark.parametrize("fail_after", ["2h", "1d", "7d"])
+def test_no_comparison_is_put_off_until_an_alert_tells_of_it(hours: int, fail_after: str) -> None:
+    every = timedelta(hours=hours)
+    config = parse_config({**CONFIG, "verify": {"fail_after": fail_after}}, "test")
+    oldest = max(rest(config, every) + every, every)
+    assert oldest <= max(timedelta(hours=18), every)
+    assert oldest < config.verify.fail_after or every >= config.verify.fail_after
