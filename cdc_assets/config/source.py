@@ -195,7 +195,7 @@ class SourceConfig(Section):
         """Whether a table's changes are followed; else it is copied, once."""
         return self.snapshot.mode != "snapshot_only"
 
-    @property
+    @cached_property
     def staging_uri(self) -> str:
         return self.staging.uri or (home() / self.name / "staging").as_uri()
 

@@ -98,6 +98,13 @@ class LogSession(SessionLocks):
             (self.source, key, value),
         )
 
+    def forget_meta(self, key: str) -> bool:
+        """False if there was no such fact."""
+        done = self.connection.execute(
+            "delete from pipeline_meta where source = %s and key = %s", (self.source, key)
+        )
+        return bool(done.rowcount)
+
     def server_now(self) -> datetime:
         """The coordination server's clock, the only one that lags are measured with."""
         row = self.connection.execute("select clock_timestamp()").fetchone()

@@ -115,10 +115,7 @@ def remember_care(
 
 def forget_care(store: LogStore, table: TableId) -> None:
     """Have a table cared for that was written to without a merge."""
-    store.connection.execute(
-        "delete from pipeline_meta where source = %s and key = %s",
-        (store.source, f"{_CARED}{table}"),
-    )
+    store.forget_meta(f"{_CARED}{table}")
 
 
 def cared_at_rest(store: LogStore) -> dict[TableId, str]:

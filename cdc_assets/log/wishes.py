@@ -43,16 +43,13 @@ def resume(store: LogStore, table: TableId | None = None) -> bool:
 
     False if it wasn't paused.
     """
-    if table is not None:
-        done = store.connection.execute(
-            "update tables set paused_at = null where source = %s and table_name = %s"
-            " and paused_at is not null",
-            (store.source, str(table)),
-        )
-    else:
-        done = store.connection.execute(
-            "delete from pipeline_meta where source = %s and key = %s", (store.source, _SOURCE)
-        )
+    if table is None:
+        return store.forget_meta(_SOURCE)
+    done = store.connection.execute(
+        "update tables set paused_at = null where source = %s and table_name = %s"
+        " and paused_at is not null",
+        (store.source, str(table)),
+    )
     return bool(done.rowcount)
 
 
@@ -99,7 +96,4 @@ def refuse_if_dropped(store: LogStore) -> None:
 
 def take_up_again(store: LogStore) -> bool:
     """Undo the mark of :func:`drop_source`; False if there was none."""
-    done = store.connection.execute(
-        "delete from pipeline_meta where source = %s and key = %s", (store.source, DROPPED)
-    )
-    return bool(done.rowcount)
+    return store.forget_meta(DROPPED)

@@ -26,6 +26,9 @@ from cdc_assets.log.verified import compared_at_rest
 from cdc_assets.maintenance.due import due
 from cdc_assets.pipeline import Pipeline
 
+_Keys = tuple[Sequence[dg.AssetKey], Sequence[dg.AssetCheckKey]]
+"""What a run is asked for: assets, and checks."""
+
 
 def maintenance_job(
     config: SourceConfig, tables: Sequence[TableAssets]
@@ -68,20 +71,21 @@ def maintenance_schedule(
         return None
     tables = all_tables(config)
 
-    def request(instance: dg.DagsterInstance, pipeline: Pipeline) -> dg.RunRequest | None:
+    def to_maintain(instance: dg.DagsterInstance, pipeline: Pipeline) -> _Keys:
         found = {*due(pipeline, [names.table for names in tables])}
         keys = [names.maintenance for names in tables if names.table in found]
-        tags = run_tags(config, "maintain")
-        recently = dg.RunsFilter(tags=tags, created_after=datetime.now(UTC) - SKIPPED_TICKS)
+        recently = dg.RunsFilter(
+            tags=run_tags(config, "maintain"), created_after=datetime.now(UTC) - SKIPPED_TICKS
+        )
         if not keys and not instance.get_runs_count(recently):
             keys = [names.maintenance for names in tables[:1]]  # any: its run prunes the history
-        return dg.RunRequest(asset_selection=keys, asset_check_keys=[], tags=tags) if keys else None
+        return keys, ()
 
     said = (
         f"Has the lake tables of {config.name} maintained that changed; those that didn't,"
         " once a day."
     )
-    return _schedule(config, job, "maintenance", "maintain", every, SETTLED, request, said)
+    return _schedule(config, job, "maintenance", "maintain", every, SETTLED, to_maintain, said)
 
 
 def sample_schedule(
@@ -93,22 +97,17 @@ def sample_schedule(
         return None
     tables, resting_for = all_tables(config), rest(config, every)
 
-    def request(_: dg.DagsterInstance, pipeline: Pipeline) -> dg.RunRequest | None:
+    def to_compare(_: dg.DagsterInstance, pipeline: Pipeline) -> _Keys:
         resting = compared_at_rest(pipeline.store, resting_for)
-        keys = [
-            dg.AssetCheckKey(names.lake, sample.NAME)
-            for names in tables
-            if names.table not in resting
-        ]
-        tags = run_tags(config, "sample")
-        return dg.RunRequest(asset_selection=[], asset_check_keys=keys, tags=tags) if keys else None
+        lakes = [names.lake for names in tables if names.table not in resting]
+        return (), [dg.AssetCheckKey(lake, sample.NAME) for lake in lakes]
 
     said = (
         f"Has a part of each table of {config.name} compared with the source; of one that is"
         " compared whole and doesn't change, after 18 hours."
     )
     worth = frozenset({TableState.STREAMING})
-    return _schedule(config, job, "sample", "sample", every, worth, request, said)
+    return _schedule(config, job, "sample", "sample", every, worth, to_compare, said)
 
 
 def _schedule(
@@ -118,13 +117,10 @@ def _schedule(
     work: str,
     every: timedelta,
     worth: frozenset[TableState],
-    request: Callable[[dg.DagsterInstance, Pipeline], dg.RunRequest | None],
+    due_keys: Callable[[dg.DagsterInstance, Pipeline], _Keys],
     description: str,
 ) -> dg.ScheduleDefinition:
-    """Asks for runs tagged ``work``, once a table is in one of the states ``worth`` it.
-
-    ``request``: a run of the tables that are due, or None.
-    """
+    """Asks for runs tagged ``work`` of what is due, once a table is in a state ``worth`` it."""
     tags = run_tags(config, work)
 
     @dg.schedule(
@@ -139,17 +135,16 @@ def _schedule(
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         with reachable(config), session(config, f"{name} schedule") as pipeline:
             active = active_runs(context.instance, pipeline.store, tags)
-            states = {row.state for row in pipeline.store.tables()}
-            asked = request(context.instance, pipeline)
-        if not states & worth:
-            return dg.SkipReason("No table is copied yet.")
-        if active:
-            return dg.SkipReason("The last run is still at it.")
-        if spark_address(config) is None:
-            return dg.SkipReason("Waiting for Spark to start.")
-        if asked is None:
+            if not {row.state for row in pipeline.store.tables()} & worth:
+                return dg.SkipReason("No table is copied yet.")
+            if active:
+                return dg.SkipReason("The last run is still at it.")
+            if spark_address(config) is None:
+                return dg.SkipReason("Waiting for Spark to start.")
+            assets, checks = due_keys(context.instance, pipeline)
+        if not assets and not checks:
             return dg.SkipReason("Nothing has changed since the last run.")
-        return asked
+        return dg.RunRequest(asset_selection=assets, asset_check_keys=checks, tags=tags)
 
     return tick
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ HALF_A_DAY = timedelta(hours=12)
 
 
 @pytest.fixture
-def source(copied_lake: NewLake) -> Any:
+def source(copied_lake: NewLake) -> Iterator[Lake]:
     with copied_lake(SETUP, "m", "p") as opened:
         yield opened
 
