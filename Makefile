@@ -139,8 +139,8 @@ COMPILE := uv pip compile --universal --python-version 3.11 --quiet --generate-h
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 lock: install ## Resolve pyproject.toml anew into the three lock files, with hashes
-	@$(BIN)/$(COMPILE) --upgrade --extra production pyproject.toml --output-file requirements.lock
-	@$(BIN)/$(COMPILE) --upgrade --extra production --group dev pyproject.toml \
+	@$(BIN)/$(COMPILE) --upgrade --extra production --extra openlineage pyproject.toml --output-file requirements.lock
+	@$(BIN)/$(COMPILE) --upgrade --extra production --extra openlineage --group dev pyproject.toml \
 	--constraints requirements.lock --output-file requirements-dev.lock
 	@$(BIN)/$(COMPILE) --upgrade --group build --constraints requirements-dev.lock \
 	--output-file requirements-build.lock

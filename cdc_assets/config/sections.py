@@ -263,7 +263,7 @@ class VerifyConfig(Section):
     """How a part of each table is compared with the source, again and again."""
 
     every: Every = timedelta(hours=1)
-    """How often; every 18 hours of a table that was compared whole and doesn't change. null: only
+    """How often; every 22 hours of a table that was compared whole and doesn't change. null: only
     by hand."""
     sample_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
     """Rows of a table that one run compares, about."""
@@ -271,6 +271,35 @@ class VerifyConfig(Section):
     """A table that couldn't be compared is a warning, and after so long a failure."""
     show_keys: bool = False
     """Messages, alerts and events name rows by their keys, and not only by a hash of them."""
+
+
+class OpenLineageConfig(Section):
+    """Events of copies and merges for an OpenLineage backend; its client is the extra openlineage.
+
+    Without a url that client's own configuration counts: OPENLINEAGE_CONFIG, OPENLINEAGE_URL, ….
+    """
+
+    url: SecretStr | None = None
+    """The backend's address, as of Marquez: https://host:5000."""
+    api_key: SecretStr | None = None
+    """Its key; best ${OPENLINEAGE_API_KEY}."""
+    namespace: Annotated[str, Field(min_length=1)] = "cdc_assets"
+    """Of the jobs, <source>.copy.<table> and <source>.merge.<table>."""
+    every: Annotated[Duration, Field(ge=timedelta(seconds=30))] = timedelta(minutes=5)
+    """How often; the merges of a table in between are one run."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.api_key is not None and self.url is None:
+            raise ValueError("api_key goes with url")
+        return self
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("https://", "http://")):
+            raise ValueError("write https://…")
+        return value
 
 
 class KeepSnapshotsConfig(Section):

@@ -38,6 +38,7 @@ from cdc_assets.config.sections import (
     LakeConfig,
     MaintenanceConfig,
     MetricsConfig,
+    OpenLineageConfig,
     PostgresConfig,
     S3Config,
     SparkConfig,
@@ -93,6 +94,8 @@ class SourceConfig(Section):
     verify: VerifyConfig = VerifyConfig()
     backfills: BackfillsConfig = BackfillsConfig()
     alerts: AlertsConfig = AlertsConfig()
+    openlineage: OpenLineageConfig | None = None
+    """null: no events."""
 
     @model_validator(mode="before")
     @classmethod

@@ -32,11 +32,12 @@ from cdc_assets.dagster.resources.flusher import FlusherResource
 from cdc_assets.dagster.resources.owner import end_runs_with_code_server
 from cdc_assets.dagster.resources.sources import remember
 from cdc_assets.dagster.resources.spark import SparkConnectResource
-from cdc_assets.dagster.sensors.alerts import alerts_sensor
 from cdc_assets.dagster.sensors.checks import checks_job, checks_sensor
 from cdc_assets.dagster.sensors.flusher import flusher_sensor
-from cdc_assets.dagster.sensors.health import health_sensor
 from cdc_assets.dagster.sensors.materializer import materializer_job, materializer_sensor
+from cdc_assets.dagster.sensors.observe.alerts import alerts_sensor
+from cdc_assets.dagster.sensors.observe.health import health_sensor
+from cdc_assets.dagster.sensors.observe.lineage import lineage_sensor
 from cdc_assets.dagster.sensors.schedules import (
     maintenance_job,
     maintenance_schedule,
@@ -157,4 +158,5 @@ def _sensors(
         *([backfills_sensor(config)] if config.streams else []),
         alerts_sensor(config),
         health_sensor(config),
+        *([lineage] if (lineage := lineage_sensor(config)) is not None else []),
     ]

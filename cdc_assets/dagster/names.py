@@ -217,6 +217,7 @@ SENSORS = (
     "flusher",
     "health",
     "materializer",
+    "openlineage",
     "services",
     "snapshot",
 )

@@ -35,8 +35,8 @@ from cdc_assets.observe.status import TableStatus
 # What is due stays due for minutes, and a tick takes 50 ms of CPU.
 TICK_SECONDS = 28
 EVERY_SECONDS = 600.0
-# Of a table that nothing changes.
-AGAIN_SECONDS = 18 * 3_600.0
+# Of a table that nothing changes; and the time that is left then until alerts tell of it.
+AGAIN_SECONDS, SPARE_SECONDS = 22 * 3_600.0, 2 * 3_600.0
 # The checks of a lake table; the source table has another one.
 _OF_LAKE = (lag.NAME, unique_key.NAME, values.NAME)
 # Tables with checks.
@@ -123,13 +123,23 @@ class Memory:
 
     def is_due(self, key: dg.AssetKey, look: Look, now: float, again_seconds: float) -> bool:
         """Whether a table changed since it was checked, or failed, or wasn't checked for long."""
+        return not self.rests(key, look) or self.is_old(key, now, again_seconds)
+
+    def rests(self, key: dg.AssetKey, look: Look) -> bool:
+        """Whether a table was checked, passed, and didn't change since."""
         before, _ = self._done.get(key, (None, 0.0))
-        changed = before != look or look.waits or key in self._failed
-        return changed or self.is_old(key, now, again_seconds)
+        return before == look and not look.waits and key not in self._failed
 
     def is_old(self, key: dg.AssetKey, now: float, again_seconds: float) -> bool:
         """Whether a table that was checked is to be checked again, whatever happened to it."""
         return key in self._done and not 0 <= now - self._done[key][1] < again_seconds
+
+    def checks_of(self, names: TableAssets, look: Look) -> list[dg.AssetCheckKey]:
+        """The checks of a table that is due: of one that rests, not the one that is its look."""
+        rests = self.rests(names.lake, look)
+        mine = [name for name in _OF_LAKE if not (rests and name == lag.NAME)]
+        lake = [dg.AssetCheckKey(names.lake, name) for name in mine]
+        return [*lake, dg.AssetCheckKey(names.source, ready.NAME)]
 
 
 # By configuration: under another one all is checked once more.
@@ -138,7 +148,8 @@ _memories: dict[str, Memory] = {}
 
 def again_seconds(config: SourceConfig) -> float:
     """How old the checks of a table become that nothing changes; before alerts tell of them."""
-    return min(AGAIN_SECONDS, 0.75 * config.verify.fail_after.total_seconds())
+    told = config.verify.fail_after.total_seconds()
+    return min(AGAIN_SECONDS, max(0.75 * told, told - SPARE_SECONDS))
 
 
 def checks_sensor(
@@ -154,7 +165,7 @@ def checks_sensor(
         minimum_interval_seconds=TICK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Has the checks run: of the source first, of a table after its copy, then of"
-        " those that changed every ten minutes, and of the others after 18 hours.",
+        " those that changed every ten minutes, and of the others after 22 hours.",
     )
     @skipped
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
@@ -209,8 +220,8 @@ def checks_sensor(
         )
         if left > 0:
             return dg.SkipReason(f"The next checks, of {len(due)} tables, are due in {left:.0f} s.")
+        keys = [key for names, look in due for key in memory.checks_of(names, look)]
         mark = memory.ask({names.lake: look for names, look in due}, now)
-        keys = [key for names, _ in due for key in _checks_of(names)]
         return dg.RunRequest(asset_selection=[], asset_check_keys=keys, tags={**tags, **mark})
 
     return tick
@@ -246,11 +257,6 @@ def times(last: dg.RunRecord | None) -> tuple[float, float] | None:
         return None
     ended = last.end_time or 0.0
     return last.start_time or ended, ended
-
-
-def _checks_of(names: TableAssets) -> list[dg.AssetCheckKey]:
-    mine = [dg.AssetCheckKey(names.lake, name) for name in _OF_LAKE]
-    return [*mine, dg.AssetCheckKey(names.source, ready.NAME)]
 
 
 def _unchecked(instance: dg.DagsterInstance, tables: Sequence[TableAssets]) -> list[str]:

@@ -104,7 +104,7 @@ def sample_schedule(
 
     said = (
         f"Has a part of each table of {config.name} compared with the source; of one that is"
-        " compared whole and doesn't change, after 18 hours."
+        " compared whole and doesn't change, after 22 hours."
     )
     worth = frozenset({TableState.STREAMING})
     return _schedule(config, job, "sample", "sample", every, worth, to_compare, said)

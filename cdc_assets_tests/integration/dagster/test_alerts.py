@@ -19,7 +19,8 @@ from cdc_assets.config.tables import TableConfig
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.checks.ready import check_ready
 from cdc_assets.dagster.names import TableAssets, all_tables, run_tags
-from cdc_assets.dagster.sensors import alerts, sessions
+from cdc_assets.dagster.sensors import sessions
+from cdc_assets.dagster.sensors.observe import alerts
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.log.locks import flusher_lock

@@ -7,7 +7,7 @@ import pytest
 
 from cdc_assets.dagster.metadata import table_metadata
 from cdc_assets.dagster.names import TableAssets, all_tables
-from cdc_assets.dagster.sensors import health
+from cdc_assets.dagster.sensors.observe import health
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake

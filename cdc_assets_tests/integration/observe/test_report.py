@@ -17,8 +17,8 @@ from cdc_assets.cli.main import cli
 from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.assets.health import health_asset
 from cdc_assets.dagster.build import build_defs
-from cdc_assets.dagster.sensors import health as health_sensor
 from cdc_assets.dagster.sensors import sessions
+from cdc_assets.dagster.sensors.observe import health as health_sensor
 from cdc_assets.flusher.flusher import run as flush
 from cdc_assets.observe.plot import line_chart, picture, thinned
 from cdc_assets.observe.report import look

@@ -12,7 +12,7 @@ from cdc_assets.config.source import parse_config
 from cdc_assets.dagster.checks import sample, values
 from cdc_assets.dagster.checks.tables import LOOKED_AT_AGAIN
 from cdc_assets.dagster.names import all_tables, run_tags
-from cdc_assets.dagster.sensors import alerts
+from cdc_assets.dagster.sensors.observe import alerts
 from cdc_assets.log.sessions.flusher_status import FlusherStatus
 from cdc_assets.messages.texts import described
 from cdc_assets.observe.conditions import conditions

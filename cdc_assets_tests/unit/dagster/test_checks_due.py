@@ -106,6 +106,18 @@ def test_a_run_that_failed_or_never_came_checked_nothing() -> None:
         assert not memory.knows(KEY)
 
 
+def test_a_table_that_rests_is_checked_for_all_but_what_is_known_of_it() -> None:
+    memory = _checked()
+
+    def names(look: Look) -> set[str]:
+        return {key.name for key in memory.checks_of(NAMES, look)}
+
+    rested = {"primary_key_unique", "values_representable", "ready"}
+    assert names(LOOK) == rested
+    for changed in (replace(LOOK, late=True), replace(LOOK, applied_offset=11)):
+        assert names(changed) == {*rested, "replication_lag"}
+
+
 def test_a_clock_that_is_set_back_holds_up_no_check() -> None:
     assert _is_due(_checked(), seconds=-60.0)
 
@@ -162,5 +174,5 @@ def test_no_comparison_is_put_off_until_an_alert_tells_of_it(hours: int, fail_af
     every = timedelta(hours=hours)
     config = parse_config({**CONFIG, "verify": {"fail_after": fail_after}}, "test")
     oldest = max(rest(config, every) + every, every)
-    assert oldest <= max(timedelta(hours=18), every)
+    assert oldest <= max(timedelta(hours=22), every)
     assert oldest < config.verify.fail_after or every >= config.verify.fail_after
