@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.errors import ConfigurationError
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.messages.texts import bounded
 from cdc_assets.observe.openlineage.datasets import lake_dataset, source_dataset
@@ -39,17 +39,29 @@ class Teller:
     def tell(self, table: TableStatus, before: Told | None, now: datetime) -> int:
         """Send what happened to ``table``, and remember that; the number of events.
 
-        Raises what the client raises; what was sent by then is sent again the next time.
+        Raises EnvironmentProblem if the backend doesn't take one; all are sent again the next time.
         """
         found = [*steps(table, before, now)]
         for event in self._events(table, found):
-            self._client.emit(event)
+            self._send(event)
         same = before if before is not None and before.epoch == table.epoch else None
         copied = table.state in COMPLETE or (same is not None and same.copied)
         told = Told(table.epoch, table.state, copied, table.applied_offset, now)
         if same is None or replace(told, at=same.at) != same:
             remember(self._pipeline.store, table.name, told)
         return len(found)
+
+    def _send(self, event: RunEvent) -> None:
+        try:
+            self._client.emit(event)
+        except Exception as error:  # noqa: BLE001 - of whatever library its transport uses
+            # Its text has the address, which may be a secret.
+            status = getattr(getattr(error, "response", None), "status_code", "")
+            said = f"{type(error).__name__} {status}".rstrip()
+            raise EnvironmentProblem(
+                f"the OpenLineage backend didn't take an event: {said}.",
+                "Look at openlineage.url and its key; it is told all the next time.",
+            ) from None
 
     def _events(self, table: TableStatus, found: Sequence[Step]) -> Iterator[RunEvent]:
         from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
