@@ -120,7 +120,9 @@ def client_of(config: SourceConfig) -> OpenLineageClient:
         ) from error
     transport: dict[str, object] = {}
     if asked.url is not None:
-        transport = {"type": "http", "url": asked.url.get_secret_value()}
+        url = asked.url.get_secret_value()
+        # The next look sends again; and a tick has a minute.
+        transport = {"type": "http", "url": url, "timeout": 5.0, "retry": {"total": 1}}
     if asked.api_key is not None:
         transport["auth"] = {"type": "api_key", "apiKey": asked.api_key.get_secret_value()}
     client = OpenLineageClient(config={"transport": transport} if transport else None)

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from openlineage.client.event_v2 import InputDataset
 
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.sensors import sessions
-from cdc_assets.errors import ConfigurationError, EnvironmentProblem
+from cdc_assets.errors import ConfigurationError, EnvironmentProblem, TablesFailed
+from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.states import TableState
+from cdc_assets.observe.openlineage.datasets import source_dataset
 from cdc_assets.observe.openlineage.steps import told
 from cdc_assets_tests.support.lake import Lake, NewLake
 from cdc_assets_tests.support.sinks import Inbox, webhook
@@ -116,6 +119,24 @@ def test_a_backend_that_is_away_holds_nothing_up_and_is_told_later(
         for table in ("public.t", ODD)
         for event in ("START", "COMPLETE")
     ]
+
+
+def test_a_table_that_cannot_be_told_of_keeps_no_other_one_from_it(
+    source: Lake, backend: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(lake: LakeTable) -> InputDataset:
+        if lake.row.table.name == "t":
+            raise OSError("its catalog hung up")
+        return source_dataset(lake)
+
+    source.pin()
+    with monkeypatch.context() as patched:
+        patched.setattr("cdc_assets.observe.openlineage.teller.source_dataset", broken)
+        with pytest.raises(TablesFailed, match=r"public\.t: .*its catalog hung up"):
+            tick(source)
+    assert shown(backend) == [f"{source.config.name}.copy.{ODD} START"]
+    tick(source)
+    assert shown(backend) == [f"{source.config.name}.copy.public.t START"]
 
 
 def test_the_same_run_is_told_again_under_its_own_id(source: Lake, backend: Inbox) -> None:

@@ -11,14 +11,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
+import psycopg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.names import of_source
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.sessions import LOOK_SECONDS, keep_instance, session, status_of
+from cdc_assets.errors import EnvironmentProblem, TableProblem, TablesFailed, first_line
 from cdc_assets.messages.texts import counted
 from cdc_assets.observe.openlineage.steps import told
 from cdc_assets.observe.openlineage.teller import Teller, client_of
+from cdc_assets.readiness.foreign_errors import explained
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -46,6 +49,7 @@ def lineage_sensor(config: SourceConfig) -> dg.SensorDefinition | None:
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         keep_instance(context)
         ends, events, tables = time.monotonic() + _TICK_SECONDS, 0, 0
+        problems = list[TableProblem]()
         with reachable(config), session(config, "openlineage sensor") as pipeline:
             found = status_of(pipeline, "openlineage", within_seconds=LOOK_SECONDS)
             before, now = told(pipeline.store), pipeline.store.server_now()
@@ -59,8 +63,17 @@ def lineage_sensor(config: SourceConfig) -> dg.SensorDefinition | None:
             for table in known:
                 if time.monotonic() > ends:
                     return dg.SkipReason(f"Told {counted(events, 'event')}; the rest comes next.")
-                sent = teller.tell(table, before.get(table.name), now)
+                try:
+                    sent = teller.tell(table, before.get(table.name), now)
+                except (EnvironmentProblem, psycopg.Error):
+                    raise
+                except Exception as problem:  # noqa: BLE001 - one table's: the others are told
+                    said = first_line(explained(problem, config))
+                    problems.append(TableProblem(table.name, said))
+                    continue
                 events, tables = events + sent, tables + bool(sent)
+        if problems:
+            raise TablesFailed(problems)
         return dg.SkipReason(f"Told {counted(events, 'event')} of {counted(tables, 'table')}.")
 
     return tick
