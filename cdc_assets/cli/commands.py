@@ -92,7 +92,7 @@ def resync(ctx: click.Context, tables: tuple[str, ...], everything: bool, as_jso
 @click.pass_context
 def pause(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """Apply nothing more to these tables, or to the whole source; staging goes on."""
-    from cdc_assets.log import wishes
+    from cdc_assets.log.asked import wishes
 
     config = config_of(ctx)
     wanted = selected(config, tables) if tables else [None]
@@ -117,7 +117,7 @@ def pause(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
 @click.pass_context
 def resume(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
     """End the pause of these tables, or the source's; take up a dropped source again."""
-    from cdc_assets.log import wishes
+    from cdc_assets.log.asked import wishes
     from cdc_assets.operations import copying
 
     config = config_of(ctx)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cdc_assets.cli import backfills, beginning, commands, holding, looks
+from cdc_assets.cli import backfills, beginning, commands, looks, moments
 from cdc_assets.cli.group import cli
 
-__all__ = ["backfills", "beginning", "cli", "commands", "holding", "looks", "main"]
+__all__ = ["backfills", "beginning", "cli", "commands", "looks", "main", "moments"]
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def _merged(done: Drained | None) -> dict[str, Any] | None:
 
 def pauses(store: LogStore) -> dict[str, Any]:
     """The pauses of the source and of its tables, with their begin."""
-    from cdc_assets.log.wishes import paused, source_paused
+    from cdc_assets.log.asked.wishes import paused, source_paused
 
     def told(since: datetime | None) -> str | None:
         return since.isoformat() if since is not None else None

@@ -140,7 +140,7 @@ def show_tables(found: Sequence[Listed], *, stderr: bool = False, wide: bool = F
 
 def show_paused(store: LogStore) -> None:
     """The pauses of the source and of its tables, with their begin."""
-    from cdc_assets.log.wishes import paused, source_paused
+    from cdc_assets.log.asked.wishes import paused, source_paused
 
     since = source_paused(store)
     if since is not None:

@@ -1,4 +1,4 @@
-"""The section ``alerts:`` of the configuration: when problems are reported, and where.
+"""The sections ``alerts:`` and ``openlineage:`` of the configuration: what is told, and to whom.
 
 Webhook addresses and passwords are secrets: write ``${VAR}``, the environment has the value.
 """
@@ -170,6 +170,35 @@ class AlertsConfig(Section):
     """Messages are at least so far apart; what happens meanwhile is in the next one."""
     remind: Duration | None = timedelta(hours=12)
     """How often a lasting problem is reported again; null: only changes are."""
+
+
+class OpenLineageConfig(Section):
+    """Events of copies and merges for an OpenLineage backend; its client is the extra openlineage.
+
+    Without a url that client's own configuration counts: OPENLINEAGE_CONFIG, OPENLINEAGE_URL, ….
+    """
+
+    url: SecretStr | None = None
+    """The backend's address, as of Marquez: https://host:5000."""
+    api_key: SecretStr | None = None
+    """Its key; best ${OPENLINEAGE_API_KEY}."""
+    namespace: Annotated[str, Field(min_length=1)] = "cdc_assets"
+    """Of the jobs, <source>.copy.<table> and <source>.merge.<table>."""
+    every: Annotated[Duration, Field(ge=timedelta(seconds=30))] = timedelta(minutes=5)
+    """How often; the merges of a table in between are one run."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.api_key is not None and self.url is None:
+            raise ValueError("api_key goes with url")
+        return self
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("https://", "http://")):
+            raise ValueError("write https://…")
+        return value
 
 
 def sink_keys(config: AlertsConfig) -> list[str]:

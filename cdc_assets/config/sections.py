@@ -273,33 +273,13 @@ class VerifyConfig(Section):
     """Messages, alerts and events name rows by their keys, and not only by a hash of them."""
 
 
-class OpenLineageConfig(Section):
-    """Events of copies and merges for an OpenLineage backend; its client is the extra openlineage.
+class MarksConfig(Section):
+    """Marks: tags of all lake tables at one position of the source (cdc-assets mark)."""
 
-    Without a url that client's own configuration counts: OPENLINEAGE_CONFIG, OPENLINEAGE_URL, ….
-    """
-
-    url: SecretStr | None = None
-    """The backend's address, as of Marquez: https://host:5000."""
-    api_key: SecretStr | None = None
-    """Its key; best ${OPENLINEAGE_API_KEY}."""
-    namespace: Annotated[str, Field(min_length=1)] = "cdc_assets"
-    """Of the jobs, <source>.copy.<table> and <source>.merge.<table>."""
-    every: Annotated[Duration, Field(ge=timedelta(seconds=30))] = timedelta(minutes=5)
-    """How often; the merges of a table in between are one run."""
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if self.api_key is not None and self.url is None:
-            raise ValueError("api_key goes with url")
-        return self
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(("https://", "http://")):
-            raise ValueError("write https://…")
-        return value
+    every: Every = None
+    """How often one is made by itself; null: only by hand. Its name is the time, as in UTC."""
+    keep: Annotated[int, Field(ge=1, le=1_000)] = 7
+    """So many of those are kept; marks that were made by hand stay until they are dropped."""
 
 
 class KeepSnapshotsConfig(Section):

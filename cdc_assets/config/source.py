@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from cdc_assets.config.alerts import AlertsConfig
+from cdc_assets.config.alerts import AlertsConfig, OpenLineageConfig
 from cdc_assets.config.base import Section
 from cdc_assets.config.collisions import refuse_collisions, refuse_shared_places
 from cdc_assets.config.patterns import TablePattern
@@ -37,8 +37,8 @@ from cdc_assets.config.sections import (
     BackfillsConfig,
     LakeConfig,
     MaintenanceConfig,
+    MarksConfig,
     MetricsConfig,
-    OpenLineageConfig,
     PostgresConfig,
     S3Config,
     SparkConfig,
@@ -92,6 +92,7 @@ class SourceConfig(Section):
     metrics: MetricsConfig = MetricsConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
     verify: VerifyConfig = VerifyConfig()
+    marks: MarksConfig = MarksConfig()
     backfills: BackfillsConfig = BackfillsConfig()
     alerts: AlertsConfig = AlertsConfig()
     openlineage: OpenLineageConfig | None = None

@@ -26,8 +26,8 @@ from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.errors import ConfigurationError
 from cdc_assets.log import backfills as record
+from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.backfills import Backfill
-from cdc_assets.log.wishes import paused
 from cdc_assets.messages.texts import described
 from cdc_assets.operations.backfilling import backfill as carried_out
 from cdc_assets.operations.backfilling import wish

@@ -17,6 +17,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.assets.health import health_asset
 from cdc_assets.dagster.assets.lake import lake_assets
 from cdc_assets.dagster.assets.maintenance import maintenance_assets
+from cdc_assets.dagster.assets.marks import marks_asset
 from cdc_assets.dagster.assets.postgres import source_spec
 from cdc_assets.dagster.assets.references import with_references
 from cdc_assets.dagster.assets.snapshot import snapshot_assets
@@ -41,6 +42,8 @@ from cdc_assets.dagster.sensors.observe.lineage import lineage_sensor
 from cdc_assets.dagster.sensors.schedules import (
     maintenance_job,
     maintenance_schedule,
+    marks_job,
+    marks_schedule,
     sample_job,
     sample_schedule,
 )
@@ -68,7 +71,12 @@ def build_defs(
     care = maintenance_job(config, tables)
     sampled = sample_checks(config, tables)
     samples = sample_job(config, sampled)
-    schedules = [maintenance_schedule(config, care), sample_schedule(config, samples)]
+    marking = marks_job(config)
+    schedules = [
+        maintenance_schedule(config, care),
+        sample_schedule(config, samples),
+        marks_schedule(config, marking),
+    ]
     return dg.Definitions(
         assets=[
             *(source_spec(names) for names in tables),
@@ -77,9 +85,15 @@ def build_defs(
             lake_assets(config, tables),
             maintenance_assets(config, tables),
             health_asset(config),
+            *([marks_asset(config, tables)] if config.streams else []),
         ],
         asset_checks=[*asked, sampled],
-        jobs=[merges, checks, care, samples, *operation_jobs(config), *backfill_jobs(config)],
+        jobs=[
+            *(merges, checks, care, samples),
+            *operation_jobs(config),
+            *backfill_jobs(config),
+            *([marking] if config.streams else []),
+        ],
         schedules=[schedule for schedule in schedules if schedule is not None],
         sensors=_sensors(config, merges, checks) if sensors is None else sensors,
         resources=made,

@@ -19,7 +19,7 @@ from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import ConfigurationError, TableProblem, TablesFailed
 from cdc_assets.flusher.reach import reach
-from cdc_assets.log import wishes as pauses
+from cdc_assets.log.asked import wishes as pauses
 from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import counted, described
 from cdc_assets.operations import copying

@@ -50,6 +50,16 @@ def health_key(config: SourceConfig) -> dg.AssetKey:
     return dg.AssetKey([*config.assets.key_prefix, "health", config.name])
 
 
+def marks_key(config: SourceConfig) -> dg.AssetKey:
+    """The key of the source's marks."""
+    return dg.AssetKey([*config.assets.key_prefix, "marks", config.name])
+
+
+def marks_partitions(config: SourceConfig) -> dg.DynamicPartitionsDefinition:
+    """The names of the marks that Dagster made."""
+    return dg.DynamicPartitionsDefinition(name=f"marks/{config.name}")
+
+
 @dataclass(frozen=True)
 class TableAssets:
     """The names of one table's assets; what sensors ask for at each tick is made once."""
@@ -193,7 +203,7 @@ RANGE_START_TAG, RANGE_END_TAG = (
     "dagster/asset_partition_range_end",
 )
 # The kinds of work of these runs.
-WORKS = ("backfill", "check", "maintain", "materialize", "ready", "sample", "snapshot")
+WORKS = ("backfill", "check", "maintain", "mark", "materialize", "ready", "sample", "snapshot")
 
 
 def run_tags(config: SourceConfig, work: str, table: TableId | None = None) -> dict[str, str]:

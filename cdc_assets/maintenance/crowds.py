@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.locks import ALONE_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.wishes import paused
 from cdc_assets.maintenance.compact import Busy, rewritten, writing
 from cdc_assets.maintenance.files import live_files
 from cdc_assets.maintenance.lost_care import surviving

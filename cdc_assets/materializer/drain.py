@@ -26,16 +26,18 @@ from cdc_assets.lake.lost_reply import healing
 from cdc_assets.lake.standing import begin, may_hold_others, pending, standing
 from cdc_assets.lake.state import LakeState, lake_state
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.asked.marks import pending_mark
+from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.cursors import Claim, Cursor
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.relation import Told
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.log.wishes import paused
 from cdc_assets.materializer.actions.commit import Change, Merged
 from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.lethal import merging
+from cdc_assets.materializer.marking import tag
 from cdc_assets.materializer.merge import merge
 from cdc_assets.materializer.outstanding import streaming
 from cdc_assets.materializer.reread import await_visible, rereader
@@ -184,6 +186,12 @@ class _Drain:
         while True:
             entries, self._cursor = pending(self._store, self._lake, self._cursor)
             self._refuse_another_copy()
+            # Read after the entries, else it could pass one: see log.asked.marks.
+            if (mark := pending_mark(self._store, self._table)) is not None:
+                entries = [entry for entry in entries if entry.end_offset <= mark.offset]
+                if not entries:
+                    tag(self._store, self._session, self._lake, self._state, self._cursor, mark)
+                    continue
             # A turn merges at least once, however short the budget is.
             seconds = time.monotonic() - self._began if self._merges else 0.0
             over = self._limits.reached(self._cursor, seconds)
@@ -237,7 +245,6 @@ class _Drain:
             self._alter(found.relation)
             self._altering = False
         lake = self._lake
-        tasks = self._pipeline.config.spark.cores
         mixed = facts.first_commit is not None and facts.first_commit < self._whole_from
         reread = rereader(self._pipeline, lake, batch.transactions)
         change = Change(
@@ -246,7 +253,7 @@ class _Drain:
             self._state,
             self._loaded,
             batch,
-            tasks,
+            self._pipeline.config.spark.cores,
             facts,
             found.reached,
             found.lsn,

@@ -14,6 +14,7 @@ from psycopg.rows import class_row
 
 from cdc_assets.config.tables import TableConfig
 from cdc_assets.lake.catalog.catalog import shown
+from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.backfills import Backfill, backfills
 from cdc_assets.log.locks import LockWait
 from cdc_assets.log.relation import altered
@@ -22,7 +23,6 @@ from cdc_assets.log.sessions.workers import KnownWorker, workers
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.tables import GROUP
-from cdc_assets.log.wishes import paused
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.session.waits import Wait, held_snapshots, waits

@@ -21,12 +21,12 @@ from cdc_assets.errors import (
     TableProblem,
     TablesFailed,
 )
+from cdc_assets.log.asked.wishes import resume as resume_pauses
+from cdc_assets.log.asked.wishes import take_up_again
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.log.wishes import resume as resume_pauses
-from cdc_assets.log.wishes import take_up_again
 from cdc_assets.masks import rules_of
 from cdc_assets.messages.findings import Finding
 from cdc_assets.operations.running import Spark, flushing

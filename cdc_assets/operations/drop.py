@@ -16,9 +16,9 @@ import psycopg
 from psycopg import sql
 
 from cdc_assets.errors import SlotBusy, first_line
+from cdc_assets.log.asked.wishes import DROPPED
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import PINS_LOCK
-from cdc_assets.log.wishes import DROPPED
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.publication.contents import inserts_publication, publication_oid
 from cdc_assets.postgres.slots import drop_slot, slot_status

@@ -22,13 +22,13 @@ from dataclasses import replace
 import psycopg
 
 from cdc_assets.errors import EnvironmentProblem, SnapshotLost, TableProblem
+from cdc_assets.log.asked.wishes import refuse_if_dropped
 from cdc_assets.log.copies.chunks import await_another_pin, planned_files, restart_copy, unread
 from cdc_assets.log.locks import PINS_LOCK
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.tables import GIVEN_UP
-from cdc_assets.log.wishes import refuse_if_dropped
 from cdc_assets.messages.findings import Finding
 from cdc_assets.pins.at_horizon import AtHorizon
 from cdc_assets.pins.by_lock import ByLock

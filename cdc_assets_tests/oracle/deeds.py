@@ -19,7 +19,7 @@ from psycopg import sql
 from pyiceberg.catalog import load_catalog
 
 from cdc_assets.config.source import SourceConfig
-from cdc_assets.log import wishes as pauses
+from cdc_assets.log.asked import wishes as pauses
 from cdc_assets.operations import copying
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId

@@ -34,6 +34,7 @@ LAYERS = (
     ("verify",),
     ("backfill",),
     ("operations",),
+    ("marks",),
     ("dagster",),
     ("assets", "cli", "components", "defs", "spark"),
     ("__main__", "definitions"),

@@ -25,9 +25,9 @@ from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TablePaused, TableProblem, TablesFailed
 from cdc_assets.lake.spark.session import lost_server
+from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.wishes import paused
 from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.materializer.workers.worker import Worker

@@ -21,8 +21,8 @@ from cdc_assets.dagster.sensors.pace import PACE_SECONDS, NotYet, patient, reach
 from cdc_assets.dagster.sensors.services import demo_is_made
 from cdc_assets.dagster.sensors.sessions import ResourceSensor, session, status_of
 from cdc_assets.errors import ReplicationProblem
+from cdc_assets.log.asked.wishes import dropped_since
 from cdc_assets.log.states import TableState
-from cdc_assets.log.wishes import dropped_since
 from cdc_assets.observe.status import SourceStatus
 from cdc_assets.process.children import Status
 

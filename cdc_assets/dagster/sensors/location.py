@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 import dagster as dg
 
 from cdc_assets.dagster.internals import CONTEXT_REPOSITORY
-from cdc_assets.dagster.names import SOURCE_TAG, all_tables, health_key
+from cdc_assets.dagster.names import SOURCE_TAG, all_tables, health_key, marks_key
 from cdc_assets.dagster.part import PART_TAG, is_told_to_serve_alone
 from cdc_assets.dagster.resources.sources import sources
 
@@ -71,7 +71,7 @@ def is_alone(repository: dg.RepositoryDefinition) -> bool:
     """
     if not is_told_to_serve_alone():
         return False
-    ours = {health_key(config) for config in sources().values()}
+    ours = {key for c in sources().values() for key in (health_key(c), marks_key(c))}
     ours.update(k for c in sources().values() for names in all_tables(c) for k in names.keys)
     if not ours.issuperset(repository.assets_defs_by_key):
         return False

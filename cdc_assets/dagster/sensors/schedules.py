@@ -13,9 +13,18 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.assets.marks import SCHEDULED_TAG
 from cdc_assets.dagster.checks import sample
 from cdc_assets.dagster.history import SKIPPED_TICKS
-from cdc_assets.dagster.names import SOURCE_TAG, TableAssets, all_tables, job_name, run_tags
+from cdc_assets.dagster.names import (
+    SOURCE_TAG,
+    TableAssets,
+    all_tables,
+    job_name,
+    marks_key,
+    marks_partitions,
+    run_tags,
+)
 from cdc_assets.dagster.sensors.checks import again_seconds
 from cdc_assets.dagster.sensors.pace import reachable, skipped
 from cdc_assets.dagster.sensors.runs import active_runs
@@ -108,6 +117,51 @@ def sample_schedule(
     )
     worth = frozenset({TableState.STREAMING})
     return _schedule(config, job, "sample", "sample", every, worth, to_compare, said)
+
+
+def marks_job(config: SourceConfig) -> dg.UnresolvedAssetJobDefinition:
+    """``mark_<source>``: makes the mark that its partition names."""
+    return dg.define_asset_job(
+        f"mark_{config.name}",
+        selection=dg.AssetSelection.assets(marks_key(config)),
+        description=f"Tags every lake table of {config.name} at one LSN: as mark_<partition>."
+        " Name a new partition.",
+        executor_def=dg.in_process_executor,
+    )
+
+
+def marks_schedule(
+    config: SourceConfig, job: dg.UnresolvedAssetJobDefinition
+) -> dg.ScheduleDefinition | None:
+    """``marks_<source>``; None where nothing is streamed, or marks are made by hand only."""
+    every = config.marks.every
+    if every is None or not config.streams:
+        return None
+    tags = {**run_tags(config, "mark"), SCHEDULED_TAG: "true"}
+    partitions = marks_partitions(config).name or ""
+
+    @dg.schedule(
+        name=f"marks_{config.name}",
+        tags={SOURCE_TAG: config.name},
+        job=job,
+        cron_schedule=cron(every),
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Marks {config.name}; the oldest of more than {config.marks.keep} goes.",
+    )
+    @skipped
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        with reachable(config), session(config, "marks schedule") as pipeline:
+            if active_runs(context.instance, pipeline.store, tags):
+                return dg.SkipReason("The last run is still at it.")
+            if TableState.STREAMING not in {row.state for row in pipeline.store.tables()}:
+                return dg.SkipReason("No table is copied yet.")
+        if spark_address(config) is None:
+            return dg.SkipReason("Waiting for Spark to start.")
+        name = f"{context.scheduled_execution_time.astimezone(UTC):%Y-%m-%dT%H%MZ}"
+        context.instance.add_dynamic_partitions(partitions, [name])
+        return dg.RunRequest(partition_key=name, tags=tags)
+
+    return tick
 
 
 def _schedule(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cdc_assets.log.asked.wishes import dropped_since
 from cdc_assets.log.locks import flusher_lock
 from cdc_assets.log.session import STALE_SECONDS
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.wishes import dropped_since
 from cdc_assets.messages.texts import counted
 from cdc_assets.postgres.lsn import Lsn
 

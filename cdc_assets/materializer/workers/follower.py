@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import EnvironmentProblem, TablePaused, TableProblem
-from cdc_assets.log.wishes import paused
+from cdc_assets.log.asked.wishes import paused
 from cdc_assets.materializer.schema.ahead import Altered
 from cdc_assets.materializer.workers.turns import Turn, Turns
 from cdc_assets.materializer.workers.worker import Worker

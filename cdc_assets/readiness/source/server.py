@@ -15,9 +15,9 @@ from psycopg import sql
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.config.tables import TableConfig
+from cdc_assets.log.asked.wishes import dropped_since
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
-from cdc_assets.log.wishes import dropped_since
 from cdc_assets.messages.findings import Finding, Severity
 from cdc_assets.postgres.ctid import TID_RANGE_SCANS
 from cdc_assets.postgres.session.connect import Connection, pools_transactions

@@ -20,7 +20,7 @@ from cdc_assets.cli.main import cli
 from cdc_assets.config.source import parse_config
 from cdc_assets.flusher.progress import Probe, Progress, report
 from cdc_assets.lake.catalog import catalog
-from cdc_assets.log.wishes import paused
+from cdc_assets.log.asked.wishes import paused
 from cdc_assets.pins.pins import Pins
 from cdc_assets.pipeline import Pipeline
 from cdc_assets_tests.conftest import NewDatabase

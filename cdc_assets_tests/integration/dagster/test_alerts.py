@@ -23,8 +23,8 @@ from cdc_assets.dagster.sensors import sessions
 from cdc_assets.dagster.sensors.observe import alerts
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.flusher.flusher import run as flush
+from cdc_assets.log.asked.wishes import pause, resume
 from cdc_assets.log.locks import flusher_lock
-from cdc_assets.log.wishes import pause, resume
 from cdc_assets.observe.conditions import conditions
 from cdc_assets.observe.facts import facts
 from cdc_assets.observe.notices import Memory

@@ -9,7 +9,7 @@ from cdc_assets.backfill.carry_out import backfill_lock
 from cdc_assets.backfill.request import request
 from cdc_assets.lake.spark.session import open_session
 from cdc_assets.log import backfills as record
-from cdc_assets.log.wishes import pause, resume
+from cdc_assets.log.asked.wishes import pause, resume
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.integration.dagster.world import World, copy_by_command

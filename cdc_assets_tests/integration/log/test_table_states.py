@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from cdc_assets.config.source import parse_config
+from cdc_assets.log.asked.wishes import pause
 from cdc_assets.log.copies.chunks import await_another_pin, plan_copy, restart_copy
 from cdc_assets.log.states import FOLLOWING, TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.log.wishes import pause
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.catalog import Heap, SourceTable
 from cdc_assets.postgres.ctid import CtidRange

@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from cdc_assets.config.sections import MaintenanceConfig
 from cdc_assets.errors import TableProblem
 from cdc_assets.lake.spark.session import open_session
+from cdc_assets.log.asked.wishes import pause, resume
 from cdc_assets.log.locks import ALONE_LOCK, write_lock
-from cdc_assets.log.wishes import pause, resume
 from cdc_assets.maintenance import crowds, plan
 from cdc_assets.maintenance.lost_care import surviving
 from cdc_assets.materializer.workers import turns as module

@@ -54,6 +54,7 @@ def test_a_table_is_four_assets_with_lineage_from_source_to_lake_and_one_of_its_
             "staged_log/src/public/Mixed_Case_Table",
         ],
         "maintenance/src/public/Mixed_Case_Table": ["src/Mixed_Case_Table"],
+        "marks/src": ["src/Mixed_Case_Table"],
     }
 
 
@@ -61,7 +62,7 @@ def test_the_number_of_operations_is_not_that_of_the_tables() -> None:
     """Else a run pays for each table's, and a run of many tables has a step for each."""
     job = build_defs(_config("public.a", "public.b")).get_repository_def().get_job("__ASSET_JOB")
     assert {node.name for node in job.nodes} == {
-        *("copy__src", "materialize__src", "maintain__src", "health__src"),
+        *("copy__src", "materialize__src", "maintain__src", "health__src", "marks__src"),
         *("check__src", "ready__src", "sample__src"),
     }
 
@@ -196,7 +197,7 @@ def test_every_asset_of_a_table_has_its_owners() -> None:
     )
     graph = build_defs(config).resolve_asset_graph()
     owners = {key: list(graph.get(key).owners) for key in graph.get_all_asset_keys()}
-    assert len(owners) == 11
+    assert len(owners) == 12
     for key, found in owners.items():
         assert found == (
             ["team:other"] if key.path[-1] == "b" else ["team:data", "me@example.com"]

@@ -40,6 +40,7 @@ def test_assets_of_one_table_are_in_groups_of_their_kinds() -> None:
     assert groups == {
         "s/t": "raw",
         "health/s": "raw",
+        "marks/s": "raw",
         "postgres/s/public/t": "raw_postgres",
         "snapshot/s/public/t": "raw_snapshot",
         "staged_log/s/public/t": "raw_staged_log",

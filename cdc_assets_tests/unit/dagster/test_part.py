@@ -115,5 +115,5 @@ def test_a_run_of_all_tables_builds_its_work_of_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tags", [{}, run_tags(ONE, "maintain")])
 def test_any_other_run_has_all_definitions(tmp_path: Path, tags: Mapping[str, str]) -> None:
     found = _built(tmp_path, "materialize", tags, {A.lake})
-    assert len(found["keys"]) == 2 * (3 * 2 + 1)
+    assert len(found["keys"]) == 2 * (3 * 2 + 2)
     assert len(found["checks"]) == 2 * 2 * 5

@@ -1,0 +1,144 @@
+"""The commands for moments of the source: marks in the lake, and a snapshot held for a dump."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_assets.cli.anew import until_told
+from cdc_assets.cli.group import cli, json_option, opened, streamed
+from cdc_assets.cli.outcomes import echo
+from cdc_assets.cli.terminal import note, say
+
+if TYPE_CHECKING:
+    from cdc_assets.config.source import SourceConfig
+    from cdc_assets.log.asked.marks import Mark
+
+_LOOK_SECONDS = 5.0
+
+
+@cli.command(
+    examples=("cdc-assets pin --hold",),
+    json_form="an object: snapshot, lsn, tables whose dump may be copied, and their partitions",
+)
+@click.option("--hold", is_flag=True, required=True, help="Until it is interrupted (Ctrl-C).")
+@json_option
+@click.pass_context
+def pin(ctx: click.Context, hold: bool, as_json: bool) -> None:  # noqa: ARG001 - a must
+    """Hold a snapshot of the source for a dump, and name it and its LSN (snapshot.from)."""
+    from cdc_assets.operations.holding import held_point
+
+    with opened(streamed(ctx)) as pipeline, held_point(pipeline) as held:
+        stop = until_told()  # until then an interrupt ends it at once, as it may wait for minutes
+        names, parts = [*map(str, held.tables)], [*map(str, held.partitions)]
+        if as_json:
+            point = {"snapshot": held.snapshot_name, "lsn": str(held.lsn)}
+            echo(point | {"tables": names, "partitions": parts})
+        else:
+            only = " ".join(f"--table={shlex.quote(name)}" for name in [*names, *parts])
+            say(f"pg_dump --snapshot={held.snapshot_name} {only} …")
+            say(f"snapshot: {{from: {{kind: dump, lsn: {held.lsn}, dsn: …}}}}")
+        note("It is held until you interrupt this (Ctrl-C), once the dump has ended.")
+        while not stop.wait(_LOOK_SECONDS):
+            held.look()
+
+
+_MARK_FORM = "name, tag, lsn, created_at, scheduled, tables: table, lake_table, state, …"
+
+
+@cli.command(
+    examples=(
+        "cdc-assets mark before-migration",
+        "cdc-assets mark 2026-12-31 --json",
+    ),
+    json_form=f"an object: {_MARK_FORM}",
+)
+@click.argument("name")
+@json_option
+@click.pass_context
+def mark(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Tag every lake table at one LSN, that of now: readers of many tables see one moment.
+
+    1 unless all are tagged. One that was interrupted is gone on with.
+    """
+    from cdc_assets.marks import make
+    from cdc_assets.operations.running import Spark
+
+    config = streamed(ctx)
+    make.refuse_name(name)
+    with opened(config) as pipeline, Spark(config) as spark, spark.session() as session:
+        made = make.mark(pipeline, session, name, on_progress=note)
+    if as_json:
+        echo(_shown(made, config))
+    else:
+        _say(made)
+    sys.exit(0 if all(table.state == "tagged" for table in made.tables) else 1)
+
+
+@cli.command(
+    examples=(
+        "cdc-assets marks",
+        "cdc-assets marks --drop before-migration",
+    ),
+    json_form=f"a list of objects: {_MARK_FORM}",
+)
+@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop it, with its tags.")
+@json_option
+@click.pass_context
+def marks(ctx: click.Context, dropped: tuple[str, ...], as_json: bool) -> None:
+    """List the marks of the source; or drop some."""
+    from cdc_assets.log.asked import marks as log
+    from cdc_assets.marks import make
+    from cdc_assets.operations.running import Spark
+
+    config = streamed(ctx)
+    with opened(config) as pipeline:
+        if dropped:
+            with Spark(config) as spark, spark.session() as session:
+                for name in dropped:
+                    make.drop(pipeline, session, name)
+        found = log.marks(pipeline.store)
+    if as_json:
+        echo([_shown(one, config) for one in found])
+        return
+    for one in found:
+        _say(one)
+    if not found:
+        say("There are no marks. Make one: cdc-assets mark NAME")
+
+
+def _say(mark: Mark) -> None:
+    counts = [
+        f"{len(some)} {state}"
+        for state in ("tagged", "pending", "missed")
+        if (some := [t for t in mark.tables if t.state == state])
+    ]
+    say(f"{mark.name}: {mark.lsn}, {mark.created_at:%Y-%m-%d %H:%M:%S %Z}, {', '.join(counts)}")
+    for table in mark.tables:
+        if table.state != "tagged":
+            why = table.reason or "its merges haven't come there yet"
+            say(f"  {table.table} is {table.state}: {why}")
+
+
+def _shown(mark: Mark, config: SourceConfig) -> dict[str, Any]:
+    names = {table.id: ".".join(config.lake_identifier(table.id)) for table in config.tables}
+    return {
+        "name": mark.name,
+        "tag": mark.tag,
+        "lsn": str(mark.lsn),
+        "created_at": mark.created_at.isoformat(),
+        "scheduled": mark.scheduled,
+        "tables": [
+            {
+                "table": str(table.table),
+                "lake_table": names.get(table.table),
+                "state": table.state,
+                "snapshot_id": table.snapshot_id,
+                "reason": table.reason,
+            }
+            for table in mark.tables
+        ],
+    }

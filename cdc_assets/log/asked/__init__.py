@@ -1,0 +1,1 @@
+"""What people ask for, as the log keeps it: pauses, the end of a source, and marks."""
