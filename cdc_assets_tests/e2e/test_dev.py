@@ -56,6 +56,25 @@ _START = """mutation ($selector: SensorSelector!) { startSensor(sensorSelector: 
   ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
 
 
+_LOCATIONS = (
+    "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"
+)
+_NAME_MARK = """
+mutation ($selector: RepositorySelector!, $name: String!) {
+  addDynamicPartition(
+    repositorySelector: $selector, partitionsDefName: "marks/shop", partitionKey: $name
+  ) { __typename }
+}"""
+_MARK = """
+mutation ($name: String!) {
+  launchPartitionBackfill(
+    backfillParams: {assetSelection: [{path: ["marks", "shop"]}], partitionNames: [$name]}
+  ) { __typename ... on PythonError { message } }
+}"""
+_BALANCED = """
+{ assetNodes(assetKeys: [{path: ["mart", "books"]}]) {
+    assetChecksOrError { ... on AssetChecks {
+      checks { name executionForLatestMaterialization { status } } } } } }"""
 _BACKFILL = """mutation ($assets: [PartitionsByAssetSelector!]) {
   launchPartitionBackfill(backfillParams: {partitionsByAssets: $assets}) {
   ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
@@ -176,6 +195,26 @@ def test_the_mart_is_built_by_itself_and_no_tick_has_failed(server: DevServer) -
         for name, state in _sensors(server).items()
     }
     assert not any(errors.values()), errors
+
+
+def test_a_mart_of_several_tables_is_built_at_a_mark(server: DevServer) -> None:
+    (found,) = server.ask(_LOCATIONS)["repositoriesOrError"]["nodes"]
+    selector = {
+        "repositoryName": found["name"],
+        "repositoryLocationName": found["location"]["name"],
+    }
+    server.ask(_NAME_MARK, selector=selector, name="by-hand")
+    asked = server.ask(_MARK, name="by-hand")
+    assert asked["launchPartitionBackfill"]["__typename"] == "LaunchBackfillSuccess"
+
+    def balanced() -> str | None:
+        checks = server.ask(_BALANCED)["assetNodes"]
+        (check,) = checks[0]["assetChecksOrError"]["checks"]
+        last = check["executionForLatestMaterialization"]
+        return last["status"] if last and last["status"] != "IN_PROGRESS" else None
+
+    status = server.until("the mart at the mark", balanced, 150 * PATIENCE)
+    assert status == "SUCCEEDED"
 
 
 def test_copies_of_several_tables_are_materialized_by_hand(server: DevServer) -> None:

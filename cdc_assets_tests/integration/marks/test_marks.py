@@ -70,6 +70,11 @@ def test_a_quiet_table_is_tagged_without_a_commit(source: Lake) -> None:
     assert sums(source, "quiet") == [50, 50]
 
 
+def states(source: Lake, name: str) -> list[MarkState]:
+    [known] = log.marks(source.pipeline.store, name)
+    return [table.state for table in known.tables]
+
+
 def waits_for_its_tag(source: Lake, name: str = "waits") -> None:
     """A mark that both tables are yet to reach, with changes behind it."""
     source.execute("update a set n = 20 where id = 1")
@@ -96,6 +101,7 @@ def test_no_merge_passes_a_mark_before_the_table_has_its_tag(
         totals = [sum(n for _, n in source.rows(table)) for table in (A, B)]
         assert totals == [60, 50], f"nothing above the mark is merged: {place}"
     source.drain_all()
+    assert states(source, "waits") == [MarkState.TAGGED] * 2
     assert sums(source, "waits") == [60, 50]
     assert [sum(n for _, n in source.rows(table)) for table in (A, B)] == [495, 495]
 
@@ -178,6 +184,29 @@ def test_what_has_no_state_of_that_moment_is_missed_with_the_reason(source: Lake
         (MarkState.MISSED, "it was copied anew before it had the tag"),
         (MarkState.MISSED, "it was parked before it had the tag"),
     ]
+
+
+def test_a_mark_that_a_merge_did_pass_is_missed_and_not_told_as_made(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a worker of an earlier version, which knows of no marks."""
+    waits_for_its_tag(source)
+    with monkeypatch.context() as patched:
+        patched.setattr("cdc_assets.materializer.drain.pending_mark", lambda *_: None)
+        source.drain(A)
+    found = made(source, "waits")
+    assert [t.state for t in found.tables] == [MarkState.MISSED, MarkState.TAGGED]
+    assert "before they knew of it" in (found.tables[0].reason or "")
+
+
+def test_a_copy_that_is_complete_only_later_is_no_state_of_that_moment(source: Lake) -> None:
+    waits_for_its_tag(source)
+    store = source.pipeline.store
+    store.connection.execute(
+        "update tables set complete_lsn = lsn + 1 from marks where table_name = 'public.a'"
+    )
+    source.drain_all()
+    assert states(source, "waits") == [MarkState.MISSED, MarkState.TAGGED]
 
 
 def test_rows_that_somebody_else_changed_are_not_marked(source: Lake) -> None:

@@ -107,13 +107,14 @@ def test_the_shipped_source_has_its_assets_sensors_and_checks() -> None:
     assert [(schedule.name, schedule.cron_schedule) for schedule in schedules] == [
         ("maintenance_shop", "*/30 * * * *"),
         ("sample_shop", "7 * * * *"),
+        ("marks_shop", "7 * * * *"),
     ]
     assert {s.default_status for s in schedules} == {dg.DefaultScheduleStatus.RUNNING}
     checked = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
     assert {("shop/orders", "primary_key_unique"), ("shop/orders", "replication_lag")} <= checked
     assert ("postgres/shop/shop/orders", "ready") in checked
     assert ("shop/orders", "rows_match_source") in checked
-    assert len(checked) == 5 * len(lake)
+    assert len(checked) == 5 * len(lake) + 1  # and one of mart/books
 
 
 @pytest.mark.parametrize(
