@@ -60,6 +60,11 @@ _EVALUATED = [
     AssetCheckExecutionRecordStatus.FAILED.value,
 ]
 _EVENT, _LATER = SqlEventLogStorageTable.alias("e"), SqlEventLogStorageTable.alias("l")
+# Where events are, in the order in which they go.
+_OF_EVENTS = (
+    (AssetEventTagsTable, AssetEventTagsTable.c.event_id),
+    (SqlEventLogStorageTable, SqlEventLogStorageTable.c.id),
+)
 _IS_HEARTBEAT = _EVENT.c.event.like(f'%"label": "{HEARTBEAT}"%')
 _EVENT_FOLLOWED = db.exists().where(
     _LATER.c.asset_key == _EVENT.c.asset_key,
@@ -135,6 +140,19 @@ def forget_heartbeats(
         _prune_events(storage, some, _IS_HEARTBEAT)
 
 
+def forget_partition(
+    instance: dg.DagsterInstance, config: SourceConfig, asset: dg.AssetKey, partition: str
+) -> None:
+    """Remove the events of a partition that is gone: its run is none of the present any more."""
+    storage = instance.event_log_storage
+    if config.maintenance.keep_history is None or not isinstance(storage, SqlEventLogStorage):
+        return
+    its = db.select(_EVENT.c.id).where(
+        _EVENT.c.asset_key == asset.to_string(), _EVENT.c.partition == partition
+    )
+    _delete(storage.index_connection, its, _OF_EVENTS)
+
+
 def _stored(at: datetime) -> datetime:
     """A time as Dagster's tables have it: UTC without saying so."""
     return at.astimezone(UTC).replace(tzinfo=None)
@@ -195,13 +213,9 @@ def _prune_events(
         .where(which)
         .where(_EVENT_FOLLOWED)
     )
-    tables = (
-        (AssetEventTagsTable, AssetEventTagsTable.c.event_id),
-        (SqlEventLogStorageTable, SqlEventLogStorageTable.c.id),
-    )
-    removed = _delete(storage.index_connection, old, tables)
+    removed = _delete(storage.index_connection, old, _OF_EVENTS)
     # On SQLite the events of each run, and those without one, are in a file beside the index, too.
-    _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), old, tables)
+    _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), old, _OF_EVENTS)
     return removed
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
+from cdc_assets.dagster.history import forget_partition
 from cdc_assets.dagster.names import TableAssets, marks_key, marks_partitions
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
@@ -56,6 +57,7 @@ def marks_asset(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.Asset
             for name in make.surplus(pipeline) if scheduled else ():
                 make.drop(pipeline, session, name)
                 context.instance.delete_dynamic_partition(marks_partitions(config).name or "", name)
+                forget_partition(context.instance, config, marks_key(config), name)
                 context.log.info("Dropped the mark %s.", name)
         if left := [*made.of(MarkState.PENDING), *made.of(MarkState.MISSED)]:
             raise TablesFailed([TableProblem(t.table, _why(t)) for t in left])
