@@ -13,6 +13,7 @@ from cdc_assets.log.asked.marks import MarkState
 from cdc_assets.log.asked.wishes import pause, resume
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.states import TableState
+from cdc_assets.log.store import LogStore
 from cdc_assets.maintenance.run import maintain
 from cdc_assets.marks.make import drop, mark, surplus
 from cdc_assets.operations.copying import mark_for_copy
@@ -268,6 +269,22 @@ def test_a_dropped_mark_leaves_no_tag_and_holds_no_merge(source: Lake) -> None:
         assert {*refs} == {"main"}
     made(source, "old")
     assert sums(source, "old") == [495, 495]
+
+
+def test_a_table_that_is_merged_while_its_mark_is_dropped_keeps_no_tag(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_for_its_tag(source)
+    forget = log.forget
+
+    def merged_before(store: LogStore, name: str) -> bool:
+        source.drain_all()
+        return forget(store, name)
+
+    monkeypatch.setattr(log, "forget", merged_before)
+    drop(source.pipeline, source.session, "waits")
+    for table in (A, B):
+        assert {*source.lake_table(table).loaded().metadata.refs} == {"main"}
 
 
 def test_scheduled_marks_beyond_those_that_are_kept_are_surplus(copied_lake: NewLake) -> None:
