@@ -108,6 +108,9 @@ def _reached(
         on_progress(str(problem))
         row = pipeline.store.copy_state(table)
         return row is None or row.state != TableState.STREAMING
+    except Exception as error:  # noqa: BLE001 - one table's: the others are tagged
+        on_progress(f"{table}: {first_line(explained(error, pipeline.config))}")
+        return False
     return True
 
 

@@ -30,7 +30,7 @@ def tag(
     Done twice, as after a kill, it is the same: no merge goes on before it is recorded. A failure
     of the tag is told and stops no merge; one of Spark is raised.
     """
-    reason = _passed(lake, state, cursor, mark)
+    reason = _passed(store, lake, state, cursor, mark)
     if reason is None:
         name, snapshot = ticked(mark.tag), state.snapshot_id
         statement = f"alter table {lake.sql_name} create or replace tag {name}"
@@ -43,14 +43,18 @@ def tag(
     settle(store, mark.name, lake.row.table, state.snapshot_id if reason is None else None, reason)
 
 
-def _passed(lake: LakeTable, state: LakeState, cursor: Cursor, mark: PendingMark) -> str | None:
+def _passed(
+    store: LogStore, lake: LakeTable, state: LakeState, cursor: Cursor, mark: PendingMark
+) -> str | None:
     """Why the table's present rows aren't those of the mark; None if they are."""
-    row = lake.row
+    row = store.table(lake.row.table)  # merges of this turn may have read rows of a later moment
+    if row is None:
+        return "it was given up before it had the tag"
     since = max(row.snapshot_lsn or mark.lsn, row.complete_lsn or mark.lsn)
     if row.epoch != mark.epoch:
         return "it was copied anew before it had the tag"
     if since > mark.lsn:
-        return f"its copy is of a later moment, {since}"
+        return f"rows of it are of a later moment, {since}"
     if state.foreign is not None:
         return f"somebody else changed its rows: {state.foreign}"
     if cursor.offset > mark.offset:

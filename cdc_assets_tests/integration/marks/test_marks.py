@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +244,17 @@ def test_a_table_that_is_merged_for_long_is_not_waited_for(source: Lake) -> None
     finally:
         other.close()
     assert [t.state for t in found.tables] == [MarkState.PENDING, MarkState.TAGGED]
+
+
+def test_a_table_that_fails_keeps_no_other_one_from_its_tag(source: Lake) -> None:
+    metadata = Path(source.lake_table(A).loaded().metadata_location.removeprefix("file:"))
+    kept, told = metadata.read_bytes(), list[str]()
+    metadata.unlink()
+    found = made(source, "one", on_progress=told.append)
+    assert [t.state for t in found.tables] == [MarkState.PENDING, MarkState.TAGGED]
+    assert [text for text in told if text.startswith(f"{A}: ")]
+    metadata.write_bytes(kept)
+    assert [t.state for t in made(source, "one").tables] == [MarkState.TAGGED] * 2
 
 
 def test_names_are_told_apart_and_bad_ones_refused(source: Lake) -> None:
