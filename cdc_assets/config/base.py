@@ -205,3 +205,13 @@ Dsn = Annotated[SecretStr, AfterValidator(readable_address)]
 
 # A table of the source, as SQL spells it.
 TableText = Annotated[str, AfterValidator(lambda text: str(TableId.parse(text)))]
+
+
+def _plain(value: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]+", value.get_secret_value()):
+        raise ValueError("it is empty, or has spaces, an end of line, or other than ASCII")
+    return value
+
+
+PlainSecret = Annotated[SecretStr, AfterValidator(_plain)]
+"""A secret that goes as a header."""

@@ -16,6 +16,7 @@ from cdc_assets.config.base import (
     Dsn,
     Duration,
     Namespace,
+    PlainSecret,
     Section,
     Size,
     TableText,
@@ -229,12 +230,16 @@ class SparkConfig(Section):
 
 
 class MetricsConfig(Section):
-    """The flusher's Prometheus endpoint; there is none without a port."""
+    """The flusher's endpoint: /metrics for Prometheus, /live and /ready; none without a port."""
 
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Where it listens."""
     host: str = "127.0.0.1"
-    """On which address; whoever reaches it may read all metrics."""
+    """On which address; without a token, whoever reaches it may read all metrics."""
+    token: PlainSecret | None = None
+    """What /metrics wants as Authorization: Bearer …; /live and /ready want nothing."""
+    tables: bool = False
+    """Whether there are figures of each table, besides those of the source: some ten a table."""
 
 
 def _dividing(value: timedelta | None) -> timedelta | None:

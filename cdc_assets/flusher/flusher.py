@@ -170,6 +170,7 @@ class _Flusher:
                 logger.info("streaming from %s", flushed)
                 self._session(pipeline, flushed)
         finally:
+            self._progress.beat = None
             self._heart.give_up(session)
             if time.monotonic() - began >= BACKOFF.healthy_seconds:
                 self._failures = 0
@@ -209,13 +210,14 @@ class _Flusher:
                 self._progress.waits = True
                 self._progress.enter("waiting")
             self._streamed = True  # from now on a passing error is waited out
+            self._progress.beat = time.monotonic()
             flushed = store.flushed_lsn()
             if self._until is not None and flushed is not None and flushed >= self._until:
                 self._progress.flushed = flushed
                 return False  # the other flusher has done it
             if self._stop.wait(LOCK_SECONDS):
                 return False
-        self._progress.waits = False
+        self._progress.waits, self._progress.beat = False, None
         return True
 
     def _prepare_pins(self, pipeline: Pipeline) -> None:

@@ -87,6 +87,8 @@ class Progress:
     """Problems beside the stream, by the thread that has them."""
     waits: bool = False
     """Another flusher has the turn, as far as this one knows; whatever its state becomes."""
+    beat: float | None = None
+    """When the loop last went round (monotonic); None while nothing goes round."""
     on_state: Callable[[], None] = lambda: None
     """Called when the state has changed, in the thread that changed it."""
     _stuck_at: Lsn | None = None

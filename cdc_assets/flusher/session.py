@@ -152,7 +152,7 @@ class Session:
             paused = under_way >= IN_FLIGHT_BYTES
             self._progress.in_flight_bytes = under_way
             reply_wanted, arrived = False, 0
-            now = time.monotonic()
+            self._progress.beat = now = time.monotonic()
             if paused:
                 paused_since = now if paused_since is None else paused_since
                 again = min(now - paused_since, LONGEST_RETRANSMISSION_SECONDS)

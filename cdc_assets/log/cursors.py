@@ -12,6 +12,7 @@ from datetime import datetime
 import psycopg
 
 from cdc_assets.errors import Fenced
+from cdc_assets.log.figures.work import GIVEN, NO_WORK, Work, adding
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.states import TableState
 from cdc_assets.log.tables import GROUP, TableRegistry
@@ -22,7 +23,22 @@ from cdc_assets.postgres.names import TableId
 _WELL = (
     "with well as (update claims set problem = null, problem_since = null"
     " where consumer_group = %(group)s and source = %(source)s"
-    " and table_name = %(table)s and problem is not null)"
+    " and table_name = %(table)s and problem is not null returning 1)"
+)
+# In this order, for the sake of others' locks; what isn't asked for comes last, so work_done does.
+_SET = (
+    f"{_WELL}, moved as (insert into mat_cursor as m"
+    ' (consumer_group, source, table_name, "offset", applied_lsn, commit_time)'
+    " select %(group)s, %(source)s, %(table)s, %(offset)s, %(lsn)s::pg_lsn,"
+    "  %(time)s::timestamptz from (select count(*) from well) w"
+    "  where %(epoch)s::bigint is null or exists"
+    "  (select from claims where consumer_group = %(group)s and source = %(source)s"
+    "   and table_name = %(table)s and worker = %(worker)s and epoch = %(epoch)s)"
+    " on conflict (consumer_group, source, table_name)"
+    ' do update set "offset" = excluded."offset", applied_lsn = excluded.applied_lsn,'
+    " commit_time = coalesce(excluded.commit_time, m.commit_time), updated_at ="
+    ' case when m."offset" = excluded."offset" then m.updated_at else now() end returning 1),'
+    f" counted as ({adding(f'{GIVEN} from moved where %(work_count)s > 0')}) select from moved"
 )
 
 
@@ -91,24 +107,21 @@ class CursorStore(TableRegistry):
         ).fetchone()
         return Cursor(row[0], Lsn.parse(row[1]), row[2]) if row else None
 
-    def set_cursor(self, table: TableId, cursor: Cursor, claim: Claim | None = None) -> None:
+    def set_cursor(
+        self,
+        table: TableId,
+        cursor: Cursor,
+        claim: Claim | None = None,
+        work: Work = NO_WORK,
+    ) -> None:
         """Remember the Iceberg table's cursor; the table is the truth, this is its cache.
 
-        Its ``updated_at`` says since when nothing was merged.
+        Its ``updated_at`` says since when nothing was merged. ``work`` led to it, and is counted.
         A problem that was told of the table is over.
         Raises Fenced, having changed nothing, if ``claim`` is another worker's by now.
         """
         done = self.connection.execute(
-            f"{_WELL} insert into mat_cursor as m"
-            ' (consumer_group, source, table_name, "offset", applied_lsn, commit_time)'
-            " select %(group)s, %(source)s, %(table)s, %(offset)s, %(lsn)s::pg_lsn,"
-            "  %(time)s::timestamptz where %(epoch)s::bigint is null or exists"
-            "  (select from claims where consumer_group = %(group)s and source = %(source)s"
-            "   and table_name = %(table)s and worker = %(worker)s and epoch = %(epoch)s)"
-            " on conflict (consumer_group, source, table_name)"
-            ' do update set "offset" = excluded."offset", applied_lsn = excluded.applied_lsn,'
-            " commit_time = coalesce(excluded.commit_time, m.commit_time), updated_at ="
-            ' case when m."offset" = excluded."offset" then m.updated_at else now() end',
+            _SET,
             {
                 "group": GROUP,
                 "source": self.source,
@@ -118,6 +131,7 @@ class CursorStore(TableRegistry):
                 "time": cursor.commit_time,
                 "epoch": claim.epoch if claim is not None else None,
                 "worker": claim.worker if claim is not None else None,
+                **work.parameters(),
             },
         )
         if not done.rowcount:

@@ -28,6 +28,7 @@ from cdc_assets.lake.place import NotListed
 from cdc_assets.lake.publish import name_cursor
 from cdc_assets.lake.standing import is_begun, standing
 from cdc_assets.lake.tables import LakeTable
+from cdc_assets.log.figures.work import Work, add
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.staged.places import staged_places
 from cdc_assets.log.staged.storage import Storage
@@ -187,7 +188,15 @@ class _Table:
         if self._is_through and time.monotonic() < until:
             let_rest(self._pipeline, self._done.table, now, self._done.snapshots)
         self._note(seconds=time.monotonic() - began)
+        self._count()
         return self._done
+
+    def _count(self) -> None:
+        done = self._done
+        if done.problem is not None or not done.left_alone:
+            outcome = "failed" if done.problem is not None else "done"
+            work = Work("maintenance", outcome, bytes=done.removed_bytes, seconds=done.seconds)
+            add(self._store.connection, self._store.source, work)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

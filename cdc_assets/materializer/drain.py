@@ -29,17 +29,17 @@ from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.asked.marks import pending_mark
 from cdc_assets.log.asked.wishes import paused
 from cdc_assets.log.cursors import Claim, Cursor
+from cdc_assets.log.figures.work import NO_WORK, Work, failures_counted
 from cdc_assets.log.locks import write_lock
 from cdc_assets.log.relation import Told
 from cdc_assets.log.staged.storage import Storage
 from cdc_assets.log.store import LogEntry
-from cdc_assets.log.table_row import TableRow
 from cdc_assets.materializer.actions.commit import Change, Merged
 from cdc_assets.materializer.events import Batch
 from cdc_assets.materializer.lethal import merging
 from cdc_assets.materializer.marking import tag
 from cdc_assets.materializer.merge import merge
-from cdc_assets.materializer.outstanding import streaming
+from cdc_assets.materializer.outstanding import streaming, whole_from
 from cdc_assets.materializer.reread import await_visible, rereader
 from cdc_assets.materializer.schema.ahead import Look, relation_ahead
 from cdc_assets.materializer.schema.alter import current, follow
@@ -132,7 +132,8 @@ def drain(
         most = batch_bytes or pipeline.config.lake.merge_bytes
         limits = _Limits(below, until_offset, budget_seconds, most, look, claim)
         lake = LakeTable(pipeline.config, pipeline.config.table(table), row)
-        with healing(store, session, lake):  # to begin may write, too: an alteration's last step
+        told = failures_counted(store.connection, store.source, "merge", Fenced)
+        with told, healing(store, session, lake):  # to begin may write: an alteration's last step
             return _Drain(pipeline, session, lake, limits, on_merge).run()
     finally:
         with suppress(psycopg.OperationalError):  # a session that is gone has no locks
@@ -176,7 +177,7 @@ class _Drain:
             self._now(self._loaded, self._state)
         if self._store.cursor(self._table) is None:
             self._annotate()
-        self._whole_from = _whole_from(self._store.table(self._table))
+        self._whole_from = whole_from(self._store, self._table)
         self._merges = self._changes = 0
         self._moved = self._loaded is not loaded
         self._before = self._cursor
@@ -197,9 +198,10 @@ class _Drain:
             over = self._limits.reached(self._cursor, seconds)
             found = None if over or not entries else self._next_window(entries)
             if found is not None:
-                if found.facts.rows:  # else the copy already has all of it: no commit is needed
-                    self._apply(found, waiting=len(entries) - len(found.entries))
-                self._record(found.reached)
+                waiting = len(entries) - len(found.entries)
+                # Without rows the copy already has all of it: no commit is needed.
+                work = self._apply(found, waiting) if found.facts.rows else NO_WORK
+                self._record(found.reached, work)
             elif (over and entries) or not self._follow_catalog(over=over, cut=bool(entries)):
                 break
         self._record(self._cursor)
@@ -230,7 +232,7 @@ class _Drain:
             batch_bytes=self._limits.batch_bytes,
         )
 
-    def _apply(self, found: NextWindow, waiting: int) -> None:
+    def _apply(self, found: NextWindow, waiting: int) -> Work:
         """Merge the window's rows in one commit, into a table that has their relation."""
         at, session, facts = time.monotonic(), self._session, found.facts
         if not self._merges:
@@ -268,19 +270,21 @@ class _Drain:
         with merging(self._store, session, lake, self._cursor.offset):
             done = merge(change)
         if done.repaired:
-            self._whole_from = _whole_from(self._store.table(self._table))
+            self._whole_from = whole_from(self._store, self._table)
         self._now(lake.load(), replace(self._state, cursor=found.reached))
         self._merges, self._changes = self._merges + 1, self._changes + facts.rows
         self._done += done
+        seconds, read = time.monotonic() - at, sum(e.rows.byte_size for e in found.entries)
         self._on_merge(
             f"{self._table}: {facts.rows:,} changes merged as {done.upserted:,} upserts and"
-            f" {done.deleted:,} deletes in {time.monotonic() - at:.1f} s"
+            f" {done.deleted:,} deletes in {seconds:.1f} s"
             f" (log applied to {found.reached.applied_lsn}, {waiting} files wait)"
         )
+        return Work("merge", rows=facts.rows, bytes=read, seconds=seconds)
 
-    def _record(self, reached: Cursor) -> None:
+    def _record(self, reached: Cursor, work: Work = NO_WORK) -> None:
         self._cursor = reached
-        self._store.set_cursor(self._table, reached, self._limits.claim)
+        self._store.set_cursor(self._table, reached, self._limits.claim, work)
 
     def _follow_catalog(self, *, over: bool, cut: bool) -> bool:
         """Alter the table as the catalog has it, where no row of another relation is to come.
@@ -303,7 +307,7 @@ class _Drain:
 
     def _alter(self, relation: Told) -> None:
         self._lake = follow(self._pipeline, self._session, self._lake, self._state, relation)
-        self._whole_from = _whole_from(self._store.table(self._table))
+        self._whole_from = whole_from(self._store, self._table)
         self._moved = True
         self._now(self._lake.load(), self._state)
 
@@ -341,10 +345,3 @@ class _Drain:
         copy = self._store.copy_state(self._table)
         if copy is None or copy.epoch != self._lake.row.epoch:
             raise Fenced(f"{self._table}: its copy was begun anew.")
-
-
-def _whole_from(row: TableRow | None) -> Lsn:
-    """The LSN from which on the lake's rows are of one moment; zero if they always were."""
-    if row is None or row.complete_lsn is None or row.complete_lsn == row.snapshot_lsn:
-        return Lsn.ZERO
-    return row.complete_lsn

@@ -10,6 +10,7 @@ from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
 
@@ -47,3 +48,11 @@ def outstanding(pipeline: Pipeline, table: TableId) -> int | None:
     finally:
         store.unlock(lock)
     return entries[-1].end_offset if entries else None
+
+
+def whole_from(store: LogStore, table: TableId) -> Lsn:
+    """The LSN from which on the lake's rows are of one moment; zero if they always were."""
+    row = store.table(table)
+    if row is None or row.complete_lsn is None or row.complete_lsn == row.snapshot_lsn:
+        return Lsn.ZERO
+    return row.complete_lsn

@@ -21,8 +21,9 @@ from contextlib import ExitStack
 
 from pyspark.sql import SparkSession
 
-from cdc_assets.errors import CdcError, SnapshotLost, TableProblem, first_line
+from cdc_assets.errors import CdcError, Fenced, SnapshotLost, TableProblem, first_line
 from cdc_assets.log.copies.chunks import ChunkProgress, await_another_pin, chunks, unread
+from cdc_assets.log.figures.work import Work, add, failures_counted
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
@@ -91,7 +92,12 @@ def copy_tables(
             failed[table] = TableProblem(table, f"its copy can't begin: {first_line(error)}")
     # The largest first: the rest at the end is then small, and shared evenly.
     copies.sort(key=lambda copy: -copy.outstanding())
-    return failed | _Coordinator(pipeline, session, copies, stop or threading.Event()).run()
+    log, source = pipeline.store.connection, pipeline.store.source
+    with failures_counted(log, source, "copy"):
+        broken = _Coordinator(pipeline, session, copies, stop or threading.Event()).run()
+    if lost := sum(not isinstance(error, Fenced) for error in broken.values()):
+        add(log, source, Work("copy", "failed", lost))
+    return failed | broken
 
 
 def _ready(store: LogStore, table: TableId) -> TableRow:

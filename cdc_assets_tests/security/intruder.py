@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -177,11 +178,24 @@ def accumulators(port: int) -> str | None:
     return None
 
 
+# Those of the metrics, and of whoever else speaks HTTP.
+PATHS = ("/", "/metrics", "/live", "/ready")
+
+
 def http(port: int) -> str | None:
-    url = f"http://127.0.0.1:{port}/"
-    with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=_SECONDS) as answer:
-        return f"granted: {answer.read().decode()}"
-    return None
+    """The bodies by path, whatever their status; refused: all are empty."""
+    bodies = dict[str, str]()
+    for path in PATHS:
+        url = f"http://127.0.0.1:{port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
+                bodies[path] = answer.read().decode()
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                bodies[path] = refusal.read().decode()
+        except (OSError, HTTPException):
+            return None
+    return f"{'granted' if any(bodies.values()) else 'refused'}: {json.dumps(bodies)}"
 
 
 ATTACKS: tuple[Callable[[int], str | None], ...] = (

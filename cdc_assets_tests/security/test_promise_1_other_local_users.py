@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import psycopg
@@ -29,12 +28,16 @@ from cdc_assets_tests.conftest import with_database
 from cdc_assets_tests.security.intruder import spark_connect
 from cdc_assets_tests.support.flusher import start_flusher
 from cdc_assets_tests.support.lake import lake
+from cdc_assets_tests.support.metrics import free_port, got
 from cdc_assets_tests.support.waiting import wait_for
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can try things as another user")
 T = TableId("public", "t")
 # A password of a source's role, which is in the settings of flusher and Spark sessions.
 PASSWORD = "pLanTed-password"
+# Whom the metrics are for.
+METRICS_TOKEN = "pLanTed-token"
+Told = TypeVar("Told")
 
 
 @dataclass
@@ -49,23 +52,35 @@ class Platform:
     @property
     def family(self) -> list[psutil.Process]:
         """Without the Spark server of other tests, which may be running beside this one's."""
-        children = psutil.Process().children(recursive=True)
-        there = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        commands = dict(still(psutil.Process().children(recursive=True), psutil.Process.cmdline))
         others = set[psutil.Process]()
-        for child in there:
-            command = child.cmdline()
+        for child, command in commands.items():
             if "cdc_assets.lake.spark.server" in command and str(self.home) not in command:
-                others |= {child, *child.children(recursive=True)}
-        return [child for child in there if child not in others]
+                others |= {child}
+                for _, heirs in still([child], lambda of: of.children(recursive=True)):
+                    others |= {*heirs}
+        return [child for child in commands if child not in others]
 
     def ports(self) -> dict[int, str]:
         """Every port that a process of ours listens on, and whose it is."""
-        found = {}
-        for process in self.family:
-            for connection in process.net_connections("inet"):
-                if connection.status == psutil.CONN_LISTEN:
-                    found[connection.laddr.port] = " ".join(process.cmdline()[:4])
-        return found
+        return {
+            connection.laddr.port: " ".join(command[:4])
+            for process, command in still(self.family, psutil.Process.cmdline)
+            for _, connections in still([process], lambda of: of.net_connections("inet"))
+            for connection in connections
+            if connection.status == psutil.CONN_LISTEN
+        }
+
+
+def still(
+    processes: Iterable[psutil.Process], ask: Callable[[psutil.Process], Told]
+) -> list[tuple[psutil.Process, Told]]:
+    """What is told of each, without those that have ended by the time they are asked."""
+    told = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            told.append((process, ask(process)))
+    return told
 
 
 def intrude(**wanted: Any) -> dict[str, Any]:
@@ -95,11 +110,11 @@ def platform(postgres: EmbeddedPostgres, public_directory: Path) -> Iterator[Pla
         connection.execute(f"create role intruded superuser login password '{PASSWORD}'".encode())
     dsn = with_database(admin, "intruded").replace("postgres:", "intruded:", 1)
     dsn = dsn.replace(dsn.split(":")[2].split("@")[0], PASSWORD)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     setup = "create table t (id int primary key, v text);"
     setup += "insert into t select n, 'row ' || n from generate_series(1, 1000) n"
-    settings = {"spark": {"memory": "1g"}, "metrics": {"port": port}}
+    metrics = {"port": port, "token": METRICS_TOKEN, "tables": True}
+    settings = {"spark": {"memory": "1g"}, "metrics": metrics}
     try:
         with lake(dsn, "", setup, "t", **settings) as source:
             spark = server(source.config)
@@ -112,7 +127,7 @@ def platform(postgres: EmbeddedPostgres, public_directory: Path) -> Iterator[Pla
             configured = folder / "source.json"
             configured.write_text(source.config.dump())
             flusher = start_flusher(configured)
-            wait_for(lambda: _serves(port))
+            wait_for(lambda: _is_ready(port))
             token = json.loads(spark.state_path.read_text())["token"]
             yield Platform(folder, spark, port, token)
             assert flusher.stdin is not None
@@ -135,10 +150,9 @@ def platform(postgres: EmbeddedPostgres, public_directory: Path) -> Iterator[Pla
             connection.execute("drop role intruded")
 
 
-def _serves(port: int) -> bool:
+def _is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            return b"cdc_assets_flusher_" in answer.read()
+        return got(port, "/ready")[0] == 200
     except OSError:
         return False
 
@@ -149,9 +163,16 @@ def test_no_port_of_ours_gives_anything_without_a_secret(platform: Platform) -> 
     ports = platform.ports()
     found = {int(port): said for port, said in intrude(ports=list(ports))["ports"].items()}
     assert found.keys() == ports.keys()
-    # The exception: the flusher's figures.
-    figures = found.pop(platform.metrics_port)
-    assert [attack for attack, said in figures.items() if said.startswith("granted")] == ["http"]
+    # Who watches the flusher has no secret, and gets a word: no figure, and no name.
+    watched = found.pop(platform.metrics_port)
+    assert [attack for attack, said in watched.items() if said.startswith("granted")] == ["http"]
+    word = '{"status": "ok"}'
+    assert json.loads(watched["http"].removeprefix("granted: ")) == {
+        "/": "",
+        "/metrics": "",
+        "/live": word,
+        "/ready": word,
+    }
     got = {(port, ports[port]): said for port, said in found.items() if "granted" in str(said)}
     assert not got, pformat(got)
     # Each speaks a protocol that is known here, and refuses in its words; but for the accumulators
@@ -191,14 +212,15 @@ def test_a_token_goes_as_a_header_to_a_server_without_tls(platform: Platform) ->
 
 @pytest.mark.spark
 def test_the_metrics_have_figures_and_names_of_tables_only(platform: Platform) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{platform.metrics_port}/any/path") as answer:
-        lines = answer.read().decode().splitlines()
+    status, text = got(platform.metrics_port, "/metrics", METRICS_TOKEN)
+    assert status == 200
+    lines = text.splitlines()
     labels = {line.partition("{")[2].partition("}")[0] for line in lines if line[0] != "#"}
     keys = {pair.partition("=")[0] for label in labels for pair in label.split(",") if pair}
     states = {"cdc_assets_flusher_state", "cdc_assets_flusher_wal_status"}
-    assert keys <= {"source", "table", "operation", "le"} | states
-    text = "\n".join(lines)
-    assert PASSWORD not in text and "postgresql://" not in text
+    ours = {"source", "table", "operation", "le", "state", "level", "kind", "outcome"}
+    assert keys <= ours | states
+    assert not any(secret in text for secret in (PASSWORD, METRICS_TOKEN, "postgresql://"))
 
 
 @as_root
@@ -221,7 +243,11 @@ def test_nobody_looks_into_a_file_or_folder_of_the_home(platform: Platform) -> N
 @pytest.mark.spark
 def test_no_temporary_file_of_ours_is_for_others_to_read(platform: Platform) -> None:
     """Of what our processes have open; the tests' own servers are nobody's home."""
-    opened = {file.path for process in platform.family for file in process.open_files()}
+    opened = {
+        file.path
+        for _, files in still(platform.family, psutil.Process.open_files)
+        for file in files
+    }
     places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
     installed = sys.prefix  # wherever it is, it is for everybody
     temporary = [
@@ -238,15 +264,18 @@ def test_no_temporary_file_of_ours_is_for_others_to_read(platform: Platform) -> 
 @as_root
 @pytest.mark.spark
 def test_what_is_public_of_a_process_has_no_secret(platform: Platform) -> None:
-    secrets = (platform.token, PASSWORD)
+    secrets = (platform.token, PASSWORD, METRICS_TOKEN)
     family = platform.family
-    for process in family:
-        command = " ".join(process.cmdline())
-        assert not [secret for secret in secrets if secret in command], process
-    environments = [f"/proc/{process.pid}/environ" for process in family]
-    ours = [path for path in environments if Path(path).stat().st_uid == os.geteuid()]
+    for process, command in still(family, psutil.Process.cmdline):
+        assert not [secret for secret in secrets if secret in " ".join(command)], process
+
+    def environment(process: psutil.Process) -> bytes:
+        path = Path(f"/proc/{process.pid}/environ")
+        return path.read_bytes() if path.stat().st_uid == os.geteuid() else b""
+
+    ours = [(process, told) for process, told in still(family, environment) if told]
     assert len(ours) > 3
-    assert [p for p in ours if any(s.encode() in Path(p).read_bytes() for s in secrets)] == []
+    assert [p for p, told in ours if any(s.encode() in told for s in secrets)] == []
 
 
 @as_root

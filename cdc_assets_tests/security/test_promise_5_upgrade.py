@@ -20,7 +20,7 @@ def _as_before(connection: Session) -> None:
         f"drop table {SCHEMA}.locks, {SCHEMA}.lost_care, {SCHEMA}.signals,"
         f" {SCHEMA}.held_tables,"
         f" {SCHEMA}.backfill_chunks, {SCHEMA}.backfills,"
-        f" {SCHEMA}.marked_tables, {SCHEMA}.marks;"
+        f" {SCHEMA}.marked_tables, {SCHEMA}.marks, {SCHEMA}.work_done;"
         f" alter table {SCHEMA}.log_index drop column sha256;"
         f" alter table {SCHEMA}.claims drop column problem, drop column problem_since;"
         f" alter table {SCHEMA}.tables drop column masks, drop column mask_numbers,"

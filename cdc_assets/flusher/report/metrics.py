@@ -1,4 +1,4 @@
-"""The flusher's Prometheus endpoint: off by default, on loopback unless told otherwise.
+"""What the flusher counts itself, as Prometheus's metrics.
 
 The names and units follow Prometheus's conventions; every metric carries the source's name. The
 numbers are read when somebody scrapes: nothing is kept twice.
@@ -6,13 +6,10 @@ numbers are read when somebody scrapes: nothing is kept twice.
 
 from __future__ import annotations
 
-import logging
-import os
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -22,10 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from cdc_assets.config.sections import MetricsConfig
 from cdc_assets.flusher.progress import FLUSH_BOUNDS, OPERATIONS, STATES, Probe, Progress
-
-logger = logging.getLogger(__name__)
 
 _PREFIX = "cdc_assets_flusher_"
 # As pg_replication_slots has it.
@@ -35,10 +29,13 @@ _WAL_STATUSES = ("reserved", "extended", "unreserved", "lost")
 class FlusherCollector(Collector):
     """Turns ``progress`` and the last ``probe`` into metrics when it is asked."""
 
-    def __init__(self, source: str, progress: Progress, probe: Probe) -> None:
+    def __init__(
+        self, source: str, progress: Progress, probe: Probe, *, by_table: bool = False
+    ) -> None:
         self._source = source
         self._progress = progress
         self._probe = probe
+        self._by_table = by_table
 
     def collect(self) -> Iterator[Metric]:
         progress, probe, now = self._progress, self._probe, time.monotonic()
@@ -61,22 +58,29 @@ class FlusherCollector(Collector):
         yield self._counter(
             "staging_retries", "Tries to store a file that failed.", progress.staging_retries
         )
-        yield from self._by_table()
+        yield from self._changes()
         yield self._durations()
 
-    def _by_table(self) -> Iterator[Metric]:
+    def _changes(self) -> Iterator[Metric]:
+        labels = ("source", "table") if self._by_table else ("source",)
         changes = CounterMetricFamily(
-            f"{_PREFIX}changes",
-            "Changes that are in the log.",
-            labels=("source", "table", "operation"),
+            f"{_PREFIX}changes", "Changes that are in the log.", labels=(*labels, "operation")
         )
         staged = CounterMetricFamily(
-            f"{_PREFIX}staged_bytes", "Bytes of staged files.", labels=("source", "table")
+            f"{_PREFIX}staged_bytes", "Bytes of staged files.", labels=labels
         )
-        for (table, operation), count in sorted(self._progress.changes.copy().items()):
-            changes.add_metric((self._source, table, OPERATIONS[operation]), count)
-        for table, size in sorted(self._progress.bytes_by_table.copy().items()):
-            staged.add_metric((self._source, table), size)
+        if self._by_table:
+            for (table, operation), count in sorted(self._progress.changes.copy().items()):
+                changes.add_metric((self._source, table, OPERATIONS[operation]), count)
+            for table, size in sorted(self._progress.bytes_by_table.copy().items()):
+                staged.add_metric((self._source, table), size)
+        else:
+            counts = Counter[str]()
+            for (_, operation), count in self._progress.changes.copy().items():
+                counts[operation] += count
+            for operation, name in OPERATIONS.items():
+                changes.add_metric((self._source, name), counts[operation])
+            staged.add_metric((self._source,), self._progress.staged_bytes)
         yield changes
         yield staged
 
@@ -108,48 +112,3 @@ class FlusherCollector(Collector):
         family = StateSetMetricFamily(f"{_PREFIX}{name}", documentation, labels=("source",))
         family.add_metric((self._source,), {state: state == current for state in known})
         return family
-
-
-class MetricsServer:
-    """Serves the collector's numbers where ``config`` says; nothing if it has no port.
-
-    A port that is taken (by a flusher that is just ending, or that waits for its turn) is logged
-    and tried again: missing metrics must not make WAL pile up.
-    """
-
-    def __init__(self, config: MetricsConfig, collector: FlusherCollector) -> None:
-        self._config = config
-        self._collector = collector
-        self._stack = ExitStack()
-        self._serving = self._said = False
-
-    def ensure(self) -> None:
-        """Begin to serve, if not yet; a failure is logged once."""
-        if self._serving or self._config.port is None:
-            return
-        registry = CollectorRegistry()
-        registry.register(self._collector)
-        address = f"{self._config.host}:{self._config.port}"
-        try:
-            server, thread = start_http_server(
-                self._config.port, addr=self._config.host, registry=registry
-            )
-        except OSError as error:
-            if not self._said:
-                self._said = True
-                logger.warning(
-                    "metrics can't be served at %s (%s); trying again. Set metrics.port or"
-                    " metrics.host to another one if it isn't another flusher's.",
-                    address,
-                    os.strerror(error.errno) if error.errno else error,
-                )
-            return
-        self._serving = True
-        self._stack.callback(thread.join, 5.0)
-        self._stack.callback(server.server_close)
-        self._stack.callback(server.shutdown)
-        logger.info("metrics are served at http://%s/metrics", address)
-
-    def close(self) -> None:
-        self._stack.close()
-        self._serving = False

@@ -17,7 +17,11 @@ import psycopg
 from cdc_assets.config.addresses import source_dsn
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.flusher.progress import Probe, Progress, report
-from cdc_assets.flusher.report.metrics import FlusherCollector, MetricsServer
+from cdc_assets.flusher.report.looks import Looks
+from cdc_assets.flusher.report.metrics import FlusherCollector
+from cdc_assets.flusher.report.pipeline import PipelineCollector
+from cdc_assets.flusher.report.probes import live, ready
+from cdc_assets.flusher.report.server import MetricsServer
 from cdc_assets.log.sessions.connection import connect_log
 from cdc_assets.postgres.session.connect import connect
 from cdc_assets.postgres.session.kept import KeptConnection
@@ -48,8 +52,20 @@ class Health:
         self._progress = progress
         self._probe = Probe()
         self._process = process_name()
+        self._heard: float | None = None  # when a report last got into the log; monotonic
+        self._looks = Looks(config, progress.note)
         self._metrics = MetricsServer(
-            config.metrics, FlusherCollector(config.name, progress, self._probe)
+            config.metrics,
+            [
+                FlusherCollector(
+                    config.name, progress, self._probe, by_table=config.metrics.tables
+                ),
+                PipelineCollector(config, self._looks, progress, self._probe),
+            ],
+            {
+                "/live": lambda: live(progress, time.monotonic()),
+                "/ready": lambda: ready(config, progress, self._heard, time.monotonic()),
+            },
         )
         self._source = KeptConnection(self._connect_source)
         self._log = KeptConnection(self._connect_log)
@@ -61,11 +77,13 @@ class Health:
 
     def start(self) -> None:
         self._thread.start()
+        self._looks.start()
 
     def close(self) -> None:
         """Report the end, if the databases answer."""
         self._thread.close()
         self._metrics.close()
+        self._looks.close()
 
     def _step(self) -> None:
         self._metrics.ensure()
@@ -100,6 +118,7 @@ class Health:
             self._line_rows, self._line_at = self._progress.rows, now
         with self._log.use() as log:
             log.execute(_WRITE, (self._config.name, json.dumps(told.to_json())))
+        self._heard = time.monotonic()
 
     def _connect_source(self) -> psycopg.Connection[Any]:
         name = f"cdc_assets {self._config.name} health"

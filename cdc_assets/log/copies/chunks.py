@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cdc_assets.log.copies.claims import FREE
+from cdc_assets.log.figures.work import adding
 from cdc_assets.log.session import STALE_SECONDS
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
@@ -248,14 +249,22 @@ def last_read(store: LogStore) -> Lsn | None:
     return Lsn.parse(found[0]) if found and found[0] else None
 
 
-def mark_landed(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
-    """Remember that the Iceberg table holds these chunks."""
-    store.connection.execute(
-        "update snapshot_progress set state = 'landed', landed_at = coalesce(landed_at, now()),"
-        " claim = null where source = %s and table_name = %s and epoch = %s and chunk = any(%s)"
-        " and state <> 'landed'",
-        (store.source, str(table), epoch, list(keys)),
+_LAND = (
+    "with landed as (update snapshot_progress set state = 'landed',"
+    "  landed_at = coalesce(landed_at, now()), claim = null where source = %(source)s"
+    "  and table_name = %(table)s and epoch = %(epoch)s and chunk = any(%(chunks)s)"
+    "  and state <> 'landed' returning rows, bytes, seconds) "
+    + adding(
+        "'copy', 'done', count(*), coalesce(sum(rows), 0), coalesce(sum(bytes), 0),"
+        " coalesce(sum(seconds), 0) from landed having count(*) > 0"
     )
+)
+
+
+def mark_landed(store: LogStore, table: TableId, epoch: int, keys: Iterable[str]) -> None:
+    """Remember that the Iceberg table holds these chunks, and count them."""
+    which = {"source": store.source, "table": str(table), "epoch": epoch, "chunks": list(keys)}
+    store.connection.execute(_LAND, which)
 
 
 def forget_landed(store: LogStore, table: TableId, epoch: int, keep: Iterable[str]) -> None:

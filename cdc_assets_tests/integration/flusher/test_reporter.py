@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import time
-import urllib.request
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_assets.cli.main import cli
 from cdc_assets.config.source import SourceConfig, parse_config
@@ -23,31 +21,13 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.slots import current_lsn
 from cdc_assets.process.children import Status
 from cdc_assets_tests.support.flusher import Bench, flushing, reconnect
+from cdc_assets_tests.support.metrics import free_port, scraped
 from cdc_assets_tests.support.waiting import wait_for
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def with_metrics(source: Bench, *tables: str, **metrics: object) -> SourceConfig:
     settings = source.settings(*tables, flush_interval="50ms") | {"metrics": metrics}
     return parse_config(settings, "test")
-
-
-def scraped(source: Bench, port: int) -> dict[tuple[str, ...], float]:
-    """Values by name and the labels' values, in the order of the labels, without the source's."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = dict(sorted(sample.labels.items()))
-            assert labels.pop("source") == source.name
-            found[sample.name.removeprefix("cdc_assets_flusher_"), *labels.values()] = sample.value
-    return found
 
 
 def told(config: SourceConfig) -> dict[str, Any]:
@@ -63,7 +43,7 @@ def test_changes_and_positions_are_told_everywhere(
     source.execute("create table t (id int primary key, v int)")
     source.execute('create table "U" (id int primary key)')
     port = free_port()
-    config = with_metrics(source, "public.t", 'public."U"', port=port)
+    config = with_metrics(source, "public.t", 'public."U"', port=port, tables=True)
     source.flush(config)
     with flushing(config) as progress:
         wait_for(lambda: progress.state == "streaming")
@@ -89,17 +69,20 @@ def test_changes_and_positions_are_told_everywhere(
         assert 0 < found["flush_seconds_mean"] < 60
         assert found["wal_status"] == "reserved"
 
-        metrics = scraped(source, port)
-        assert metrics["changes_total", "insert", "public.t"] == 10
-        assert metrics["changes_total", "truncate", 'public."U"'] == 1
-        assert metrics["staged_bytes_total", "public.t"] == found["bytes"]["public.t"]
-        assert metrics["state", "streaming"] == 1
-        assert metrics["state", "reconnecting"] == 0
-        assert metrics["staged_lsn",] >= int(end)
-        assert metrics["lag_seconds",] < 60
-        assert metrics["wal_status", "reserved"] == 1
-        assert metrics["flush_seconds_bucket", "+Inf"] == metrics["flush_seconds_count",]
-        assert metrics["flush_seconds_count",] >= found["flushes"]
+        metrics = scraped(port, source.name)
+        assert metrics["flusher_changes_total", "insert", "public.t"] == 10
+        assert metrics["flusher_changes_total", "truncate", 'public."U"'] == 1
+        assert metrics["flusher_staged_bytes_total", "public.t"] == found["bytes"]["public.t"]
+        assert metrics["flusher_state", "streaming"] == 1
+        assert metrics["flusher_state", "reconnecting"] == 0
+        assert metrics["flusher_staged_lsn",] >= int(end)
+        assert metrics["flusher_lag_seconds",] < 60
+        assert metrics["flusher_wal_status", "reserved"] == 1
+        assert (
+            metrics["flusher_flush_seconds_bucket", "+Inf"]
+            == metrics["flusher_flush_seconds_count",]
+        )
+        assert metrics["flusher_flush_seconds_count",] >= found["flushes"]
 
         with Pipeline.open(config) as pipeline:
             line = sentence(Status(True, 4711, 0, 0, 0.0), collect(pipeline))
@@ -131,14 +114,14 @@ def test_no_port_no_endpoint_and_a_taken_one_stops_nobody(
             wait_for(lambda: progress.rows == 1)
             taken.close()
             wait_for(lambda: _answers(source, port))
-            assert scraped(source, port)["changes_total", "insert", "public.t"] == 1
+            assert scraped(port, source.name)["flusher_changes_total", "insert"] == 1
     with pytest.raises(OSError, match="refused"):
-        scraped(source, port)
+        scraped(port, source.name)
 
 
 def _answers(source: Bench, port: int) -> bool:
     try:
-        return bool(scraped(source, port))
+        return bool(scraped(port, source.name))
     except OSError:
         return False
 

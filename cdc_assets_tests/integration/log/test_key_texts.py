@@ -47,7 +47,8 @@ def test_tables_that_were_copied_before_keys_had_other_texts_are_parked_and_no_o
                 " drop column read_lsn, drop column database;"
                 " drop table _pg2iceberg.held_tables, _pg2iceberg.signals,"
                 " _pg2iceberg.backfill_chunks,"
-                " _pg2iceberg.backfills, _pg2iceberg.marked_tables, _pg2iceberg.marks"
+                " _pg2iceberg.backfills, _pg2iceberg.marked_tables, _pg2iceberg.marks,"
+                " _pg2iceberg.work_done"
             )
             LogStore.open(made.dsn, made.name, "_pg2iceberg").close()
             return {name.removeprefix("public.") for name in made.parked()}

@@ -1,0 +1,1 @@
+"""Figures of a source's work that outlive the processes which did it."""

@@ -1,0 +1,1 @@
+"""Figures of a source, from one look at the coordination database."""
