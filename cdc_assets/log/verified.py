@@ -92,11 +92,11 @@ def remember_missed(store: LogStore, table: TableId) -> datetime:
 
 
 def compared_at_rest(store: LogStore, rest: timedelta) -> frozenset[TableId]:
-    """The tables of which all was found equal less than ``rest`` ago, and that didn't change."""
+    """Tables whose last round ended less than ``rest`` ago, all equal, and that didn't change."""
     rows = store.connection.execute(
         f"select t.table_name {_CHANGED}"
         " join verified_samples v on v.source = t.source and v.table_name = t.table_name"
-        " where t.source = %(source)s and v.compared_at > greatest(changed.at, now() - %(rest)s)"
+        " where t.source = %(source)s and v.round_ended > greatest(changed.at, now() - %(rest)s)"
         " and v.next_share = 0 and v.missed_since is null and v.differed_at is null",
         {"source": store.source, "group": GROUP, "rest": rest},
     ).fetchall()

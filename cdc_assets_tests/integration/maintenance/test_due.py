@@ -119,6 +119,8 @@ def test_a_comparison_is_due_of_what_changed_or_was_not_compared_whole(source: L
         return compared_at_rest(store, rest)
 
     assert resting() == set()
+    source.verify()  # beside the rounds, and no run of the check whose age alerts look at
+    assert resting() == set()
     remember_compared(store, M, 0.0)
     remember_compared(store, P, 0.5)
     assert resting() == {M}
