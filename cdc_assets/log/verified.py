@@ -53,28 +53,39 @@ def remember_compared(
     table: TableId,
     next_share: float | None = None,
     *,
+    began: datetime | None = None,
     differs: int | None = None,
 ) -> None:
     """Record that a part was compared; the next one begins at ``next_share``, 0 ends a round.
 
+    ``began``: when the comparison of a round's first part did; not of another part.
     None: the whole table was compared, beside the rounds. ``differs``: the copy whose rows differ,
     if any do. A difference is over once the whole table, or a round begun later, was compared.
     """
     store.connection.execute(
         "insert into verified_samples as v"
-        " (source, table_name, next_share, compared_at, round_ended, differed_at, differed_epoch)"
+        " (source, table_name, next_share, compared_at, round_began, round_ended, differed_at,"
+        "  differed_epoch)"
         " values (%(source)s, %(table)s, coalesce(%(share)s::float8, 0), now(),"
+        "  %(began)s::timestamptz,"
         "  case when %(share)s::float8 = 0 then now() end,"
         "  case when %(differs)s::int is not null then now() end, %(differs)s::int)"
         " on conflict (source, table_name) do update set"
         " next_share = coalesce(%(share)s::float8, v.next_share), compared_at = now(),"
-        " missed_since = null, round_ended = coalesce(excluded.round_ended, v.round_ended),"
+        " missed_since = null, round_began = coalesce(excluded.round_began, v.round_began),"
+        " round_ended = coalesce(excluded.round_ended, v.round_ended),"
         " differed_at = case when excluded.differed_at is not null then excluded.differed_at"
         "  when %(share)s::float8 is null then null"
         "  when %(share)s::float8 = 0 and v.differed_at <= v.round_ended then null"
         "  else v.differed_at end,"
         " differed_epoch = coalesce(excluded.differed_epoch, v.differed_epoch)",
-        {"source": store.source, "table": str(table), "share": next_share, "differs": differs},
+        {
+            "source": store.source,
+            "table": str(table),
+            "share": next_share,
+            "began": began,
+            "differs": differs,
+        },
     )
 
 
@@ -92,11 +103,15 @@ def remember_missed(store: LogStore, table: TableId) -> datetime:
 
 
 def compared_at_rest(store: LogStore, rest: timedelta) -> frozenset[TableId]:
-    """Tables whose last round ended less than ``rest`` ago, all equal, and that didn't change."""
+    """Tables of which a round ended less than ``rest`` ago, all equal; unchanged since it began.
+
+    A change in its midst, even one of the table's first part, may not have been compared.
+    """
     rows = store.connection.execute(
         f"select t.table_name {_CHANGED}"
         " join verified_samples v on v.source = t.source and v.table_name = t.table_name"
-        " where t.source = %(source)s and v.round_ended > greatest(changed.at, now() - %(rest)s)"
+        " where t.source = %(source)s and v.round_began > changed.at"
+        " and v.round_ended > now() - %(rest)s"
         " and v.next_share = 0 and v.missed_since is null and v.differed_at is null",
         {"source": store.source, "group": GROUP, "rest": rest},
     ).fetchall()

@@ -27,9 +27,10 @@ def due(pipeline: Pipeline, tables: Sequence[TableId]) -> list[TableId]:
 
 
 def let_rest(pipeline: Pipeline, table: TableId, began: datetime, snapshots: int) -> None:
-    """Record that care of a table is through which ``began`` then and left so many snapshots.
+    """Record that care of a table is through which ``began`` then.
 
-    Those that are too many and too young to be removed are, once they are old enough.
+    ``snapshots``: how many it left, without those that tags keep. Those that are too many, and too
+    young to be removed, are once they are old enough.
     """
     keep = pipeline.config.maintenance.keep_snapshots
     rest = min(REST, keep.age) if snapshots > keep.count else REST

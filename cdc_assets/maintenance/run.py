@@ -180,13 +180,14 @@ class _Table:
         self._shared = shared
         self._done = Maintained(table)
         self._is_through = True
+        self._held = 0  # snapshots that tags and branches keep, whatever their age
 
     def maintain(self, until: float, *, thorough: bool) -> Maintained:
         began, now = time.monotonic(), self._store.server_now().astimezone(UTC)
         with self._told():
             self._steps(until, now, thorough)
         if self._is_through and time.monotonic() < until:
-            let_rest(self._pipeline, self._done.table, now, self._done.snapshots)
+            let_rest(self._pipeline, self._done.table, now, self._done.snapshots - self._held)
         self._note(seconds=time.monotonic() - began)
         self._count()
         return self._done
@@ -317,6 +318,8 @@ class _Table:
         if loaded is None or current is None:
             return
         files = live_files(loaded, current)
+        refs = {ref.snapshot_id for ref in loaded.metadata.refs.values()}
+        self._held = len(refs - {current.snapshot_id})
         self._note(
             stored=stored(Storage.of(lake.config.s3, loaded.io.properties), loaded.location()),
             data_files=len(files),

@@ -130,7 +130,8 @@ class Sampled:
 def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_rows: int) -> Sampled:
     """Compare the next part of ``table``, about ``sample_rows`` rows from either side."""
     began, store = time.monotonic(), pipeline.store
-    if pipeline.config.table(table).freshness.quiet_seconds(store.server_now()):
+    now = store.server_now()
+    if pipeline.config.table(table).freshness.quiet_seconds(now):
         known = compared(store, table)  # what differs then is what isn't merged
         said = "in its quiet times nothing is merged, so that it isn't level with the source"
         return Sampled(table, None, known.next_share, skipped=said)
@@ -146,13 +147,14 @@ def sample(pipeline: Pipeline, session: SparkSession, table: TableId, sample_row
     else:
         end = found.begin + found.share
         differs = epoch if found.differing else None
-        remember_compared(store, table, 0.0 if end >= 1 else end, differs=differs)
-    now = compared(store, table)
+        first, next_share = (now if found.begin == 0 else None), 0.0 if end >= 1 else end
+        remember_compared(store, table, next_share, began=first, differs=differs)
+    progress = compared(store, table)
     return replace(
         found,
-        round_ended=now.round_ended,
+        round_ended=progress.round_ended,
         seconds=time.monotonic() - began,
-        differed_at=now.differed_at if now.differed_epoch == epoch else None,
+        differed_at=progress.differed_at if progress.differed_epoch == epoch else None,
     )
 
 

@@ -30,6 +30,7 @@ def _as_before(connection: Session) -> None:
         " drop column read_lsn;"
         f" alter table {SCHEMA}.snapshot_progress drop column read_lsn,"
         " drop column database;"
+        f" alter table {SCHEMA}.verified_samples drop column round_began;"
         f" insert into {SCHEMA}.pipeline_meta values ('src', 'x', 'x') on conflict do nothing;"
         f" delete from {SCHEMA}.schema_version where version >= {log_schema._LOCKS}".encode()
     )

@@ -45,6 +45,7 @@ def test_tables_that_were_copied_before_keys_had_other_texts_are_parked_and_no_o
                 " drop column server_started, drop column read_lsn;"
                 " alter table _pg2iceberg.snapshot_progress"
                 " drop column read_lsn, drop column database;"
+                " alter table _pg2iceberg.verified_samples drop column round_began;"
                 " drop table _pg2iceberg.held_tables, _pg2iceberg.signals,"
                 " _pg2iceberg.backfill_chunks,"
                 " _pg2iceberg.backfills, _pg2iceberg.marked_tables, _pg2iceberg.marks,"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ import pytest
 from cdc_assets.dagster.build import build_defs
 from cdc_assets.dagster.checks.sample import NAME
 from cdc_assets.dagster.names import all_tables, run_tags
+from cdc_assets.log.session import LogSession
+from cdc_assets.log.store import LogStore
 from cdc_assets.log.verified import compared_at_rest, remember_compared, remember_missed
 from cdc_assets.maintenance.compact import Busy
 from cdc_assets.maintenance.due import due
+from cdc_assets.marks.make import mark
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.integration.maintenance.care import SETUP, M, P, maintained, settings
@@ -46,6 +49,10 @@ def _later(source: Lake, interval: str) -> None:
         f"update _pg2iceberg.pipeline_meta set value = concat_ws(' ', {', '.join(both)},"
         " split_part(value, ' ', 3)) where key like 'maintenance.cared:%'"
     )
+
+
+def compared_now(store: LogStore, table: TableId, share: float, **found: int) -> None:
+    remember_compared(store, table, share, began=store.server_now(), **found)
 
 
 def _ended(tags: dict[str, str]) -> dg.DagsterRun:
@@ -102,6 +109,23 @@ def test_snapshots_that_are_too_many_are_looked_at_once_they_are_old(source: Lak
         assert _due(source, pipeline) == {M, P}
 
 
+def test_snapshots_that_tags_keep_are_not_looked_at_again_and_again(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = LogSession.server_now
+    with settings(source, keep_snapshots={"count": 1, "age": "10m"}) as pipeline:
+        for number in range(3):
+            source.execute(f"update m set v = 'changed{number}' where id = 1")
+            source.catch_up(M)
+            mark(source.pipeline, source.session, f"m{number}")
+        monkeypatch.setattr(LogSession, "server_now", lambda log: now(log) + timedelta(days=2))
+        assert maintained(source, pipeline)[M].snapshots > 1
+        key = f"maintenance.cared:{M}"
+        began, until, _ = (source.pipeline.store.meta(key) or "").split()
+        rests = datetime.fromisoformat(until) - datetime.fromisoformat(began)
+        assert rests == timedelta(days=1)
+
+
 def test_rows_that_were_repaired_are_cared_for(source: Lake) -> None:
     table = source.lake_table(M)
     source.verify()
@@ -121,10 +145,10 @@ def test_a_comparison_is_due_of_what_changed_or_was_not_compared_whole(source: L
     assert resting() == set()
     source.verify()  # beside the rounds, and no run of the check whose age alerts look at
     assert resting() == set()
-    remember_compared(store, M, 0.0)
-    remember_compared(store, P, 0.5)
+    compared_now(store, M, 0.0)
+    compared_now(store, P, 0.5)
     assert resting() == {M}
-    remember_compared(store, P, 0.0)
+    compared_now(store, P, 0.0)
     assert resting() == {M, P}
     assert resting(timedelta(0)) == set()
     remember_missed(store, P)
@@ -132,7 +156,7 @@ def test_a_comparison_is_due_of_what_changed_or_was_not_compared_whole(source: L
     source.execute("update m set v = 'changed' where id = 1")
     source.catch_up(M)
     assert resting() == set()
-    remember_compared(store, M, 0.0, differs=1)
+    compared_now(store, M, 0.0, differs=1)
     assert resting() == set()
 
 
@@ -153,11 +177,11 @@ def test_the_schedules_ask_for_the_tables_that_are_due(source: Lake, tmp_path: P
     assert asked("maintenance_src") == [names[table].maintenance for table in (M, P)]
     assert asked("sample_src") == [dg.AssetCheckKey(names[t].lake, NAME) for t in (M, P)]
     maintained(source, source.pipeline, P)
-    remember_compared(source.pipeline.store, M, 0.0)
+    compared_now(source.pipeline.store, M, 0.0)
     assert asked("maintenance_src") == [names[M].maintenance]
     assert asked("sample_src") == [dg.AssetCheckKey(names[P].lake, NAME)]
     maintained(source, source.pipeline, M)
-    remember_compared(source.pipeline.store, P, 0.0)
+    compared_now(source.pipeline.store, P, 0.0)
     # Of no table that is due: its run prunes Dagster's history.
     assert asked("maintenance_src") == [names[M].maintenance]
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:

@@ -16,7 +16,13 @@ from cdc_assets.dagster.checks.sample import NAME, check_sample
 from cdc_assets.dagster.names import all_tables
 from cdc_assets.errors import TableProblem
 from cdc_assets.log.locks import write_lock
-from cdc_assets.log.verified import KeysSeen, keys_seen, remember_compared, remember_keys
+from cdc_assets.log.verified import (
+    KeysSeen,
+    compared_at_rest,
+    keys_seen,
+    remember_compared,
+    remember_keys,
+)
 from cdc_assets.materializer.drain import drain
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
@@ -260,3 +266,40 @@ def test_the_check_tells_and_the_writer_is_free_again(
                 source.drain(T)
     slots = "select slot_name from pg_replication_slots where database = current_database()"
     assert source.execute(slots) == [("cdc_src",)]
+
+
+def merged(source: Lake, statement: str) -> None:
+    """``statement``, of table t, in the lake."""
+    store = source.pipeline.store
+    source.execute(statement)
+    wait_for(lambda: any(b.table == T and b.rows for b in store.backlogs()))
+    source.drain(T)
+
+
+def test_a_table_that_changed_in_the_midst_of_a_round_does_not_rest(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rests() -> bool:
+        return T in compared_at_rest(source.pipeline.store, timedelta(hours=12))
+
+    with streaming(source):
+        rounds(source, T)
+        assert rests()
+        first = sample(source.pipeline, source.session, T, 2000)
+        assert first.share < 1
+        merged(source, "update t set v = 'changed' where id = 1")  # of the part that is compared
+        rounds(source, T)
+        assert not rests()
+        rounds(source, T)
+        assert rests()
+        compare = sampling._compare
+
+        def merged_meanwhile(*given: Any) -> Sampled:
+            found = compare(*given)
+            merged(source, "update t set v = 'later' where id = 1")
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(sampling, "_compare", merged_meanwhile)
+            assert sample(source.pipeline, source.session, T, 5000).share == 1
+        assert not rests()
