@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 
+import psycopg
 from pyspark.sql import SparkSession
 
 from cdc_assets.errors import (
@@ -22,6 +23,7 @@ from cdc_assets.errors import (
 )
 from cdc_assets.flusher.reach import reach
 from cdc_assets.lake.publish import patiently
+from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.log.asked import marks as log
@@ -108,7 +110,9 @@ def _reached(
         on_progress(str(problem))
         row = pipeline.store.copy_state(table)
         return row is None or row.state != TableState.STREAMING
-    except Exception as error:  # noqa: BLE001 - one table's: the others are tagged
+    except Exception as error:  # one table's: the others are tagged
+        if lost_server(error) or isinstance(error, psycopg.Error):
+            raise
         on_progress(f"{table}: {first_line(explained(error, pipeline.config))}")
         return False
     return True

@@ -11,7 +11,7 @@ from cdc_assets.lake.spark.session import lost_server
 from cdc_assets.lake.spark.sql import ticked
 from cdc_assets.lake.state import LakeState
 from cdc_assets.lake.tables import LakeTable
-from cdc_assets.log.asked.marks import PendingMark, settle
+from cdc_assets.log.asked.marks import PendingMark, settle, tag_of
 from cdc_assets.log.cursors import Cursor
 from cdc_assets.log.store import LogStore
 from cdc_assets.readiness.foreign_errors import explained
@@ -32,7 +32,7 @@ def tag(
     """
     reason = _passed(store, lake, state, cursor, mark)
     if reason is None:
-        name, snapshot = ticked(mark.tag), state.snapshot_id
+        name, snapshot = ticked(tag_of(mark.name)), state.snapshot_id
         statement = f"alter table {lake.sql_name} create or replace tag {name}"
         try:
             patiently(session, lake, f"{statement} as of version {snapshot}")

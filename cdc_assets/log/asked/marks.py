@@ -27,6 +27,11 @@ from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
 
+def tag_of(name: str) -> str:
+    """The tag of the lake tables at the mark ``name``."""
+    return f"mark_{name}"
+
+
 class MarkState(StrEnum):
     """Whether a lake table has a mark's tag."""
 
@@ -42,7 +47,6 @@ class MarkedTable:
     """One table at a mark; ``offset``: the first one of its log that isn't below the mark."""
 
     table: TableId
-    epoch: int
     offset: int
     state: MarkState
     snapshot_id: int | None = None
@@ -51,18 +55,18 @@ class MarkedTable:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark; its tables are empty if they weren't asked for."""
+    """A mark with its tables; its LSN is above all that its tags have."""
 
     name: str
     lsn: Lsn
     created_at: datetime
     scheduled: bool
-    tables: tuple[MarkedTable, ...] = ()
+    tables: tuple[MarkedTable, ...]
 
     @property
     def tag(self) -> str:
         """Of the lake tables."""
-        return f"mark_{self.name}"
+        return tag_of(self.name)
 
     def of(self, state: MarkState) -> list[MarkedTable]:
         return [table for table in self.tables if table.state == state]
@@ -73,7 +77,6 @@ class PendingMark:
     """A mark that a table hasn't the tag of yet."""
 
     name: str
-    tag: str
     lsn: Lsn
     epoch: int
     offset: int
@@ -131,7 +134,7 @@ def pending_mark(store: LogStore, table: TableId) -> PendingMark | None:
     if row is None:
         return None
     name, lsn, epoch, offset = row
-    return PendingMark(name, f"mark_{name}", Lsn.parse(lsn), epoch, offset)
+    return PendingMark(name, Lsn.parse(lsn), epoch, offset)
 
 
 def settle(
@@ -172,7 +175,7 @@ def marks(store: LogStore, name: str | None = None) -> list[Mark]:
     """The source's marks with their tables, or the one of that name; the oldest first."""
     rows = store.connection.execute(
         "select m.name, m.lsn, m.created_at, m.scheduled, coalesce(array_agg(array[p.table_name,"
-        '  p.epoch::text, p."offset"::text, p.state, p.snapshot_id::text, p.reason]'
+        '  p."offset"::text, p.state, p.snapshot_id::text, p.reason]'
         "  order by p.table_name) filter (where p.table_name is not null), '{}')"
         " from marks m left join marked_tables p on p.source = m.source and p.name = m.name"
         " where m.source = %(source)s and m.name = coalesce(%(name)s, m.name)"
@@ -186,10 +189,9 @@ def marks(store: LogStore, name: str | None = None) -> list[Mark]:
 
 
 def _table(row: Sequence[Any]) -> MarkedTable:
-    name, epoch, offset, state, snapshot, reason = row
+    name, offset, state, snapshot, reason = row
     return MarkedTable(
         TableId.parse(name),
-        int(epoch),
         int(offset),
         MarkState(state),
         None if snapshot is None else int(snapshot),
