@@ -84,7 +84,9 @@ def maintenance_schedule(
         found = {*due(pipeline, [names.table for names in tables])}
         keys = [names.maintenance for names in tables if names.table in found]
         recently = dg.RunsFilter(
-            tags=run_tags(config, "maintain"), created_after=datetime.now(UTC) - SKIPPED_TICKS
+            tags=run_tags(config, "maintain"),
+            statuses=[dg.DagsterRunStatus.SUCCESS],
+            created_after=datetime.now(UTC) - SKIPPED_TICKS,
         )
         if not keys and not instance.get_runs_count(recently):
             keys = [names.maintenance for names in tables[:1]]  # any: its run prunes the history

@@ -55,8 +55,8 @@ def compared_now(store: LogStore, table: TableId, share: float, **found: int) ->
     remember_compared(store, table, share, began=store.server_now(), **found)
 
 
-def _ended(tags: dict[str, str]) -> dg.DagsterRun:
-    return dg.DagsterRun("maintain_src_tables", status=dg.DagsterRunStatus.SUCCESS, tags=tags)
+def _ended(tags: dict[str, str], status: dg.DagsterRunStatus) -> dg.DagsterRun:
+    return dg.DagsterRun("maintain_src_tables", status=status, tags=tags)
 
 
 def test_care_is_due_after_a_merge_and_once_a_day(source: Lake) -> None:
@@ -184,7 +184,11 @@ def test_the_schedules_ask_for_the_tables_that_are_due(source: Lake, tmp_path: P
     compared_now(source.pipeline.store, P, 0.0)
     # Of no table that is due: its run prunes Dagster's history.
     assert asked("maintenance_src") == [names[M].maintenance]
+    tags = run_tags(source.config, "maintain")
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        instance.add_run(_ended(run_tags(source.config, "maintain")))
+        instance.add_run(_ended(tags, dg.DagsterRunStatus.FAILURE))
+    assert asked("maintenance_src") == [names[M].maintenance]
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        instance.add_run(_ended(tags, dg.DagsterRunStatus.SUCCESS))
     said = "Nothing has changed since the last run."
     assert [asked("maintenance_src"), asked("sample_src")] == [said, said]
