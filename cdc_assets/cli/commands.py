@@ -143,14 +143,15 @@ def resume(ctx: click.Context, tables: tuple[str, ...], as_json: bool) -> None:
 
 @cli.command(
     name="drop-source",
-    examples=("cdc-assets drop-source --yes app",),
+    examples=("cdc-assets drop-source --yes app", "cdc-assets drop-source --yes app --files"),
     json_form="an object: source; slot and publication, null where none was removed; refused (what"
-    " the publication's owner has to do)",
+    " the publication's owner has to do), files, bytes",
 )
 @click.option("--yes", metavar="NAME", help="The source's name, so that it is the right one.")
+@click.option("--files", is_flag=True, help="Delete the staged changes, too.")
 @json_option
 @click.pass_context
-def drop_source(ctx: click.Context, yes: str | None, as_json: bool) -> None:
+def drop_source(ctx: click.Context, yes: str | None, files: bool, as_json: bool) -> None:
     """Give the source up: slot and publication are removed, the lake tables stay."""
     from cdc_assets.operations.drop import drop_source as drop
 
@@ -161,7 +162,7 @@ def drop_source(ctx: click.Context, yes: str | None, as_json: bool) -> None:
             f"Say --yes {config.name} if that is meant.",
         )
     with opened(config) as pipeline:
-        done = drop(pipeline)
+        done = drop(pipeline, files=files)
     if as_json:
         echo({"source": config.name, **asdict(done)})
         return
@@ -172,6 +173,8 @@ def drop_source(ctx: click.Context, yes: str | None, as_json: bool) -> None:
     else:
         gone = "removed" if done.publication else "there was none"
         say(f"publication {config.publication}: {gone}")
+    if files:
+        say(f"staged files: {done.files:,} removed, {done.bytes / 1e6:,.1f} MB")
 
 
 @cli.command(

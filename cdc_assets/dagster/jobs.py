@@ -73,6 +73,7 @@ class DropConfig(dg.Config):
         description="Type the source's name. Its slot and its publication are removed, so later"
         " changes don't reach the lake; the lake tables stay as they are."
     )
+    files: bool = Field(default=False, description="Delete the staged changes, too.")
 
 
 def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
@@ -123,7 +124,7 @@ def operation_jobs(source: SourceConfig) -> list[dg.JobDefinition]:
             "drop",
             _drop(source),
             "Gives the source up: removes its slot and its publication. The lake tables stay.",
-            {"source": ""},
+            {"source": "", "files": False},
         ),
     ]
 
@@ -272,12 +273,14 @@ def _drop(source: SourceConfig) -> dg.OpDefinition:
                 f"Type source: {source.name} if that is meant.",
             )
         with Pipeline.open(source) as pipeline:
-            done = drop_source(pipeline)
+            done = drop_source(pipeline, files=config.files)
         context.add_output_metadata(
             {
                 "slot": done.slot or "there was none",
                 "publication": done.publication or "none was removed",
                 "left to its owner": _listed(done.refused),
+                "files": done.files,
+                "bytes": done.bytes,
             }
         )
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import SlotBusy, first_line
 from cdc_assets.log.asked.wishes import DROPPED
 from cdc_assets.log.copies.chunks import restart_copy
 from cdc_assets.log.locks import PINS_LOCK
+from cdc_assets.log.staged.places import staged_files, staged_places
 from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.publication.contents import inserts_publication, publication_oid
 from cdc_assets.postgres.slots import drop_slot, slot_status
@@ -32,17 +35,20 @@ class Dropped:
     """What was removed at the source, by name; None where there was nothing of that name.
 
     ``refused``: what the owner of a publication that is somebody else's has to do, with the SQL.
+    ``files``, ``bytes``: of staged changes.
     """
 
     slot: str | None
     publication: str | None
     refused: tuple[str, ...] = ()
+    files: int = 0
+    bytes: int = 0
 
 
-def drop_source(pipeline: Pipeline) -> Dropped:
-    """Remove slot and publication. If it was done half, another call does the rest.
+def drop_source(pipeline: Pipeline, *, files: bool = False) -> Dropped:
+    """Remove slot and publication; with ``files``, the staged changes, too.
 
-    Raises SlotBusy if the slot stays in use.
+    If it was done half, another call does the rest. Raises SlotBusy if the slot stays in use.
     """
     store, config = pipeline.store, pipeline.config
     store.connection.execute(
@@ -68,13 +74,26 @@ def drop_source(pipeline: Pipeline) -> Dropped:
                 source.execute(statement)
             except psycopg.errors.InsufficientPrivilege:
                 kept.append(statement.as_string(source))
+    count, size = _remove_staged(config) if files else (0, 0)
     if not kept:
-        return Dropped(slot, publication)
+        return Dropped(slot, publication, files=count, bytes=size)
     said = (
         f"The publication {config.publication} is somebody else's:"
         f" {'; '.join(kept)}; -- as its owner"
     )
-    return Dropped(slot, None, (said,))
+    return Dropped(slot, None, (said,), count, size)
+
+
+def _remove_staged(config: SourceConfig) -> tuple[int, int]:
+    """Delete the staged files, none of which the log names any more; their number and bytes."""
+    count = size = 0
+    for place in staged_places(config):
+        found = [info.path for info in staged_files(place)]
+        done = place.delete(found)
+        count, size = count + done[0], size + done[1]
+        folders = {str(parent) for path in found for parent in PurePosixPath(path).parents}
+        place.delete_empty(folders)
+    return count, size
 
 
 def _drop_slot(slots: psycopg.Connection[Any], slot: str) -> None:

@@ -157,6 +157,13 @@ def staged_places(config: SourceConfig) -> tuple[Place, ...]:
     return tuple(Place(f"{uri.rstrip('/')}/{config.name}", storage) for uri in uris)
 
 
+def staged_files(place: Place) -> list[fs.FileInfo]:
+    """Every file in one of the source's places that a flusher of ours may have written."""
+    selector = fs.FileSelector(place.root, allow_not_found=True, recursive=True)
+    found = place.filesystem.get_file_info(selector)
+    return [info for info in found if info.is_file and _STAGED.match(place.below(info.path) or "")]
+
+
 def staged_place(places: Sequence[Place], uri: str) -> Place | None:
     """The source's place that a staged file is in; None if it isn't a staged file of the source."""
     for place in places:

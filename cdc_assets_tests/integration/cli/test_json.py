@@ -90,6 +90,7 @@ def test_what_was_copied_and_merged(
         assert (dropped["publications"], dropped["purged"]) == (["cdc_s"], ["lake.`s`.`b`"])
         assert dropped["files"] > 0 and dropped["bytes"] > 0
         given_up = {"source": "s", "slot": "cdc_s", "publication": "cdc_s", "refused": []}
+        given_up |= {"files": 0, "bytes": 0}
         assert printed(file, "drop-source", "--yes", "s") == given_up
 
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import dagster as dg
 import pytest
@@ -181,10 +183,12 @@ def test_a_dropped_source_leaves_its_tables_and_nothing_else(
     flusher.start()
     try:
         wait_for(lambda: source.execute("select 1 from pg_replication_slots where active"), 60)
+        source.execute("update b set v = 'staged'")
+        wait_for(lambda: source.pipeline.store.log_end(B) > 0, 60)
         assert "Type source: src" in ui.why(ui.launch("drop", source="shop"))
         assert source.execute("select 1 from pg_replication_slots where slot_name = 'cdc_src'")
         said = ui.said(ui.launch("drop", source="src"))
-        nothing = {"left to its owner": "nothing"}
+        nothing = {"left to its owner": "nothing", "files": 0, "bytes": 0}
         assert said == {"slot": "cdc_src", "publication": "cdc_src", **nothing}
         flusher.join(60)
     finally:
@@ -207,6 +211,16 @@ def test_a_dropped_source_leaves_its_tables_and_nothing_else(
         "slot cdc_src: there was none\npublication cdc_src: there was none\n",
     )
     assert _command(source, tmp_path, "drop-source")[0] == 2
+
+    staging = Path(url2pathname(urlparse(source.config.staging_uri).path)) / "src"
+    stranger = staging / "notes.txt"
+    stranger.write_text("not ours")
+    count = len([*staging.rglob("*.parquet")])
+    assert count > 0
+    code, said_ = _command(source, tmp_path, "drop-source", "--yes", "src", "--files")
+    assert (code, f"staged files: {count} removed" in said_) == (0, True)
+    assert [*staging.rglob("*")] == [stranger], "what isn't ours stays"
+    stranger.unlink()
 
     # Taken up again, everything is copied anew, and what changed meanwhile is there.
     source.execute("delete from a where id > 5")
