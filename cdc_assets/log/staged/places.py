@@ -37,6 +37,8 @@ _KNOWN = re.compile(r"\A(?:file:///(?!/)|(?:file:)?/(?!/)|s3://[^/])")
 _ODD = re.compile(r"[\x00-\x1f\x7f]")
 # A flusher's file, below its source's folder: a table's folder, a day, a random name.
 _STAGED = re.compile(r"\A[A-Za-z0-9_.-]+/\d{4}-\d\d-\d\d/[A-Za-z0-9_-]+\.parquet\Z")
+# What ``storage.check_place`` stores.
+_PROBE = re.compile(r"\A\.writable[a-f0-9-]*\Z")
 
 
 class ForeignPath(CdcError):
@@ -158,10 +160,14 @@ def staged_places(config: SourceConfig) -> tuple[Place, ...]:
 
 
 def staged_files(place: Place) -> list[fs.FileInfo]:
-    """Every file in one of the source's places that a flusher of ours may have written."""
+    """Every file in one of the source's places that we may have written."""
     selector = fs.FileSelector(place.root, allow_not_found=True, recursive=True)
     found = place.filesystem.get_file_info(selector)
-    return [info for info in found if info.is_file and _STAGED.match(place.below(info.path) or "")]
+
+    def is_ours(path: str) -> bool:
+        return bool(_STAGED.match(path) or _PROBE.match(path))
+
+    return [info for info in found if info.is_file and is_ours(place.below(info.path) or "")]
 
 
 def staged_place(places: Sequence[Place], uri: str) -> Place | None:
