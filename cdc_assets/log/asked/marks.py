@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -25,6 +25,10 @@ from cdc_assets.log.store import LogStore
 from cdc_assets.messages.texts import command
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
+
+
+# How long the flusher's row may be held by a process that does nothing.
+_HELD: LiteralString = "3s"
 
 
 def tag_of(name: str) -> str:
@@ -90,6 +94,8 @@ def make(store: LogStore, name: str, tables: Sequence[TableId], *, scheduled: bo
     which = {"source": store.source, "name": name, "scheduled": scheduled}
     try:
         with store.connection.transaction():
+            # The flusher waits for the row that is locked: not for a process that is stopped here.
+            store.connection.execute(f"set local idle_in_transaction_session_timeout = '{_HELD}'")
             made = store.connection.execute(
                 "with flushed as (select lsn from flushed_lsn where source = %(source)s for update)"
                 " insert into marks (source, name, lsn, scheduled)"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from cdc_assets.errors import ConfigurationError, TableProblem
@@ -19,6 +23,7 @@ from cdc_assets.maintenance.run import maintain
 from cdc_assets.marks.make import drop, mark, surplus
 from cdc_assets.operations.copying import mark_for_copy
 from cdc_assets.pipeline import Pipeline
+from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.lake import Lake, NewLake
 
@@ -305,6 +310,35 @@ def test_scheduled_marks_beyond_those_that_are_kept_are_surplus(copied_lake: New
         for number in range(4):
             made(source, f"m{number}", scheduled=True)
         assert surplus(source.pipeline) == ["m0", "m1"]
+
+
+def test_a_process_that_is_stopped_while_it_makes_a_mark_holds_up_no_flusher(
+    source: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = source.pipeline.store.connection
+    execute, held = connection.execute, threading.Event()
+
+    def stopped(statement: Any, *given: Any) -> Any:
+        if "insert into marked_tables" in str(statement):
+            held.set()
+            time.sleep(5.0)
+        return execute(statement, *given)
+
+    def register() -> float:
+        held.wait(30.0)
+        began = time.monotonic()
+        with Pipeline.open(source.config) as other:
+            other.store.advance(other.store.flushed_lsn() or Lsn.ZERO)
+        return time.monotonic() - began
+
+    monkeypatch.setattr(connection, "execute", stopped)
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(register)
+        with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+            log.make(source.pipeline.store, "stopped", source.tables)
+        assert waited.result() < 5.0
+    with Pipeline.open(source.config) as other:
+        assert log.marks(other.store) == []
 
 
 def test_a_source_without_a_log_has_no_marks_yet(new_lake: NewLake) -> None:
