@@ -26,7 +26,6 @@ from cdc_assets.messages.texts import command
 from cdc_assets.postgres.lsn import Lsn
 from cdc_assets.postgres.names import TableId
 
-
 # How long the flusher's row may be held by a process that does nothing.
 _HELD: LiteralString = "3s"
 
