@@ -41,6 +41,15 @@ def _quantity(value: object, units: Mapping[str, float], example: str) -> float:
     return float(match[1]) * units[match[2].lower()]
 
 
+def spelt(value: timedelta) -> str:
+    """A duration in its largest unit that leaves no rest."""
+    seconds = value.total_seconds()
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
 def _duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from cdc_assets.config.base import Section
+from cdc_assets.config.base import Section, spelt
 from cdc_assets.config.source import SourceConfig
 
 COMPONENT = "cdc_assets.PostgresSource"
@@ -33,15 +33,6 @@ class _Spelt(GenerateJsonSchema):
         if isinstance(dft, BaseModel):
             return {name: self.encode_default(value) for name, value in dft}
         return spelt(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
-
-
-def spelt(value: timedelta) -> str:
-    """A duration in its largest unit that leaves no rest."""
-    seconds = value.total_seconds()
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:g}s"
 
 
 def attributes_schema() -> dict[str, Any]:

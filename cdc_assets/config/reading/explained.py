@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from cdc_assets.config.base import spelt
 from cdc_assets.messages.texts import meant
 
 _LIST = "write a list, in brackets or with a dash before each"
@@ -35,6 +37,9 @@ _WORDS = {
 }
 _SUBJECT = re.compile(r"\A(?:Value error, |\w+(?= should ))")
 
+# As pydantic has a bound of a duration.
+_DURATION = re.compile(r"datetime\.timedelta\((days|seconds|microseconds)=(\d+)\)")
+
 
 def explained(item: Any, model: type[BaseModel], data: object) -> str:
     """One of ``ValidationError.errors()`` of ``model``: the place, and what is to be there.
@@ -49,6 +54,7 @@ def explained(item: Any, model: type[BaseModel], data: object) -> str:
         return f"{where}write {item['ctx']['expected']}."
     if (words := _WORDS.get(item["type"])) is None:
         words = _SUBJECT.sub(lambda found: "" if "," in found[0] else "it", item["msg"])
+        words = _DURATION.sub(lambda found: spelt(timedelta(**{found[1]: float(found[2])})), words)
     if item["type"] == "extra_forbidden":
         *place, key = item["loc"]
         if (known := meant(str(key), _keys(model, place))) is not None:

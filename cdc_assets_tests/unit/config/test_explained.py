@@ -39,6 +39,10 @@ def table(**settings: Any) -> dict[str, Any]:
         (table(chunk_pages="x"), "tables[t].chunk_pages: write a whole number."),
         (table(chunk_pages=1.5), "tables[t].chunk_pages: write a whole number."),
         (table(chunk_pages=0), "tables[t].chunk_pages: it should be greater than or equal to 1."),
+        (
+            {"maintenance": {"keep_history": "1m"}},
+            "maintenance.keep_history: it should be greater than or equal to 1h.",
+        ),
         (table(mode="x"), "tables[t].mode: write 'mirror', 'soft_delete' or 'append'."),
         ({"maintenance": {"deleted_rows": "x"}}, "maintenance.deleted_rows: write a number."),
         (table(**{"as": ""}), "tables[t].as: it should have at least 1 character."),

@@ -12,7 +12,8 @@ import yaml
 
 import cdc_assets
 from cdc_assets.components import PostgresSource
-from cdc_assets.config.schema import COMPONENT, attributes_schema, file_schema, spelt
+from cdc_assets.config.base import spelt
+from cdc_assets.config.schema import COMPONENT, attributes_schema, file_schema
 from cdc_assets.config.source import parse_config
 
 PACKAGE = Path(cdc_assets.__file__).parent
