@@ -31,8 +31,10 @@ from cdc_assets.dagster.sensors.runs import active_runs
 from cdc_assets.dagster.sensors.services import spark_address
 from cdc_assets.dagster.sensors.sessions import session
 from cdc_assets.log.states import SETTLED, TableState
+from cdc_assets.log.table_row import TableRow
 from cdc_assets.log.verified import compared_at_rest
 from cdc_assets.maintenance.due import due
+from cdc_assets.messages.texts import counted
 from cdc_assets.pipeline import Pipeline
 
 _Keys = tuple[Sequence[dg.AssetKey], Sequence[dg.AssetCheckKey]]
@@ -155,8 +157,13 @@ def marks_schedule(
         with reachable(config), session(config, "marks schedule") as pipeline:
             if active_runs(context.instance, pipeline.store, tags):
                 return dg.SkipReason("The last run is still at it.")
-            if TableState.STREAMING not in {row.state for row in pipeline.store.tables()}:
-                return dg.SkipReason("No table is copied yet.")
+            known = {row.table: row for row in pipeline.store.tables()}
+        if TableState.STREAMING not in {row.state for row in known.values()}:
+            return dg.SkipReason("No table is copied yet.")
+        # One that is copied anew is left out of a mark, and told: that may take days.
+        first = [t.id for t in config.tables if _is_new(known.get(t.id))]
+        if first:
+            return dg.SkipReason(f"{counted(len(first), 'table', 'wait')} for a first copy.")
         if spark_address(config) is None:
             return dg.SkipReason("Waiting for Spark to start.")
         name = f"{context.scheduled_execution_time.astimezone(UTC):%Y-%m-%dT%H%MZ}"
@@ -164,6 +171,11 @@ def marks_schedule(
         return dg.RunRequest(partition_key=name, tags=tags)
 
     return tick
+
+
+def _is_new(row: TableRow | None) -> bool:
+    """Whether a table was never copied."""
+    return row is None or (row.epoch == 1 and row.state in (TableState.WAITING, TableState.COPYING))
 
 
 def _schedule(

@@ -82,6 +82,25 @@ def test_the_schedule_marks_all_tables_and_drops_its_oldest(
     assert {*refs} == {"main", f"mark_{second}"}
 
 
+def test_the_schedule_waits_for_the_first_copy_of_a_table_and_not_for_another_one(
+    source: Lake, instance: dg.DagsterInstance
+) -> None:
+    def asked() -> str | None:
+        defs = build_defs(source.config)
+        repository = defs.get_repository_def()
+        with dg.build_schedule_context(
+            instance, scheduled_execution_time=datetime.now(UTC), repository_def=repository
+        ) as context:
+            return defs.resolve_schedule_def("marks_src").evaluate_tick(context).skip_message
+
+    assert asked() is None
+    store = source.pipeline.store
+    store.connection.execute("update tables set state = 'copying' where table_name = 'public.a'")
+    assert asked() == "1 table waits for a first copy."
+    store.connection.execute("update tables set epoch = 2 where table_name = 'public.a'")
+    assert asked() is None
+
+
 def test_a_mark_that_lacks_a_table_is_there_and_its_run_fails(
     source: Lake, instance: dg.DagsterInstance
 ) -> None:
