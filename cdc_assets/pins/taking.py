@@ -23,7 +23,7 @@ from cdc_assets.log.heaps.record import HeapFile, Moment
 from cdc_assets.log.states import TableState
 from cdc_assets.log.store import LogStore
 from cdc_assets.log.table_row import TableRow
-from cdc_assets.messages.texts import counted
+from cdc_assets.messages.texts import bounded, counted
 from cdc_assets.pins.enrol import Enrolled, described
 from cdc_assets.pins.heap_facts import heap_files, moment
 from cdc_assets.pins.holders import started, under
@@ -109,7 +109,7 @@ def take(
 
 
 def log_pinned(pinned: list[TableRow], point: Lsn) -> None:
-    names = ", ".join(str(row.table) for row in pinned)
+    names = bounded(", ".join(str(row.table) for row in pinned), 1_000)
     logger.info("pinned %s at %s: %s", counted(len(pinned), "table"), point, names)
 
 
