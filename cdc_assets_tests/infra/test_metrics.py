@@ -6,12 +6,14 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_assets.config.source import parse_config
@@ -72,10 +74,15 @@ def _samples(source: Bench) -> Samples:
         wait_for(lambda: progress.rows == 1)
         wait_for(lambda: "cdc_assets_pin_wal_bytes{" in got(port, "/metrics")[1])
         text = got(port, "/metrics")[1]
+        # What Prometheus asks for; its form is stricter.
+        strict = got(port, "/metrics", accept="application/openmetrics-text; version=1.0.0")[1]
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, []).append(dict(sample.labels))
+    strictly: Callable[[str], Iterable[Metric]] = openmetrics.text_string_to_metric_families
+    names = {sample.name for family in strictly(strict) for sample in family.samples}
+    assert names == found.keys()
     return found
 
 

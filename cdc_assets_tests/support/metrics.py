@@ -17,9 +17,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def got(port: int, path: str, token: str | None = None) -> tuple[int, str]:
+def got(port: int, path: str, token: str | None = None, accept: str = "*/*") -> tuple[int, str]:
     """Status and body; raises OSError where nobody answers."""
-    headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+    headers = {"Accept": accept}
+    headers |= {"Authorization": f"Bearer {token}"} if token is not None else {}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
