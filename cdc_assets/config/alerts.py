@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, model_validator
 
-from cdc_assets.config.base import Duration, PlainSecret, Section, Size
+from cdc_assets.config.base import Duration, HttpAddress, PlainSecret, Section, Size
 
 Severity = Literal["warn", "fail"]
 
@@ -78,17 +78,10 @@ class WebhookSink(_Sink):
     """slack: an incoming webhook of Slack's, or of those who imitate it. teams: a Teams workflow.
     pagerduty: Events API v2. opsgenie: its Alert API. The last two open and close one incident a
     problem."""
-    url: SecretStr | None = None
+    url: HttpAddress | None = None
     """Its address, which is a secret as a rule; pagerduty and opsgenie have one of their own."""
     key: PlainSecret | None = None
     """The integration key of pagerduty, the API key of opsgenie."""
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(("https://", "http://")):
-            raise ValueError("write https://…")
-        return value
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -170,7 +163,7 @@ class OpenLineageConfig(Section):
     Without a url that client's own configuration counts: OPENLINEAGE_CONFIG, OPENLINEAGE_URL, ….
     """
 
-    url: SecretStr | None = None
+    url: HttpAddress | None = None
     """The backend's address, as of Marquez: https://host:5000."""
     api_key: SecretStr | None = None
     """Its key; best ${OPENLINEAGE_API_KEY}."""
@@ -184,13 +177,6 @@ class OpenLineageConfig(Section):
         if self.api_key is not None and self.url is None:
             raise ValueError("api_key goes with url")
         return self
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(("https://", "http://")):
-            raise ValueError("write https://…")
-        return value
 
 
 def sink_keys(config: AlertsConfig) -> list[str]:

@@ -224,3 +224,13 @@ def _plain(value: SecretStr) -> SecretStr:
 
 PlainSecret = Annotated[SecretStr, AfterValidator(_plain)]
 """A secret that goes as a header."""
+
+
+def _http(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().startswith(("https://", "http://")):
+        raise ValueError("write https://…")
+    return value
+
+
+HttpAddress = Annotated[SecretStr, AfterValidator(_http)]
+"""Of a service; it may have a token in it."""

@@ -53,7 +53,7 @@ def sums(source: Lake, name: str) -> list[int | None]:
     return [
         source.session.sql(
             f"select sum(n) from {source.lake_table(table).sql_name} version as of 'mark_{name}'"
-        ).first()[0]  # type: ignore[index]
+        ).collect()[0][0]
         for table in (A, B)
     ]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 
 import psycopg
 import pytest
@@ -19,6 +18,7 @@ from cdc_assets.pipeline import Pipeline
 from cdc_assets.postgres.names import TableId
 from cdc_assets_tests.support.flusher import flushing
 from cdc_assets_tests.support.lake import Lake, NewLake
+from cdc_assets_tests.support.threads import beside
 from cdc_assets_tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
@@ -33,30 +33,6 @@ insert into b select i, {EACH} from generate_series(1, {ACCOUNTS}) i;
 """
 
 
-@contextmanager
-def meanwhile(*works: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Each work in a thread, until the end; what one of them raises is raised then."""
-    stop, errors = threading.Event(), list[BaseException]()
-
-    def guarded(work: Callable[[threading.Event], None]) -> None:
-        try:
-            while not stop.is_set():
-                work(stop)
-        except BaseException as error:  # noqa: BLE001 - raised at the end
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert errors == []
-
-
 def test_at_each_mark_the_sum_over_the_tags_is_constant(copied_lake: NewLake) -> None:
     with copied_lake(SETUP, "public.a", "public.b") as source, ExitStack() as stack:
         config = source.config
@@ -67,23 +43,22 @@ def test_at_each_mark_the_sum_over_the_tags_is_constant(copied_lake: NewLake) ->
         rng = random.Random(7)
 
         def move(stop: threading.Event) -> None:
-            amount, ids = rng.randint(1, 9), (rng.randint(1, ACCOUNTS), rng.randint(1, ACCOUNTS))
-            money.execute("update a set n = n - %s where id = %s", (amount, ids[0]))
-            money.execute("update b set n = n + %s where id = %s", (amount, ids[1]))
-            money.commit()
-            stop.wait(0.005)
+            while not stop.wait(0.005):
+                amount, source, target = (rng.randint(1, most) for most in (9, ACCOUNTS, ACCOUNTS))
+                money.execute("update a set n = n - %s where id = %s", (amount, source))
+                money.execute("update b set n = n + %s where id = %s", (amount, target))
+                money.commit()
 
-        def merge(_: threading.Event) -> None:
-            for table in (A, B):
-                try:
-                    drain(other, session, table)
-                except Fenced:
-                    continue
+        def merge(stop: threading.Event) -> None:
+            while not stop.is_set():
+                for table in (A, B):
+                    with suppress(Fenced):
+                        drain(other, session, table)
 
         progress = stack.enter_context(flushing(config))
         wait_for(lambda: progress.state == "streaming")
         at_marks, merely_current = list[int](), list[int]()
-        with meanwhile(move, merge):
+        with beside(move), beside(merge):
             for number in range(MARKS):
                 found = mark(source.pipeline, source.session, f"m{number}")
                 assert [t.state for t in found.tables] == ["tagged", "tagged"]
