@@ -118,8 +118,7 @@ def _say(mark: Mark) -> None:
     ]
     say(f"{mark.name}: {mark.lsn}, {mark.created_at:%Y-%m-%d %H:%M:%S %Z}, {', '.join(counts)}")
     for table in mark.tables:
-        if table.state != "tagged":
-            why = table.reason or "its merges haven't come there yet"
+        if (why := table.lacking) is not None:
             say(f"  {table.table} is {table.state}: {why}")
 
 

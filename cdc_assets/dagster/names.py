@@ -55,9 +55,13 @@ def marks_key(config: SourceConfig) -> dg.AssetKey:
     return dg.AssetKey([*config.assets.key_prefix, "marks", config.name])
 
 
+def marks_partitions_name(config: SourceConfig) -> str:
+    return f"marks/{config.name}"
+
+
 def marks_partitions(config: SourceConfig) -> dg.DynamicPartitionsDefinition:
     """The names of the marks that Dagster made."""
-    return dg.DynamicPartitionsDefinition(name=f"marks/{config.name}")
+    return dg.DynamicPartitionsDefinition(name=marks_partitions_name(config))
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,22 @@ import dagster as dg
 
 from cdc_assets.config.source import SourceConfig
 from cdc_assets.dagster.history import forget_partition
-from cdc_assets.dagster.names import TableAssets, marks_key, marks_partitions
+from cdc_assets.dagster.names import (
+    TableAssets,
+    marks_key,
+    marks_partitions,
+    marks_partitions_name,
+)
 from cdc_assets.dagster.resources.reported import run_of
 from cdc_assets.dagster.resources.spark import spark_session
 from cdc_assets.errors import TableProblem, TablesFailed
-from cdc_assets.log.asked.marks import Mark, MarkedTable, MarkState
+from cdc_assets.log.asked.marks import Mark, MarkState
 from cdc_assets.marks import make
 from cdc_assets.messages.texts import described
 from cdc_assets.pipeline import Pipeline
 
 # Of a run that the schedule asked for.
 SCHEDULED_TAG = "cdc_assets/scheduled_mark"
-_LATER = "It is tagged when its merges come there."
 
 
 def marks_asset(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.AssetsDefinition:
@@ -56,23 +60,20 @@ def marks_asset(config: SourceConfig, tables: Sequence[TableAssets]) -> dg.Asset
             yield dg.MaterializeResult(metadata=_metadata(made))
             for name in make.surplus(pipeline) if scheduled else ():
                 make.drop(pipeline, session, name)
-                context.instance.delete_dynamic_partition(marks_partitions(config).name or "", name)
+                context.instance.delete_dynamic_partition(marks_partitions_name(config), name)
                 forget_partition(context.instance, config, marks_key(config), name)
                 context.log.info("Dropped the mark %s.", name)
-        if left := [*made.of(MarkState.PENDING), *made.of(MarkState.MISSED)]:
-            raise TablesFailed([TableProblem(t.table, _why(t)) for t in left])
+        left = [TableProblem(t.table, why) for t in made.tables if (why := t.lacking) is not None]
+        if left:
+            raise TablesFailed(left)
 
     return marks
-
-
-def _why(table: MarkedTable) -> str:
-    return table.reason or f"its merges haven't come to the mark yet. {_LATER}"
 
 
 def _metadata(made: Mark) -> dict[str, dg.MetadataValue | str | int]:
     rows = [
         f"| {described(str(t.table))} | {t.state} | {t.snapshot_id or ''} |"
-        f" {described('' if t.state == MarkState.TAGGED else _why(t))} |"
+        f" {described(t.lacking or '')} |"
         for t in made.tables
     ]
     head = ["| table | state | snapshot | |", "|---|---|---|---|"]

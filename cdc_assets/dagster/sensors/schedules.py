@@ -22,7 +22,7 @@ from cdc_assets.dagster.names import (
     all_tables,
     job_name,
     marks_key,
-    marks_partitions,
+    marks_partitions_name,
     run_tags,
 )
 from cdc_assets.dagster.sensors.checks import again_seconds
@@ -142,7 +142,7 @@ def marks_schedule(
     if every is None or not config.streams:
         return None
     tags = {**run_tags(config, "mark"), SCHEDULED_TAG: "true"}
-    partitions = marks_partitions(config).name or ""
+    partitions = marks_partitions_name(config)
 
     @dg.schedule(
         name=f"marks_{config.name}",

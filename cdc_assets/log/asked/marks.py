@@ -55,6 +55,13 @@ class MarkedTable:
     snapshot_id: int | None = None
     reason: str | None = None
 
+    @property
+    def lacking(self) -> str | None:
+        """Why it has no tag; None if it has."""
+        if self.state == MarkState.TAGGED:
+            return None
+        return self.reason or "its merges haven't come to the mark yet: it is tagged when they do"
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:

@@ -30,7 +30,9 @@ def source_dataset(lake: LakeTable) -> InputDataset:
     return InputDataset(naming.get_namespace(), naming.get_name(), facets=facets)
 
 
-def lake_dataset(lake: LakeTable, source: InputDataset, rows: int | None) -> OutputDataset:
+def lake_dataset(
+    lake: LakeTable, place: str, source: InputDataset, rows: int | None
+) -> OutputDataset:
     """The lake table, named by its place, as Spark's integration names it, and in its catalog."""
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.facet_v2 import column_lineage_dataset as lineage
@@ -45,7 +47,7 @@ def lake_dataset(lake: LakeTable, source: InputDataset, rows: int | None) -> Out
         theirs = lineage.InputField(source.namespace, source.name, column.source.name, [done])
         return lineage.Fields([theirs])
 
-    namespace, name = place_of(_location(lake))
+    namespace, name = place_of(place)
     fields = [schema.SchemaDatasetFacetFields(c.name, c.mapping.lake) for c in lake.columns]
     in_catalog = symlinks.Identifier(namespace, ".".join(lake.identifier), "TABLE")
     facets: dict[str, DatasetFacet] = {
@@ -61,7 +63,7 @@ def lake_dataset(lake: LakeTable, source: InputDataset, rows: int | None) -> Out
     return OutputDataset(namespace, name, facets=facets, outputFacets=written)
 
 
-def _location(lake: LakeTable) -> str:
+def location_of(lake: LakeTable) -> str:
     """The table's folder; before it exists, where its catalog will put it as a rule."""
     if lake.location is not None:
         return lake.location

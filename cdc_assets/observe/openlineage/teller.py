@@ -13,7 +13,7 @@ from cdc_assets.config.source import SourceConfig
 from cdc_assets.errors import ConfigurationError, EnvironmentProblem
 from cdc_assets.lake.tables import LakeTable
 from cdc_assets.messages.texts import bounded
-from cdc_assets.observe.openlineage.datasets import lake_dataset, source_dataset
+from cdc_assets.observe.openlineage.datasets import lake_dataset, location_of, source_dataset
 from cdc_assets.observe.openlineage.steps import COMPLETE, COPY, Step, Told, remember, steps
 from cdc_assets.observe.status import TableStatus
 from cdc_assets.pipeline import Pipeline
@@ -72,7 +72,7 @@ class Teller:
         if row is None:
             return
         lake = LakeTable(config, config.table(row.table), row)
-        source = source_dataset(lake)
+        source, place = source_dataset(lake), location_of(lake)
         for step in found:
             kind = job_type_job.JobTypeJobFacet(
                 "BATCH" if step.work == COPY else "STREAMING", "CDC_ASSETS", step.work.upper()
@@ -90,7 +90,7 @@ class Teller:
                 job=Job(self._namespace, name, {"jobType": kind}),
                 producer=_PRODUCER,
                 inputs=[source],
-                outputs=[lake_dataset(lake, source, self._rows(step, row.table))],
+                outputs=[lake_dataset(lake, place, source, self._rows(step, row.table))],
             )
 
     def _rows(self, step: Step, table: TableId) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_assets.dagster.assets.maintenance import prune_source
 from cdc_assets.dagster.build import build_defs
-from cdc_assets.dagster.names import marks_key, marks_partitions
+from cdc_assets.dagster.names import marks_key, marks_partitions_name
 from cdc_assets.dagster.sensors import sessions
 from cdc_assets.log.asked import marks as log
 from cdc_assets.operations.copying import mark_for_copy
@@ -73,7 +73,7 @@ def test_the_schedule_marks_all_tables_and_drops_its_oldest(
 
     second = run_at(source, instance, 4)
     assert [known.name for known in log.marks(source.pipeline.store)] == [second]
-    assert instance.get_dynamic_partitions(marks_partitions(source.config).name or "") == [second]
+    assert instance.get_dynamic_partitions(marks_partitions_name(source.config)) == [second]
     events = instance.fetch_materializations(marks_key(source.config), limit=5).records
     assert [record.partition_key for record in events] == [second]
     prune_source(instance, source.config, datetime.now(UTC) + timedelta(days=8))
@@ -106,7 +106,7 @@ def test_a_mark_that_lacks_a_table_is_there_and_its_run_fails(
 ) -> None:
     mark_for_copy(source.pipeline, [A])
     defs = build_defs(source.config)
-    instance.add_dynamic_partitions(marks_partitions(source.config).name or "", ["by-hand"])
+    instance.add_dynamic_partitions(marks_partitions_name(source.config), ["by-hand"])
     done = defs.resolve_job_def("mark_src").execute_in_process(
         instance=instance, partition_key="by-hand", raise_on_error=False
     )
