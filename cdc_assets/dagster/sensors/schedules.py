@@ -7,7 +7,7 @@ tables that didn't change since they were looked at: those have their turn once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
@@ -37,8 +37,7 @@ from cdc_assets.maintenance.due import due
 from cdc_assets.messages.texts import counted
 from cdc_assets.pipeline import Pipeline
 
-_Keys = tuple[Sequence[dg.AssetKey], Sequence[dg.AssetCheckKey]]
-"""What a run is asked for: assets, and checks."""
+_Answer = dg.RunRequest | dg.SkipReason
 
 
 def maintenance_job(
@@ -82,7 +81,7 @@ def maintenance_schedule(
         return None
     tables = all_tables(config)
 
-    def to_maintain(instance: dg.DagsterInstance, pipeline: Pipeline) -> _Keys:
+    def to_maintain(context: dg.ScheduleEvaluationContext, pipeline: Pipeline) -> _Answer:
         found = {*due(pipeline, [names.table for names in tables])}
         keys = [names.maintenance for names in tables if names.table in found]
         recently = dg.RunsFilter(
@@ -90,9 +89,9 @@ def maintenance_schedule(
             statuses=[dg.DagsterRunStatus.SUCCESS],
             created_after=datetime.now(UTC) - SKIPPED_TICKS,
         )
-        if not keys and not instance.get_runs_count(recently):
+        if not keys and not context.instance.get_runs_count(recently):
             keys = [names.maintenance for names in tables[:1]]  # any: its run prunes the history
-        return keys, ()
+        return _of_what_changed(run_tags(config, "maintain"), keys)
 
     said = (
         f"Has the lake tables of {config.name} maintained that changed; those that didn't,"
@@ -110,10 +109,11 @@ def sample_schedule(
         return None
     tables, resting_for = all_tables(config), rest(config, every)
 
-    def to_compare(_: dg.DagsterInstance, pipeline: Pipeline) -> _Keys:
+    def to_compare(_: dg.ScheduleEvaluationContext, pipeline: Pipeline) -> _Answer:
         resting = compared_at_rest(pipeline.store, resting_for)
         lakes = [names.lake for names in tables if names.table not in resting]
-        return (), [dg.AssetCheckKey(lake, sample.NAME) for lake in lakes]
+        keys = [dg.AssetCheckKey(lake, sample.NAME) for lake in lakes]
+        return _of_what_changed(run_tags(config, "sample"), checks=keys)
 
     said = (
         f"Has a part of each table of {config.name} compared with the source; of one that is"
@@ -141,36 +141,32 @@ def marks_schedule(
     every = config.marks.every
     if every is None or not config.streams:
         return None
-    tags = {**run_tags(config, "mark"), SCHEDULED_TAG: "true"}
     partitions = marks_partitions_name(config)
 
-    @dg.schedule(
-        name=f"marks_{config.name}",
-        tags={SOURCE_TAG: config.name},
-        job=job,
-        cron_schedule=cron(every),
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Marks {config.name}; the oldest of more than {config.marks.keep} goes.",
-    )
-    @skipped
-    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        with reachable(config), session(config, "marks schedule") as pipeline:
-            if active_runs(context.instance, pipeline.store, tags):
-                return dg.SkipReason("The last run is still at it.")
-            known = {row.table: row for row in pipeline.store.tables()}
-        if TableState.STREAMING not in {row.state for row in known.values()}:
-            return dg.SkipReason("No table is copied yet.")
+    def to_mark(context: dg.ScheduleEvaluationContext, pipeline: Pipeline) -> _Answer:
+        known = {row.table: row for row in pipeline.store.tables()}
         # One that is copied anew is left out of a mark, and told: that may take days.
         first = [t.id for t in config.tables if _is_new(known.get(t.id))]
         if first:
             return dg.SkipReason(f"{counted(len(first), 'table', 'wait')} for a first copy.")
-        if spark_address(config) is None:
-            return dg.SkipReason("Waiting for Spark to start.")
         name = f"{context.scheduled_execution_time.astimezone(UTC):%Y-%m-%dT%H%MZ}"
         context.instance.add_dynamic_partitions(partitions, [name])
+        tags = {**run_tags(config, "mark"), SCHEDULED_TAG: "true"}
         return dg.RunRequest(partition_key=name, tags=tags)
 
-    return tick
+    said = f"Marks {config.name}; the oldest of more than {config.marks.keep} goes."
+    worth = frozenset({TableState.STREAMING})
+    return _schedule(config, job, "marks", "mark", every, worth, to_mark, said)
+
+
+def _of_what_changed(
+    tags: Mapping[str, str],
+    assets: Sequence[dg.AssetKey] = (),
+    checks: Sequence[dg.AssetCheckKey] = (),
+) -> _Answer:
+    if not assets and not checks:
+        return dg.SkipReason("Nothing has changed since the last run.")
+    return dg.RunRequest(asset_selection=assets, asset_check_keys=checks, tags=dict(tags))
 
 
 def _is_new(row: TableRow | None) -> bool:
@@ -185,10 +181,10 @@ def _schedule(
     work: str,
     every: timedelta,
     worth: frozenset[TableState],
-    due_keys: Callable[[dg.DagsterInstance, Pipeline], _Keys],
+    asked: Callable[[dg.ScheduleEvaluationContext, Pipeline], _Answer],
     description: str,
 ) -> dg.ScheduleDefinition:
-    """Asks for runs tagged ``work`` of what is due, once a table is in a state ``worth`` it."""
+    """Asks for runs tagged ``work``, as ``asked`` says, once a table is in a state ``worth`` it."""
     tags = run_tags(config, work)
 
     @dg.schedule(
@@ -209,10 +205,7 @@ def _schedule(
                 return dg.SkipReason("The last run is still at it.")
             if spark_address(config) is None:
                 return dg.SkipReason("Waiting for Spark to start.")
-            assets, checks = due_keys(context.instance, pipeline)
-        if not assets and not checks:
-            return dg.SkipReason("Nothing has changed since the last run.")
-        return dg.RunRequest(asset_selection=assets, asset_check_keys=checks, tags=tags)
+            return asked(context, pipeline)
 
     return tick
 
