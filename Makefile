@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; exit; }; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars java dev demo test test-long test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
+.PHONY: help install jars java dev demo test test-long test-again test-s3 test-cluster test-fast soak soak-oracle soak-year bench-flusher bench-snapshot bench-materialize bench-pipeline bench-inserts bench-verify bench-backfill bench-dev bench-tables bench-sources bench-regress lint format pictures docs lock audit sbom images-pin clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,20 @@ test: java lint ## Lint, types and tests of some seconds each, three files at a 
 
 test-long: java ## The tests that take longer: half an hour of them
 	@$(PYTEST) -m "long and not soak"
+
+test-again: java ## What failed in the last run of tests, one after the other
+	@$(BIN)/pytest --last-failed --last-failed-no-failures none -m "not soak"
+
+# The object store of these is a server of its own, which checks keys; Go builds it.
+S3_GATEWAY := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+S3_TESTS := $(addprefix cdc_assets_tests/,integration/test_s3.py integration/flusher/test_staging.py \
+	integration/readiness/test_check.py integration/lake/test_rest_aws.py faults/test_flusher_waits.py)
+test-s3: java ## The tests of object stores, on versitygw instead of moto (needs Go)
+	@GOBIN="$(CURDIR)/$(BIN)" go install $(S3_GATEWAY)
+	@CDC_ASSETS_S3_GATEWAY="$(CURDIR)/$(BIN)/versitygw" $(PYTEST) -m "not soak" $(S3_TESTS)
+
+test-cluster: java ## A Spark cluster of machines that share nothing: copies, merges, kills (needs root and namespaces)
+	@$(BIN)/pytest -s -m soak --timeout 1800 cdc_assets_tests/integration/cluster
 
 test-fast: install ## Unit tests only
 	@$(BIN)/pytest cdc_assets_tests/unit
@@ -138,9 +152,10 @@ docs: install ## Build the guide into build/site; fails at a link that leads now
 COMPILE := uv pip compile --universal --python-version 3.11 --quiet --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
+EXTRAS := --extra production --extra openlineage --extra kubernetes
 lock: install ## Resolve pyproject.toml anew into the three lock files, with hashes
-	@$(BIN)/$(COMPILE) --upgrade --extra production --extra openlineage pyproject.toml --output-file requirements.lock
-	@$(BIN)/$(COMPILE) --upgrade --extra production --extra openlineage --group dev pyproject.toml \
+	@$(BIN)/$(COMPILE) --upgrade $(EXTRAS) pyproject.toml --output-file requirements.lock
+	@$(BIN)/$(COMPILE) --upgrade $(EXTRAS) --group dev pyproject.toml \
 	--constraints requirements.lock --output-file requirements-dev.lock
 	@$(BIN)/$(COMPILE) --upgrade --group build --constraints requirements-dev.lock \
 	--output-file requirements-build.lock

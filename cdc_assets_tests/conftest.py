@@ -5,6 +5,8 @@ Servers are started at first use and live for the session; databases are made fo
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import os
 import secrets
 import shutil
@@ -13,12 +15,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from pyspark.logger import PySparkLogger
+from pyspark.logger.logger import JSONFormatter
 
 from cdc_assets.embedded.postgres import EmbeddedPostgres
 from cdc_assets.lake.spark.properties import SparkServerSettings
@@ -28,7 +33,7 @@ from cdc_assets_tests.support import long_tests
 from cdc_assets_tests.support.flusher import Bench, bench, named_after
 from cdc_assets_tests.support.jvm import QUICK_JVM
 from cdc_assets_tests.support.lake import NewLake, copied, lake
-from cdc_assets_tests.support.s3 import KEYS, ObjectStore, object_store
+from cdc_assets_tests.support.s3 import GATEWAY, KEYS, ObjectStore, object_store
 from cdc_assets_tests.support.tls import Authority, TlsServer, tls_server
 
 NewDatabase = Callable[[], str]
@@ -41,6 +46,15 @@ _FAST = {
     "full_page_writes": "off",
     "max_prepared_transactions": "10",
 }
+
+
+class Timeout(Protocol):
+    """pytest-timeout's settings of a test."""
+
+    timeout: float  # seconds
+
+
+_STDERR = pytest.StashKey[int]()
 
 _DEBIANS_15 = Path("/usr/lib/postgresql/15/bin")
 
@@ -60,11 +74,55 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if long_tests.is_long(item.nodeid, long):
             item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: long_tests.place(item.nodeid))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What pytest captures from here on doesn't reach this: a process that ends can tell why."""
+    config.stash[_STDERR] = os.dup(2)
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Timeout) -> bool:
+    """A test that hangs ends its process, and says where each thread is.
+
+    Of pytest-timeout's own words nothing is seen where pytest-xdist runs the tests.
+    """
+    seconds = long_tests.at_most(settings.timeout)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=item.config.stash[_STDERR])
+    return True
+
+
+def pytest_timeout_cancel_timer() -> bool:
+    faulthandler.cancel_dump_traceback_later()
+    return True
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if long_tests.is_too_late(long="long" in item.keywords):
+        pytest.skip("not reached in the time that CI has")
 
 
 # A shared machine pauses in the middle of an example: how long one takes says nothing.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logs_keep_their_form() -> Iterator[None]:
+    """Loggers of PySpark give no form of theirs to a handler that has one.
+
+    pytest adds its own handler to every logger that doesn't propagate, and PySpark makes such a
+    logger of JSON at the first error of a query: what later tests read of the log would be JSON.
+    """
+
+    def add(logger: logging.Logger, handler: logging.Handler) -> None:
+        if handler.formatter is None:
+            handler.setFormatter(JSONFormatter())
+        logging.Logger.addHandler(logger, handler)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PySparkLogger, "addHandler", add)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -161,9 +219,10 @@ def any_source(
 
 
 @pytest.fixture
-def s3() -> Iterator[ObjectStore]:
+def s3(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
     """An S3-protocol server with an empty bucket, whose faults are the test's to choose."""
-    with object_store() as store:
+    of_aws = request.node.get_closest_marker("aws") is not None
+    with object_store("" if of_aws else GATEWAY) as store:
         yield store
 
 
